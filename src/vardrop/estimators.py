@@ -1,0 +1,198 @@
+"""Estimators: how a noisy affine map draws its output, all with the same marginal mean.
+
+| estimator                  | noise                          | output covariance between examples |
+|----------------------------|--------------------------------|------------------------------------|
+| `weight_sample`            | one weight draw a batch        | yes                                |
+| `per_example`              | one weight draw an example     | no                                 |
+| `local_reparameterization` | one normal an output           | no                                 |
+| `flipout`                  | one draw and signs an example  | none (uncorrelated)                |
+
+Noise may be passed explicitly: the same noise gives the same output and the same gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.functional import gaussian_output, random_signs
+from vardrop.posteriors import Axes, Posterior, Tensors
+from vardrop.values import Value
+
+_BIAS_AXES = Axes(input=(), output=(0,))
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """One multilinear map `op(inputs, weight, bias)` with a posterior on its weight.
+
+    `bias_tensors` is None where the bias is deterministic. `trailing` counts the output axes behind
+    the one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
+    that carry a variance (x -> x^2; an index stays an index).
+    """
+
+    op: Callable[..., Tensor]
+    posterior: Posterior
+    axes: Axes
+    weight: Tensor
+    tensors: Tensors
+    bias: Tensor | None
+    bias_tensors: Tensors | None
+    outputs: int
+    trailing: int
+    squares: Callable[..., tuple[Tensor, ...]]
+    channel_axis: int
+
+    def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """The output for the mean weights, or None where it is zero without a product."""
+        if not self.posterior.zero_mean:
+            return self.op(*inputs, self.weight, self.bias)
+        if self.bias is None:
+            return None
+        return self.bias.view(-1, *(1,) * self.trailing)
+
+    def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
+        """The output variance + floor, the floor entering as the bias of the product."""
+        variance = self.posterior.variance(self.weight, self.tensors)
+        bias = variance.new_full((self.outputs,), floor)
+        if self.bias is not None and self.bias_tensors is not None:
+            bias = bias + self.posterior.variance(self.bias, self.bias_tensors)
+        return self.op(*self.squares(*inputs), variance, bias)
+
+    def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+        """Standard noise for the weight and, where it is noisy, for the bias."""
+        noise = self.posterior.draw(self.weight, self.axes, batch)
+        if self.bias is None or self.bias_tensors is None:
+            return noise, None
+        return noise, self.posterior.draw(self.bias, _BIAS_AXES, batch)
+
+
+@dataclass(frozen=True)
+class Estimator(Value, ABC):
+    """Draws the output of an `Affine` map."""
+
+    def refuse(self, posterior: Posterior) -> str | None:
+        """Why this estimator cannot draw from a posterior, or None."""
+        return None
+
+    @abstractmethod
+    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        """The sampled output; `noise=None` draws from torch's global generator."""
+
+
+@dataclass(frozen=True)
+class WeightSample(Estimator):
+    """y = op(x, w) with one draw of w for the whole batch; noise = (weight noise, bias noise).
+
+    Blundell et al. 2015, sec. 3.2.
+    """
+
+    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        noise_w, noise_b = affine.draw() if noise is None else noise
+        return affine.op(*inputs, *_sampled(affine, noise_w, noise_b))
+
+
+@dataclass(frozen=True)
+class PerExample(Estimator):
+    """y_n = op(x_n, w_n) with a weight draw of its own for every example (axis 0 of the input).
+
+    The reference for other estimators: a batch of B needs B weight tensors.
+    """
+
+    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
+        weight, bias = _sampled(affine, noise_w, noise_b)
+
+        def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
+            return affine.op(*(x.unsqueeze(0) for x in example), weight, bias).squeeze(0)
+
+        bias_axis = None if noise_b is None else 0
+        return torch.vmap(one, in_dims=(0, bias_axis, *(0,) * len(inputs)))(weight, bias, *inputs)
+
+
+@dataclass(frozen=True)
+class LocalReparameterization(Estimator):
+    """y ~ N(op(x, E w), op(x^2, Var w)), drawn per output; noise has the output's shape.
+
+    Exact for Gaussian weights of dense layers; for shared kernels it keeps the marginals and drops
+    the covariance between positions; for other noise it is the limit of a large fan-in. `floor` is
+    added to the variance so that its square root has a gradient at x = 0.
+
+    Kingma, Salimans & Welling 2015, eq. 6.
+    """
+
+    floor: float = 1e-8
+
+    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        mean = affine.mean_output(inputs)
+        variance = affine.variance_output(inputs, self.floor)
+        noise = torch.randn_like(variance) if noise is None else noise
+        if mean is None:
+            return variance.sqrt() * noise
+        return gaussian_output(mean.expand_as(variance), variance, noise)
+
+
+@dataclass(frozen=True)
+class Flipout(Estimator):
+    """y = op(x, E w) + s op(r x, dw): one deviation dw a batch, signs r, s an example.
+
+    noise = ((weight noise, bias noise), r, s). Needs noise that is symmetric about its mean.
+
+    Wen et al. 2018, "Flipout: efficient pseudo-independent weight perturbations", eq. 4.
+    """
+
+    def refuse(self, posterior: Posterior) -> str | None:
+        if posterior.symmetric:
+            return None
+        return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
+
+    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        mean = affine.mean_output(inputs)
+        draw, sign_in, sign_out = (None, None, None) if noise is None else noise
+        noise_w, noise_b = affine.draw() if draw is None else draw
+        weight = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
+        bias = None
+        if affine.bias is not None and affine.bias_tensors is not None:
+            bias = affine.posterior.deviation(affine.bias, noise_b, affine.bias_tensors)
+        x, *rest = inputs
+        if x.is_floating_point():
+            x = x * (self._signs(x, affine.channel_axis) if sign_in is None else sign_in)
+        y = affine.op(x, *rest, weight, bias)
+        y = y * (self._signs(y, affine.channel_axis) if sign_out is None else sign_out)
+        return y if mean is None else mean + y
+
+    @staticmethod
+    def _signs(x: Tensor, channel_axis: int) -> Tensor:
+        axis = channel_axis % x.dim()
+        kept = (0, axis)
+        return random_signs(tuple(n if i in kept else 1 for i, n in enumerate(x.shape)), x)
+
+
+def _sampled(
+    affine: Affine, noise_w: Tensor, noise_b: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    weight = affine.posterior.sample(affine.weight, noise_w, affine.tensors)
+    if affine.bias is None or affine.bias_tensors is None or noise_b is None:
+        return weight, affine.bias
+    return weight, affine.posterior.sample(affine.bias, noise_b, affine.bias_tensors)
+
+
+def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
+    """Raise unless the estimator can draw from the posterior."""
+    if reason := estimator.refuse(posterior):
+        raise VardropError(
+            f"Expected an estimator that fits the posterior, but {reason}. "
+            "Use per_example or weight_sample."
+        )
+
+
+weight_sample = WeightSample()
+per_example = PerExample()
+local_reparameterization = LocalReparameterization()
+flipout = Flipout()

@@ -1,0 +1,82 @@
+"""How noise meets a signal: the local-reparameterisation output, projected bounds, cheap signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _GaussianOutput(torch.autograd.Function):
+    """Saves one tensor, noise / sd, where autograd would save three."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = noise * torch.rsqrt(variance)
+        return torch.addcmul(mean, variance, scaled), scaled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        (scaled,) = ctx.saved_tensors
+        return grad, grad * scaled * 0.5, None
+
+
+def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """mean + sqrt(variance) noise, with the gradient to mean and variance written by hand.
+
+    `variance` must be positive; noise gets no gradient.
+
+    >>> import torch
+    >>> gaussian_output(torch.zeros(2), torch.full((2,), 4.0), torch.tensor([1.0, -1.0]))
+    tensor([ 2., -2.])
+
+    Kingma, Salimans & Welling 2015, eq. 6.
+    """
+    return _GaussianOutput.apply(mean, variance, noise)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ClampMax(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bound: float) -> Tensor:
+        return x.clamp(max=bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return torch.where((x >= ctx.bound) & (grad < 0), 0.0, grad), None
+
+
+def clamp_max(x: Tensor, bound: float) -> Tensor:
+    """min(x, bound) whose gradient stops only where a descent step would leave the bound.
+
+    A plain clamp has no gradient beyond the bound, so a parameter that started there, or stepped
+    over it, could never come back.
+
+    >>> import torch
+    >>> x = torch.tensor([0.5], requires_grad=True)
+    >>> (clamp_max(x, 0.0) * 3.0).sum().backward()
+    >>> x.grad
+    tensor([3.])
+    """
+    return _ClampMax.apply(x, bound)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def random_signs(shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
+    """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
+    bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8)
+    return bits.mul_(2).sub_(1).to(like.dtype)

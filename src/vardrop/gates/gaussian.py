@@ -1,0 +1,75 @@
+"""Gaussian dropout on features: x * N(1, alpha). Learned with a prior, variational dropout A."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vardrop.divergence import log_uniform_from_log_alpha
+from vardrop.errors import VardropError
+from vardrop.functional import clamp_max
+from vardrop.gates.base import FeatureNoise, along
+from vardrop.posteriors import Tensors, check_alpha
+from vardrop.priors import LogUniform
+
+
+@dataclass(frozen=True)
+class GaussianDropout(FeatureNoise):
+    """multiplier ~ N(1, alpha), one draw an element; alpha fixed, or learned per unit or layer.
+
+    With `prior=LogUniform()` the KL counts one term a unit, times `kl_scale` (1/3 gives the A2 of
+    the paper). `max_alpha` bounds alpha by projection.
+
+    >>> import torch
+    >>> noise = GaussianDropout(alpha=0.25, learned=False)
+    >>> noise.log_alpha(noise.initial(3)).exp()
+    tensor([0.2500, 0.2500, 0.2500])
+
+    Srivastava et al. 2014, sec. 10; Kingma, Salimans & Welling 2015, sec. 3.1 (type A).
+    """
+
+    alpha: float = 1.0
+    per: Literal["unit", "layer"] = "unit"
+    learned: bool = True  # type: ignore[misc]
+    max_alpha: float | None = None
+    prior: LogUniform | None = None
+    kl_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        if self.per not in ("unit", "layer"):
+            raise VardropError(f"Expected `per` to be 'unit' or 'layer', but got {self.per!r}.")
+        bound = math.inf if self.max_alpha is None else self.max_alpha
+        if self.alpha > bound:
+            raise VardropError(
+                f"Expected `alpha` to be at most `max_alpha` = {bound}, but got {self.alpha}."
+            )
+        if self.prior is not None and self.prior.form == "cubic" and bound > 1:
+            raise VardropError(
+                f"Expected `max_alpha` to be at most 1 for the cubic form, but got "
+                f"{self.max_alpha}. Use max_alpha=1.0 or LogUniform(form='exact')."
+            )
+
+    def initial(self, units: int) -> dict[str, Tensor]:
+        count = units if self.per == "unit" else 1
+        return {"log_alpha": torch.full((count,), math.log(self.alpha))}
+
+    def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        std = torch.exp(0.5 * self.log_alpha(tensors)).to(x.dtype)
+        return 1 + along(axis, x, std) * torch.randn_like(x)
+
+    def kl(self, tensors: Tensors, units: int) -> Tensor | None:
+        if self.prior is None:
+            return None
+        log_alpha = self.log_alpha(tensors)
+        sharing = units / log_alpha.numel()  # units that share one alpha
+        return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (sharing * self.kl_scale)
+
+    def log_alpha(self, tensors: Tensors) -> Tensor:
+        if self.max_alpha is None:
+            return tensors["log_alpha"]
+        return clamp_max(tensors["log_alpha"], math.log(self.max_alpha))

@@ -1,0 +1,113 @@
+"""Convolutions and transposed convolutions with noisy weights, one implementation for 1-3 d.
+
+Padding by copying (reflect, replicate, circular) commutes with squaring, so the variance product
+pads x^2 exactly as the mean product pads x, and local reparameterisation stays exact for every
+padding mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vardrop.layers.base import Variational
+from vardrop.posteriors import Axes
+
+
+class _Conv(Variational):
+    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+    in_channels: int
+    out_channels: int
+
+    def __init__(self, *args: Any, posterior: Any = None, prior: Any = None, **kwargs: Any):
+        method = {k: kwargs.pop(k) for k in ("estimator", "gate", "noisy_bias") if k in kwargs}
+        super(Variational, self).__init__(*args, **kwargs)
+        self.make_noisy(posterior, prior, **method)
+
+    @property
+    def inputs(self) -> int:
+        return self.in_channels
+
+    @property
+    def outputs(self) -> int:
+        return self.out_channels
+
+    def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return, operator]
+
+    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        if self.gate is not None:
+            input = self.gate(input)
+        if input.dim() == self.spatial + 1:
+            return self._run(self._op, (input.unsqueeze(0),), noise).squeeze(0)
+        return self._run(self._op, (input,), noise)
+
+
+class _ConvTranspose(_Conv):
+    axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
+    ) -> Tensor:
+        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        if self.gate is not None:
+            input = self.gate(input)
+        extra = self._output_padding(  # type: ignore[operator]
+            input, output_size, self.stride, self.padding, self.kernel_size, self.spatial,
+            self.dilation,
+        )  # fmt: skip
+        convolve = getattr(functional, f"conv_transpose{self.spatial}d")
+
+        def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return convolve(  # type: ignore[no-any-return]
+                x, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation
+            )
+
+        if input.dim() == self.spatial + 1:
+            return self._run(op, (input.unsqueeze(0),), noise).squeeze(0)
+        return self._run(op, (input,), noise)
+
+
+class Conv1d(_Conv, nn.Conv1d):
+    """`nn.Conv1d` with a posterior on its kernel."""
+
+    spatial: ClassVar[int] = 1
+
+
+class Conv2d(_Conv, nn.Conv2d):
+    """`nn.Conv2d` with a posterior on its kernel.
+
+    >>> import torch, vardrop as vd
+    >>> layer = vd.Conv2d(3, 8, 3, posterior=vd.AdditiveGaussian(), prior=vd.ARD())
+    >>> layer(torch.zeros(2, 3, 5, 5)).shape
+    torch.Size([2, 8, 3, 3])
+    """
+
+    spatial: ClassVar[int] = 2
+
+
+class Conv3d(_Conv, nn.Conv3d):
+    """`nn.Conv3d` with a posterior on its kernel."""
+
+    spatial: ClassVar[int] = 3
+
+
+class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
+    """`nn.ConvTranspose1d` with a posterior on its kernel."""
+
+    spatial: ClassVar[int] = 1
+
+
+class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d` with a posterior on its kernel."""
+
+    spatial: ClassVar[int] = 2
+
+
+class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
+    """`nn.ConvTranspose3d` with a posterior on its kernel."""
+
+    spatial: ClassVar[int] = 3

@@ -1,0 +1,111 @@
+"""Linear, Bilinear and Embedding with noisy weights."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vardrop.layers.base import Variational
+from vardrop.posteriors import Axes
+
+
+class Linear(Variational, nn.Linear):
+    """`nn.Linear` with a posterior on its weight.
+
+    y = x w^T + b, w ~ q. Input (*, in_features), output (*, out_features).
+
+    >>> import torch, vardrop as vd
+    >>> layer = vd.Linear(4, 2, posterior=vd.AdditiveGaussian(), prior=vd.LogUniform())
+    >>> layer(torch.zeros(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **method: Any):
+        nn.Linear.__init__(self, in_features, out_features, bias)
+        self.make_noisy(**method)
+
+    @property
+    def inputs(self) -> int:
+        return self.in_features
+
+    @property
+    def outputs(self) -> int:
+        return self.out_features
+
+    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        if self.gate is not None:
+            input = self.gate(input)
+        if input.dim() == 1:
+            return self._run(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
+        return self._run(functional.linear, (input,), noise)
+
+
+class Bilinear(Variational, nn.Bilinear):
+    """`nn.Bilinear` with a posterior on its weight: y = x1^T w x2 + b."""
+
+    axes: ClassVar[Axes] = Axes(input=(1, 2), output=(0,))
+
+    def __init__(self, in1: int, in2: int, out_features: int, bias: bool = True, **method: Any):
+        nn.Bilinear.__init__(self, in1, in2, out_features, bias)
+        self.make_noisy(**method)
+
+    @property
+    def inputs(self) -> int:
+        return self.in1_features
+
+    @property
+    def outputs(self) -> int:
+        return self.out_features
+
+    def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
+        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        if self.gate is not None:
+            input1 = self.gate(input1)
+        return self._run(functional.bilinear, (input1, input2), noise)
+
+
+class Embedding(Variational, nn.Embedding):
+    """`nn.Embedding` with a posterior on its table; the row of `padding_idx` stays without noise.
+
+    Under local reparameterisation every look-up draws for itself.
+    """
+
+    axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
+    bias: None = None
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, **method: Any
+    ):
+        nn.Embedding.__init__(self, num_embeddings, embedding_dim, padding_idx)
+        self.make_noisy(**method)
+
+    @property
+    def inputs(self) -> int:
+        return self.num_embeddings
+
+    @property
+    def outputs(self) -> int:
+        return self.embedding_dim
+
+    def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    def _look_up(self, index: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = functional.embedding(
+            index, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
+        )
+        return rows if bias is None else rows + bias
+
+    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        y = self._run(self._look_up, (input,), noise)
+        if self.padding_idx is None or self.posterior is None:
+            return y
+        mean = functional.embedding(input, self.weight, self.padding_idx)
+        return torch.where((input == self.padding_idx).unsqueeze(-1), mean, y)

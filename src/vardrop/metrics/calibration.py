@@ -1,0 +1,189 @@
+"""Calibration of class probabilities: does confidence p come true in a share p of the cases?"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from vardrop.metrics.binning import Scheme, bin_index, bin_mean, bin_sum
+from vardrop.metrics.checks import check_at_least, check_classification, check_fraction
+
+
+class ReliabilityCurve(NamedTuple):
+    """Mean confidence, accuracy and number of rows of each bin, each of shape (bins,)."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    # The field hides the method `tuple.count`, which has no use on a curve.
+    count: Tensor  # type: ignore[assignment]
+
+
+class ECEInterval(NamedTuple):
+    """Lower and upper end of an interval for the expected calibration error, both scalars."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+def _top_label(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the confidence in the most probable class and whether that class is the label."""
+    probs, y = check_classification(probs, y)
+    confidence, predicted = probs.max(dim=1)
+    return confidence, (predicted == y).to(probs.dtype)
+
+
+def _binned_gap(confidence: Tensor, outcome: Tensor, bins: int, scheme: Scheme) -> Tensor:
+    """Return the mean over rows of |mean confidence - mean outcome| of the row's bin."""
+    # count * |mean - mean| is |sum - sum|, which needs no division by an empty bin.
+    index = bin_index(confidence, bins, scheme)
+    return bin_sum(confidence - outcome, index, bins).abs().sum() / confidence.numel()
+
+
+def reliability_curve(
+    probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width"
+) -> ReliabilityCurve:
+    """Accuracy as a function of confidence, in bins.
+
+    Formula: for bin b, conf_b = mean of max_k p_nk and acc_b = mean of [argmax_k p_nk = y_n] over
+    the rows n whose confidence falls in b.
+
+    Args:
+        probs: Class probabilities, shape (N, K).
+        y: Class indices, shape (N,).
+        bins: Number of bins.
+        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows,
+            except that rows of equal confidence stay together.
+
+    Returns:
+        Confidence, accuracy and count, each of shape (bins,). Confidence and accuracy of an empty
+        bin are NaN, which plotting libraries leave out.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
+        >>> curve = reliability_curve(probs, torch.tensor([0, 1, 1]), bins=4)
+        >>> curve.accuracy, curve.count
+        (tensor([   nan,    nan, 0.5000, 1.0000]), tensor([0, 0, 2, 1]))
+
+    Reference: DeGroot and Fienberg (1983), The Comparison and Evaluation of Forecasters;
+    Niculescu-Mizil and Caruana (2005), Predicting Good Probabilities with Supervised Learning.
+    """
+    confidence, correct = _top_label(probs, y)
+    index = bin_index(confidence, bins, scheme)
+    return ReliabilityCurve(
+        confidence=bin_mean(confidence, index, bins),
+        accuracy=bin_mean(correct, index, bins),
+        count=index.bincount(minlength=bins),
+    )
+
+
+def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
+    """Expected calibration error of the most probable class.
+
+    Formula: sum_b n_b / N |acc_b - conf_b|, with the bins of `reliability_curve`. The estimate is
+    biased upwards: it stays above zero for a calibrated model, and more so with few rows per bin.
+
+    Args:
+        probs: Class probabilities, shape (N, K).
+        y: Class indices, shape (N,).
+        bins: Number of bins.
+        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
+
+    Returns:
+        Scalar in [0, 1].
+
+    Example:
+        >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+        tensor(0.2500)
+
+    Reference: Naeini, Cooper and Hauskrecht (2015), Obtaining Well Calibrated Probabilities Using
+    Bayesian Binning; Guo et al. (2017), On Calibration of Modern Neural Networks; for equal mass,
+    Nguyen and O'Connor (2015), Posterior Calibration and Exploratory Analysis for NLP Models.
+    """
+    confidence, correct = _top_label(probs, y)
+    return _binned_gap(confidence, correct, bins, scheme)
+
+
+def ece_interval(
+    probs: Tensor,
+    y: Tensor,
+    bins: int = 15,
+    scheme: Scheme = "width",
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> ECEInterval:
+    """Bootstrap interval for the expected calibration error.
+
+    Formula: [2 E - q_(1+level)/2, 2 E - q_(1-level)/2] cut to [0, 1], where E is `ece` and q are
+    quantiles of `ece` over resamples of the rows. Reflecting the quantiles at E (the basic
+    bootstrap) takes out the upward bias that resampling adds a second time; the plain quantiles
+    can lie wholly above the truth. Coverage is close to `level` while the calibration gaps are
+    large against their noise, and falls below it for a nearly calibrated model.
+
+    Args:
+        probs: Class probabilities, shape (N, K).
+        y: Class indices, shape (N,).
+        bins: Number of bins.
+        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
+        resamples: Number of bootstrap resamples.
+        level: Nominal coverage, such as 0.95.
+        seed: Seed of the resampling, which leaves the global random state alone.
+
+    Returns:
+        Lower and upper end, both scalars.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1]]).expand(200, 2)
+        >>> y = (torch.arange(200) % 2 == 0).long()
+        >>> lower, upper = ece_interval(probs, y, resamples=200)
+        >>> bool(lower < 0.4 < upper)
+        True
+
+    Reference: Davison and Hinkley (1997), Bootstrap Methods and their Application, section 5.2.
+    """
+    check_at_least("resamples", resamples, 1)
+    check_fraction("level", level)
+    confidence, correct = _top_label(probs, y)
+    rows = confidence.numel()
+    # Drawing on the CPU gives the same resamples whatever device holds the predictions.
+    generator = torch.Generator().manual_seed(seed)
+    draws = []
+    for _ in range(resamples):
+        pick = torch.randint(rows, (rows,), generator=generator).to(confidence.device)
+        draws.append(_binned_gap(confidence[pick], correct[pick], bins, scheme))
+    tails = confidence.new_tensor([(1 + level) / 2, (1 - level) / 2])
+    reflected = 2 * _binned_gap(confidence, correct, bins, scheme)
+    lower, upper = (reflected - torch.stack(draws).quantile(tails)).clamp(0, 1)
+    return ECEInterval(lower, upper)
+
+
+def classwise_ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
+    """Calibration error of each class probability, averaged over the classes.
+
+    Formula: 1/K sum_k sum_b n_bk / N |freq_bk - prob_bk|, where the rows are binned by p_nk and
+    freq_bk is the share of rows with label k, prob_bk the mean of p_nk, in bin b.
+
+    Args:
+        probs: Class probabilities, shape (N, K).
+        y: Class indices, shape (N,).
+        bins: Number of bins for each class.
+        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
+
+    Returns:
+        Scalar in [0, 1].
+
+    Example:
+        >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+        tensor(0.2500)
+
+    Reference: Kull et al. (2019), Beyond Temperature Scaling: Obtaining Well-Calibrated Multi-Class
+    Probabilities with Dirichlet Calibration; Nixon et al. (2019), Measuring Calibration in Deep
+    Learning.
+    """
+    probs, y = check_classification(probs, y)
+    outcome = one_hot(y, probs.shape[1]).to(probs.dtype)
+    columns = zip(probs.T.contiguous(), outcome.T, strict=True)
+    gaps = [_binned_gap(column, hits, bins, scheme) for column, hits in columns]
+    return torch.stack(gaps).mean()

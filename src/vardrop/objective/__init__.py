@@ -1,0 +1,24 @@
+"""The objective: likelihoods, the ELBO, schedules for beta, parameter groups."""
+
+from vardrop.objective.elbo import ELBO, ELBOParts
+from vardrop.objective.groups import parameter_groups
+from vardrop.objective.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+)
+from vardrop.objective.schedules import constant, cyclical, linear_warmup
+
+__all__ = [
+    "ELBO",
+    "Bernoulli",
+    "Categorical",
+    "ELBOParts",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "constant",
+    "cyclical",
+    "linear_warmup",
+    "parameter_groups",
+]

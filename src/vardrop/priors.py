@@ -1,0 +1,218 @@
+"""Priors p(w): frozen values. A prior that has tensors (learned, or centred on weights) says so."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.values import Value
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise VardropError(f"Expected `{name}` to be positive and finite, but got {value}.")
+
+
+@dataclass(frozen=True)
+class Prior(Value):
+    """What every prior can be asked."""
+
+    learned: ClassVar[bool] = False  # its tensors are parameters, fitted by empirical Bayes
+
+    def initial(self, weight: Tensor) -> dict[str, Tensor]:
+        """The tensors that a layer must own for this prior, at their initial values."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Proper(Prior, ABC):
+    """A prior with a density, which a Monte-Carlo KL needs."""
+
+    @abstractmethod
+    def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """log p(w), elementwise."""
+
+
+@dataclass(frozen=True)
+class LogUniform(Prior):
+    """p(|w|) proportional to 1/|w|: improper, so the KL is known up to a constant only.
+
+    `form` picks the KL: `exact` (closed form, the default), `sigmoid` (Molchanov 2017), `cubic`
+    (Kingma 2015; only for alpha <= 1) or `bound` (Kingma 2015, appendix).
+
+    Kingma, Salimans & Welling 2015, sec. 3.3.
+    """
+
+    form: Literal["exact", "sigmoid", "cubic", "bound"] = "exact"
+
+    def __post_init__(self) -> None:
+        if self.form not in ("exact", "sigmoid", "cubic", "bound"):
+            raise VardropError(
+                "Expected `form` to be 'exact', 'sigmoid', 'cubic' or 'bound', "
+                f"but got {self.form!r}."
+            )
+
+
+@dataclass(frozen=True)
+class ARD(Prior):
+    """N(0, 1/tau) with one precision a weight at its best value: KL = 1/2 log(1 + 1/alpha).
+
+    Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
+    """
+
+
+@dataclass(frozen=True)
+class Normal(Proper):
+    """N(mean, std^2); `mean="pretrained"` centres it on the weights at conversion.
+
+    `learned=True` fits one standard deviation a layer by empirical Bayes.
+
+    >>> import torch
+    >>> Normal(std=1.0).log_prob(torch.tensor(0.0), {})
+    tensor(-0.9189)
+
+    Blundell et al. 2015, "Weight uncertainty in neural networks", sec. 3.3.
+    """
+
+    mean: float | Literal["pretrained"] = 0.0
+    std: float = 1.0
+    learned: bool = False  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        _check_positive("std", self.std)
+        if isinstance(self.mean, str) and self.mean != "pretrained":
+            raise VardropError(
+                f"Expected `mean` to be a number or 'pretrained', but got {self.mean!r}."
+            )
+        if self.learned and self.mean == "pretrained":
+            raise VardropError(
+                "Expected `learned` to be False where `mean` is 'pretrained', but got True: "
+                "the best std would be the distance already travelled. Give a fixed `std`."
+            )
+
+    def initial(self, weight: Tensor) -> dict[str, Tensor]:
+        if self.learned:
+            return {"prior_log_std": weight.new_full((), math.log(self.std))}
+        return {"prior_mean": weight.detach().clone()} if self.mean == "pretrained" else {}
+
+    def location(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The mean, broadcastable to `weight`."""
+        if "prior_mean" in tensors:
+            return tensors["prior_mean"]
+        return weight.new_full((), float(self.mean))
+
+    def scale(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The standard deviation, broadcastable to `weight`."""
+        if "prior_log_std" in tensors:
+            return tensors["prior_log_std"].exp()
+        return weight.new_full((), self.std)
+
+    def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        scale = self.scale(weight, tensors)
+        z = (weight - self.location(weight, tensors)) / scale
+        return -0.5 * z.square() - scale.log() - 0.5 * _LOG_2PI
+
+
+@dataclass(frozen=True)
+class ScaleMixture(Proper):
+    """pi N(0, std1^2) + (1 - pi) N(0, std2^2), a wide and a narrow component.
+
+    Its KL has no closed form: ask for `MonteCarlo(ScaleMixture(...), samples=n)`.
+
+    >>> import torch
+    >>> ScaleMixture(pi=1.0 - 1e-12, std1=1.0, std2=0.1).log_prob(torch.tensor(1.0), {})
+    tensor(-1.4189)
+
+    Blundell et al. 2015, eq. 7 (pi in 1/4..3/4, -log std1 in 0..2, -log std2 in 6..8).
+    """
+
+    pi: float = 0.5
+    std1: float = 1.0
+    std2: float = math.exp(-6)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pi < 1:
+            raise VardropError(f"Expected `pi` to lie in (0, 1), but got {self.pi}.")
+        _check_positive("std1", self.std1)
+        _check_positive("std2", self.std2)
+
+    def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        def component(share: float, std: float) -> Tensor:
+            return math.log(share / std) - 0.5 * (weight / std).square() - 0.5 * _LOG_2PI
+
+        # In log space, so that the gradient does not vanish beyond a few std1.
+        return torch.logaddexp(component(self.pi, self.std1), component(1 - self.pi, self.std2))
+
+
+@dataclass(frozen=True)
+class StudentT(Proper):
+    """Student's t with `df` degrees of freedom and a scale; df -> 0 tends to the log-uniform.
+
+    `form="exact"` integrates E log(1 + w^2 / (df scale^2)) to about 1e-7; `form="bound"` moves
+    the expectation inside the logarithm (Jensen), a cheap upper bound on the KL that becomes ARD
+    as df -> 0.
+
+    >>> import torch
+    >>> StudentT(df=1.0).log_prob(torch.tensor(0.0), {})
+    tensor(-1.1447)
+    """
+
+    df: float = 1.0
+    scale: float = 1.0
+    form: Literal["exact", "bound"] = "exact"
+
+    def __post_init__(self) -> None:
+        _check_positive("df", self.df)
+        _check_positive("scale", self.scale)
+        if self.form not in ("exact", "bound"):
+            raise VardropError(f"Expected `form` to be 'exact' or 'bound', but got {self.form!r}.")
+
+    @property
+    def log_normalizer(self) -> float:
+        """log of the integral of (1 + w^2 / (df scale^2))^(-(df + 1) / 2)."""
+        half = 0.5 * self.df
+        return (
+            math.lgamma(half) - math.lgamma(half + 0.5)
+            + 0.5 * math.log(self.df * math.pi) + math.log(self.scale)
+        )  # fmt: skip
+
+    def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        square = weight.square() / (self.df * self.scale**2)
+        return -0.5 * (self.df + 1) * torch.log1p(square) - self.log_normalizer
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Prior):
+    """Asks for the KL to `prior` by sampling: the entropy of q exactly, -E_q log p by draws.
+
+    Blundell et al. 2015, eq. 2.
+    """
+
+    prior: Proper = ScaleMixture()
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prior, Proper):
+            raise VardropError(
+                f"Expected `prior` to have a density, but got {self.prior!r}. "
+                "Use a Normal, ScaleMixture, StudentT or your own subclass of Proper."
+            )
+        if self.samples < 1:
+            raise VardropError(f"Expected `samples` to be at least 1, but got {self.samples}.")
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        """As the inner prior says."""
+        return self.prior.learned
+
+    def initial(self, weight: Tensor) -> dict[str, Tensor]:
+        return self.prior.initial(weight)

@@ -1,0 +1,187 @@
+"""The named methods of the papers, each a value composed of public parts.
+
+A recipe says what is noisy (`posterior` on weights, `gate` on input features), against which prior,
+and how it is drawn. Combine parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vardrop.errors import VardropError
+from vardrop.estimators import (
+    Estimator,
+    flipout,
+    local_reparameterization,
+    weight_sample,
+)
+from vardrop.gates import BinaryDropout, FeatureNoise, GaussianDropout
+from vardrop.layers.base import check_method
+from vardrop.posteriors import (
+    AdditiveGaussian,
+    Bernoulli,
+    MultiplicativeGaussian,
+    Noise,
+    Posterior,
+    Sharing,
+    ZeroMean,
+    check_drop_rate,
+)
+from vardrop.priors import ARD, LogUniform, Normal, Prior
+from vardrop.values import Value
+
+
+@dataclass(frozen=True)
+class Recipe(Value):
+    """A method as a value: posterior and prior of the weights, estimator, gate on the inputs.
+
+    >>> import vardrop as vd
+    >>> vd.sparse_vd() == vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform())
+    True
+    """
+
+    posterior: Posterior | None = None
+    prior: Prior | None = None
+    estimator: Estimator = local_reparameterization
+    gate: FeatureNoise | None = None
+    noisy_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.posterior is None and self.gate is None:
+            raise VardropError(
+                "Expected `posterior` or `gate` to be given, but got neither. "
+                "A recipe without noise changes nothing."
+            )
+        check_method(self.posterior, self.prior, self.estimator)
+
+
+def bayes_by_backprop(
+    prior: Prior | None = None,
+    log_sigma2: float = -9.0,
+    estimator: Estimator = local_reparameterization,
+) -> Recipe:
+    """Bayes by Backprop: N(mu, sigma^2) weights against N(0, 1), or any other prior.
+
+    The authors draw one weight sample a batch (`estimator=weight_sample`), a scale mixture prior
+    (`prior=MonteCarlo(ScaleMixture())`) and softplus(rho) with rho in (-5, -4), so log sigma^2
+    near -9. Here local reparameterisation is the default, for its smaller gradient variance.
+
+    Blundell et al. 2015, "Weight uncertainty in neural networks", eq. 2 and 8.
+    """
+    return Recipe(AdditiveGaussian(log_sigma2), prior or Normal(), estimator)
+
+
+def gaussian_dropout(drop_rate: float = 0.5, kind: Literal["A", "B"] = "A") -> Recipe:
+    """Gaussian dropout with a fixed rate, alpha = drop_rate / (1 - drop_rate).
+
+    `A` multiplies the inputs by N(1, alpha); `B` draws the pre-activation N(x w, alpha x^2 w^2).
+    The authors use drop rate 0.5 on hidden units and 0.2 on the input.
+
+    A: Srivastava et al. 2014, sec. 10. B: Wang & Manning 2013, "Fast dropout training", eq. 7.
+    """
+    alpha = _alpha(drop_rate)
+    if kind == "A":
+        return Recipe(gate=GaussianDropout(alpha, learned=False))
+    if kind == "B":
+        return Recipe(MultiplicativeGaussian(alpha, per="layer", learned=False))
+    raise VardropError(f"Expected `kind` to be 'A' or 'B', but got {kind!r}.")
+
+
+def variational_dropout(
+    kind: Literal["A", "B", "A2"] = "B",
+    per: Sharing | None = None,
+    drop_rate: float = 0.5,
+    max_alpha: float | None = 1.0,
+    prior: Prior | None = None,
+) -> Recipe:
+    """Gaussian dropout whose rates are learned, by the KL to a log-uniform prior.
+
+    `A`: noise on the inputs, alpha `per` "input" or "layer", KL once a unit. `A2`: A with a third
+    of the KL. `B`: noise on the weights, alpha `per` "weight", "input", "output" or "layer".
+    Alpha starts at drop_rate / (1 - drop_rate) (authors: 0.5 hidden, 0.2 input) and is bounded by
+    `max_alpha` (authors: 1; None lets it grow, which leads to variance networks).
+
+    Kingma, Salimans & Welling 2015, "Variational dropout and the local reparameterization trick",
+    sec. 3.1 (A), 3.2 (B), eq. 10 and 13.
+    """
+    alpha = _alpha(drop_rate)
+    if kind == "B":
+        posterior = MultiplicativeGaussian(alpha, per or "weight", max_alpha=max_alpha)
+        return Recipe(posterior, prior or LogUniform())
+    if kind not in ("A", "A2"):
+        raise VardropError(f"Expected `kind` to be 'A', 'B' or 'A2', but got {kind!r}.")
+    if per not in (None, "input", "layer"):
+        raise VardropError(f"Expected `per` to be 'input' or 'layer' for A, but got {per!r}.")
+    if not isinstance(prior, LogUniform | None):
+        raise VardropError(f"Expected `prior` to be a LogUniform for A, but got {prior!r}.")
+    gate = GaussianDropout(
+        alpha,
+        per="layer" if per == "layer" else "unit",
+        max_alpha=max_alpha,
+        prior=prior or LogUniform(),
+        kl_scale=1 / 3 if kind == "A2" else 1.0,
+    )
+    return Recipe(gate=gate)
+
+
+def sparse_vd(
+    log_sigma2: float = -10.0, form: Literal["exact", "sigmoid", "bound"] = "exact"
+) -> Recipe:
+    """Sparse variational dropout: additive noise, log-uniform prior; prune where log alpha > 3.
+
+    The authors start at log sigma^2 = -10 (-15 from a pretrained VGG), with a KL warm-up, and use
+    the sigmoid form of the KL; the exact one is the default here.
+
+    Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks",
+    eq. 10 and 14.
+    """
+    return Recipe(AdditiveGaussian(log_sigma2), LogUniform(form))
+
+
+def ard(log_sigma2: float = -10.0) -> Recipe:
+    """Automatic relevance determination: as sparse VD, with the prior's precisions fitted.
+
+    KL = 1/2 log(1 + theta^2 / sigma^2); a proper prior, the same behaviour for large alpha.
+
+    Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
+    """
+    return Recipe(AdditiveGaussian(log_sigma2), ARD())
+
+
+def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None) -> Recipe:
+    """A variance layer: weights of mean zero, everything in the variance, no KL.
+
+    Gaussian noise is drawn by local reparameterisation, `sign` and `uniform` noise by flipout
+    (the authors draw one weight sample a batch). sigma starts at the layer's weights.
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
+    """
+    default = local_reparameterization if noise == "gaussian" else flipout
+    return Recipe(ZeroMean(noise), estimator=estimator or default)
+
+
+def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:
+    """DropConnect: every weight dropped on its own, with a fixed rate.
+
+    Wan et al. 2013, "Regularization of neural networks using DropConnect", eq. 3.
+    """
+    return Recipe(Bernoulli(drop_rate), estimator=estimator)
+
+
+def binary_dropout(drop_rate: float = 0.5) -> Recipe:
+    """Binary dropout on the inputs of each layer, as a gate that can be switched.
+
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+    """
+    return Recipe(gate=BinaryDropout(drop_rate))
+
+
+def _alpha(drop_rate: float) -> float:
+    check_drop_rate(drop_rate)
+    if drop_rate == 0:
+        raise VardropError(
+            "Expected `drop_rate` to be above 0 for Gaussian noise, but got 0. "
+            "Leave the layer plain instead."
+        )
+    return drop_rate / (1 - drop_rate)

@@ -1,0 +1,186 @@
+"""Accuracy, log score and Brier score against references, and the checks on class probabilities."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from vardrop.errors import VardropError
+from vardrop.metrics import (
+    accuracy,
+    brier,
+    brier_decomposition,
+    classwise_ece,
+    ece,
+    ece_interval,
+    nll,
+    nll_from_log_probs,
+    reliability_curve,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+FROM_PROBS = [
+    accuracy,
+    nll,
+    brier,
+    brier_decomposition,
+    ece,
+    ece_interval,
+    classwise_ece,
+    reliability_curve,
+]
+
+
+def predictions(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
+    return logits.softmax(dim=1), torch.randint(classes, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_scores_match_references(classes: int) -> None:
+    probs, y = predictions(200, classes)
+    labels = list(range(classes))
+    assert accuracy(probs, y).item() == pytest.approx(accuracy_score(y, probs.argmax(dim=1)))
+    reference = multiclass_accuracy(probs, y, num_classes=classes, average="micro")
+    assert accuracy(probs, y).item() == pytest.approx(reference.item())
+    assert nll(probs, y).item() == pytest.approx(log_loss(y, probs, labels=labels))
+    reference = brier_score_loss(y, probs, labels=labels, scale_by_half=False)
+    assert brier(probs, y).item() == pytest.approx(reference)
+
+
+def test_log_probs_survive_where_probs_underflow() -> None:
+    log_probs = torch.tensor([[0.0, -200.0], [0.0, -1.0]]).log_softmax(dim=1)
+    y = torch.tensor([1, 0])
+    assert nll(log_probs.exp(), y) == torch.inf
+    assert nll_from_log_probs(log_probs, y).item() == pytest.approx((200 + 0.3132617) / 2)
+
+
+def test_log_probs_and_probs_agree() -> None:
+    probs, y = predictions(50, 4)
+    torch.testing.assert_close(nll_from_log_probs(probs.log(), y), nll(probs, y))
+
+
+def test_impossible_class_is_allowed_in_log_probs() -> None:
+    log_probs = torch.tensor([[0.0, -torch.inf]])
+    assert nll_from_log_probs(log_probs, torch.tensor([0])) == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(1, 40),
+    classes=st.integers(1, 5),
+    bins=st.integers(1, 20),
+)
+def test_brier_parts_add_up(seed: int, rows: int, classes: int, bins: int) -> None:
+    probs, y = predictions(rows, classes, seed)
+    parts = brier_decomposition(probs, y, bins)
+    torch.testing.assert_close(parts.score, brier(probs, y), atol=1e-13, rtol=1e-13)
+    assert all(part >= 0 for part in parts[:4])
+
+
+def test_brier_parts_add_up_in_single_precision() -> None:
+    probs, y = predictions(5000, 10)
+    parts = brier_decomposition(probs.float(), y)
+    torch.testing.assert_close(parts.score, brier(probs.float(), y), atol=1e-5, rtol=1e-5)
+
+
+def test_brier_parts_match_murphy_for_repeated_forecasts() -> None:
+    # 0.25 comes true in 1 of 4 cases and 0.75 in 4 of 4; each forecast fills its own bin.
+    event = torch.tensor([0.25] * 4 + [0.75] * 4, dtype=torch.float64)
+    y = torch.tensor([1, 0, 0, 0, 1, 1, 1, 1])
+    parts = brier_decomposition(torch.stack([1 - event, event], dim=1), y, bins=2)
+    # Both classes carry the same binary decomposition, hence the factor two.
+    assert parts.reliability.item() == pytest.approx(2 * (0 + 0.25**2) / 2)
+    assert parts.resolution.item() == pytest.approx(2 * (0.375**2))
+    assert parts.uncertainty.item() == pytest.approx(2 * 0.625 * 0.375)
+    assert parts.within_bin_variance.item() == pytest.approx(0)
+    assert parts.within_bin_covariance.item() == pytest.approx(0)
+
+
+def flat(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    parts = result if isinstance(result, tuple) else (result,)
+    return torch.cat([part.double().flatten() for part in parts])
+
+
+@pytest.mark.parametrize("score", [f for f in FROM_PROBS if f is not ece_interval])
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**31))
+def test_order_of_rows_does_not_matter(score: Callable[..., Tensor], seed: int) -> None:
+    probs, y = predictions(30, 3, seed)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+    before, after = flat(score(probs, y)), flat(score(probs[order], y[order]))
+    torch.testing.assert_close(before, after, equal_nan=True)
+
+
+@pytest.mark.parametrize("score", FROM_PROBS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_precision_of_the_result(score: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    probs, y = predictions(20, 50)
+    result = score(probs.to(dtype), y.int())
+    first = result[0] if isinstance(result, tuple) else result
+    assert first.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize("score", FROM_PROBS)
+def test_strided_input_is_accepted(score: Callable[..., Tensor]) -> None:
+    probs, y = predictions(20, 3)
+    strided = probs.T.contiguous().T
+    torch.testing.assert_close(flat(score(strided, y)), flat(score(probs, y)), equal_nan=True)
+
+
+@pytest.mark.parametrize("score", [accuracy, nll, brier, ece, classwise_ece])
+def test_scalars_have_no_dimension(score: Callable[..., Tensor]) -> None:
+    assert score(*predictions(5, 3)).shape == ()
+
+
+GOOD = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
+LABELS = torch.tensor([0, 1])
+BAD_INPUT = [
+    (GOOD[0], LABELS, r"`probs` to have shape \(N, K\), but got shape \(2,\)\. Flatten"),
+    (GOOD[:0], LABELS[:0], r"`probs` to hold at least one value, but got shape \(0, 2\)\. Check"),
+    (GOOD.int(), LABELS, r"`probs` to hold floating-point numbers, but got dtype torch\.int32\."),
+    (GOOD * torch.nan, LABELS, r"`probs` to hold no NaN, but got 4 NaN values\. Find"),
+    (GOOD - 0.2, LABELS, r"`probs` to be non-negative, but got -0\.1\. Apply a softmax"),
+    (GOOD * 2, LABELS, r"`probs` .* sum to one in each row, but got a row with sum 2\. Apply"),
+    (GOOD, LABELS[:1], r"`y` to have shape \(2,\), .* but got shape \(1,\)\. Pass class indices"),
+    (GOOD, LABELS + 1, r"`y` to hold labels from 0 to 1, but got labels from 1 to 2\. Drop"),
+    (GOOD, LABELS - 1, r"`y` to hold labels from 0 to 1, but got labels from -1 to 0\. Drop"),
+    (GOOD, LABELS.float(), r"`y` to hold integer class indices, but got dtype torch\.float32\."),
+    (GOOD, LABELS.bool(), r"`y` to hold integer class indices, but got dtype torch\.bool\."),
+]
+
+
+@pytest.mark.parametrize("score", FROM_PROBS)
+@pytest.mark.parametrize(("probs", "y", "message"), BAD_INPUT)
+def test_bad_input_is_refused(
+    score: Callable[..., Tensor], probs: Tensor, y: Tensor, message: str
+) -> None:
+    with pytest.raises(VardropError, match="Expected " + message):
+        score(probs, y)
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "y", "message"),
+    [
+        (GOOD.log()[0], LABELS, r"`log_probs` to have shape \(N, K\), but got shape \(2,\)\."),
+        (GOOD, LABELS, r"`log_probs` .* sum to one in each row, but got a row with sum 3\.5"),
+        (GOOD * torch.nan, LABELS, r"`log_probs` to hold no NaN, but got 4 NaN values\. Find"),
+        (GOOD.log(), LABELS + 1, r"`y` to hold labels from 0 to 1, but got labels from 1 to 2\."),
+    ],
+)
+def test_bad_log_probs_are_refused(log_probs: Tensor, y: Tensor, message: str) -> None:
+    with pytest.raises(VardropError, match="Expected " + message):
+        nll_from_log_probs(log_probs, y)
+
+
+def test_bad_bins_are_refused() -> None:
+    with pytest.raises(VardropError, match=r"Expected `bins` to be at least 1, but got 0\. Pass"):
+        brier_decomposition(GOOD, LABELS, bins=0)

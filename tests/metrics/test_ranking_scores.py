@@ -1,0 +1,191 @@
+"""Out-of-domain detection and selective prediction against references, with exact ties."""
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
+from vardrop.errors import VardropError
+from vardrop.metrics import aupr, aurc, auroc, fpr95, risk_coverage
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+DETECTION = [auroc, aupr, fpr95]
+
+
+def labelled(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tensor]:
+    target = torch.cat([torch.zeros(len(scores_in)), torch.ones(len(scores_out))]).long()
+    return torch.cat([scores_in, scores_out]), target
+
+
+def reference_fpr95(scores_in: Tensor, scores_out: Tensor) -> float:
+    scores, target = labelled(scores_in, scores_out)
+    fpr, tpr, _ = roc_curve(target, scores, drop_intermediate=False)
+    return float(fpr[tpr >= 0.95 - 1e-12].min())
+
+
+# A small grid of values makes most draws contain ties within and between the groups.
+grid_scores = st.lists(st.integers(0, 8), min_size=1, max_size=60).map(
+    lambda values: torch.tensor(values, dtype=torch.float64) / 8
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(scores_in=grid_scores, scores_out=grid_scores)
+def test_detection_scores_match_references(scores_in: Tensor, scores_out: Tensor) -> None:
+    scores, target = labelled(scores_in, scores_out)
+    assert auroc(scores_in, scores_out).item() == pytest.approx(roc_auc_score(target, scores))
+    assert aupr(scores_in, scores_out).item() == pytest.approx(
+        average_precision_score(target, scores)
+    )
+    assert fpr95(scores_in, scores_out).item() == pytest.approx(
+        reference_fpr95(scores_in, scores_out)
+    )
+
+
+def test_detection_scores_match_torchmetrics() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores_in = torch.rand(300, generator=generator)
+    scores_out = torch.rand(200, generator=generator).sqrt()
+    scores, target = labelled(scores_in, scores_out)
+    torch.testing.assert_close(auroc(scores_in, scores_out), binary_auroc(scores, target))
+    reference = binary_average_precision(scores, target)
+    torch.testing.assert_close(aupr(scores_in, scores_out), reference)
+
+
+@settings(deadline=None, max_examples=50)
+@given(scores_in=grid_scores, scores_out=grid_scores)
+def test_auroc_is_symmetric(scores_in: Tensor, scores_out: Tensor) -> None:
+    area = auroc(scores_in, scores_out)
+    torch.testing.assert_close(area, 1 - auroc(scores_out, scores_in))
+    torch.testing.assert_close(area, auroc(-scores_out, -scores_in))
+    assert auroc(scores_in, scores_in) == 0.5
+
+
+@pytest.mark.parametrize("score", DETECTION)
+@settings(deadline=None, max_examples=30)
+@given(scores_in=grid_scores, scores_out=grid_scores)
+def test_only_the_ranking_matters(
+    score: Callable[[Tensor, Tensor], Tensor], scores_in: Tensor, scores_out: Tensor
+) -> None:
+    expected = score(scores_in, scores_out)
+    torch.testing.assert_close(score(scores_in.flip(0), scores_out.flip(0)), expected)
+    torch.testing.assert_close(score(scores_in.exp() - 3, scores_out.exp() - 3), expected)
+
+
+def test_perfect_and_useless_detection() -> None:
+    low, high = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
+    assert [score(low, high).item() for score in DETECTION] == [1, 1, 0]
+    constant_in, constant_out = torch.ones(3), torch.ones(2)
+    scores = [score(constant_in, constant_out).item() for score in DETECTION]
+    assert scores == pytest.approx([0.5, 0.4, 1])
+
+
+def test_fpr95_needs_all_of_nineteen_and_nineteen_of_twenty() -> None:
+    scores_in = torch.tensor([0.0, 0.5])
+    assert fpr95(scores_in, torch.tensor([0.0] + [1.0] * 18)) == 1
+    assert fpr95(scores_in, torch.tensor([0.0] + [1.0] * 19)) == 0
+
+
+def test_fpr95_with_in_domain_cases_as_positives() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores_in = torch.randn(100, generator=generator)
+    scores_out = 1 + torch.randn(80, generator=generator)
+    threshold = scores_in.sort().values[94]
+    expected = (scores_out <= threshold).float().mean()
+    torch.testing.assert_close(fpr95(-scores_out, -scores_in), expected)
+
+
+@pytest.mark.parametrize("score", [*DETECTION, aurc])
+def test_types_and_strides(score: Callable[[Tensor, Tensor], Tensor]) -> None:
+    first, second = torch.rand(10).half(), torch.rand(20).double()[::2]
+    assert score(first, first).dtype == torch.float32
+    assert score(first, second).dtype == torch.float64
+    assert score(second, second).shape == ()
+
+
+def test_infinite_scores_rank_last() -> None:
+    assert auroc(torch.tensor([0.0, 1.0]), torch.tensor([torch.inf])) == 1
+
+
+def test_risk_coverage_by_hand() -> None:
+    curve = risk_coverage(torch.tensor([0.9, 0.1, 0.5, 0.2]), torch.tensor([1, 0, 1, 0]))
+    torch.testing.assert_close(curve.coverage, torch.tensor([0.25, 0.5, 0.75, 1.0]))
+    torch.testing.assert_close(curve.risk, torch.tensor([0.0, 0.0, 1 / 3, 0.5]))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    cases=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=5),
+)
+def test_ties_give_the_mean_over_all_orders(cases: list[tuple[int, int]]) -> None:
+    curves = []
+    for order in permutations(cases):
+        errors = [error for _, error in sorted(order, key=lambda case: case[0])]
+        totals = torch.tensor(errors, dtype=torch.float64).cumsum(dim=0)
+        curves.append(totals / torch.arange(1, len(cases) + 1))
+    uncertainty, errors = torch.tensor(cases, dtype=torch.float64).T
+    curve = risk_coverage(uncertainty, errors)
+    torch.testing.assert_close(curve.risk, torch.stack(curves).mean(dim=0))
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**31), cases=st.integers(1, 50))
+def test_aurc_bounds(seed: int, cases: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    uncertainty = torch.rand(cases, generator=generator, dtype=torch.float64)
+    errors = torch.rand(cases, generator=generator, dtype=torch.float64)
+    area = aurc(uncertainty, errors)
+    assert aurc(errors, errors) - 1e-12 <= area <= aurc(-errors, errors) + 1e-12
+    torch.testing.assert_close(risk_coverage(uncertainty, errors).risk[-1], errors.mean())
+    torch.testing.assert_close(aurc(torch.ones(cases), errors), errors.mean())
+
+
+@pytest.mark.parametrize("as_type", [torch.bool, torch.int64, torch.float32])
+def test_kinds_of_error(as_type: torch.dtype) -> None:
+    errors = torch.tensor([1, 0, 0]).to(as_type)
+    assert aurc(torch.tensor([0.3, 0.1, 0.2]), errors).item() == pytest.approx(1 / 9)
+
+
+ONE = torch.tensor([0.5])
+BAD_SCORES = [
+    (ONE.expand(2, 1), r"to have shape \(N,\), but got shape \(2, 1\)\. Flatten it with"),
+    (ONE[:0], r"to hold at least one value, but got shape \(0,\)\. Check"),
+    (ONE * torch.nan, r"to hold no NaN, but got 1 NaN values\. Find"),
+    (ONE.int(), r"to hold floating-point numbers, but got dtype torch\.int32\. Convert it with"),
+]
+
+
+@pytest.mark.parametrize("score", DETECTION)
+@pytest.mark.parametrize(("bad", "message"), BAD_SCORES)
+def test_bad_scores_are_refused(
+    score: Callable[[Tensor, Tensor], Tensor], bad: Tensor, message: str
+) -> None:
+    with pytest.raises(VardropError, match="Expected `scores_in` " + message):
+        score(bad, ONE)
+    with pytest.raises(VardropError, match="Expected `scores_out` " + message):
+        score(ONE, bad)
+
+
+@pytest.mark.parametrize("score", [risk_coverage, aurc])
+@pytest.mark.parametrize(("bad", "message"), BAD_SCORES)
+def test_bad_uncertainty_is_refused(
+    score: Callable[[Tensor, Tensor], Tensor], bad: Tensor, message: str
+) -> None:
+    with pytest.raises(VardropError, match="Expected `uncertainty` " + message):
+        score(bad, bad)
+
+
+@pytest.mark.parametrize("score", [risk_coverage, aurc])
+def test_bad_errors_are_refused(score: Callable[[Tensor, Tensor], Tensor]) -> None:
+    message = r"Expected `errors` to have shape \(1,\) to match `uncertainty`, but got shape \(2,\)"
+    with pytest.raises(VardropError, match=message):
+        score(ONE, ONE.expand(2))
+    with pytest.raises(VardropError, match=r"Expected `errors` to hold no NaN, but got 1 NaN"):
+        score(ONE, ONE * torch.nan)
