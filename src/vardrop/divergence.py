@@ -64,9 +64,18 @@ def check_kl(q: Posterior, p: Prior) -> None:
 
 
 def kl_divergence(
-    q: Posterior, p: Prior, weight: Tensor, axes: Axes, q_tensors: Tensors, p_tensors: Tensors
+    q: Posterior,
+    p: Prior,
+    weight: Tensor,
+    axes: Axes,
+    q_tensors: Tensors,
+    p_tensors: Tensors,
+    value: bool = True,
 ) -> Tensor:
     """KL(q || p) summed over the elements of `weight`.
+
+    `value=False` asks for the gradient alone: the value is then unspecified, and the pair
+    (AdditiveGaussian, LogUniform), whose value is dear, leaves it out.
 
     >>> import torch
     >>> q, w = AdditiveGaussian(log_sigma2=0.0), torch.ones(4)
@@ -75,11 +84,13 @@ def kl_divergence(
     tensor(2.)
     """
     check_kl(q, p)
+    if not value and type(q) is AdditiveGaussian and p == LogUniform():
+        return F.log_uniform_kl_additive(weight, q_tensors["log_sigma2"], value=False)
     return _PAIRS[type(q), type(p)][0](q, p, weight, axes, q_tensors, p_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
-    """The KL to a log-uniform prior as a function of log alpha, elementwise, in the prior's form."""
+    """The KL to a log-uniform prior as a function of log alpha, elementwise."""
     if prior.form == "exact":
         return F.log_uniform_kl(0.5 * torch.exp(-log_alpha))
     forms = {
@@ -142,6 +153,14 @@ def _entropy_and_cross(q: Posterior, weight: Tensor, qt: Tensors) -> tuple[Tenso
 
 
 @register_kl(AdditiveGaussian, Normal)
+def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+    # `normal_kl` with the sums taken term by term: fewer passes over the weights.
+    log_sigma2, scale = qt["log_sigma2"], p.scale(weight, pt)
+    squares = log_sigma2.exp().sum() + (weight - p.location(weight, pt)).square().sum()
+    constant = weight.numel() * (scale.log() - 0.5)
+    return 0.5 * (squares / scale.square() - log_sigma2.sum()) + constant
+
+
 @register_kl(MultiplicativeGaussian, Normal)
 @register_kl(ZeroMean, Normal, _only_gaussian)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:

@@ -158,7 +158,7 @@ class Flipout(Estimator):
         noise_w, noise_b = affine.draw() if draw is None else draw
         weight = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
         bias = None
-        if affine.bias is not None and affine.bias_tensors is not None:
+        if affine.bias is not None and affine.bias_tensors is not None and noise_b is not None:
             bias = affine.posterior.deviation(affine.bias, noise_b, affine.bias_tensors)
         x, *rest = inputs
         if x.is_floating_point():

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
+
+Kind = Literal["weight", "input", "output"]
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """How much each weight (or unit) matters to a module, and the method's rule to keep it.
+
+    `score` has the shape of the weight, or one entry an input or output unit, as `kind` says.
+    """
+
+    score: Tensor
+    threshold: float
+    keep_above: bool
+    kind: Kind
+
+    @property
+    def kept(self) -> Tensor:
+        """True where the rule keeps the weight or unit."""
+        above, below = self.score > self.threshold, self.score < self.threshold
+        return above if self.keep_above else below
 
 
 class Noisy(nn.Module):
@@ -24,16 +47,23 @@ class Noisy(nn.Module):
         """Whether a forward pass draws noise now."""
         return self.training if self.sampling is None else self.sampling
 
-    def kl(self) -> Tensor | None:
-        """KL of this module's own noise, summed; None where its objective has no KL."""
+    def kl(self, value: bool = True) -> Tensor | None:
+        """KL of this module's own noise, summed; None where its objective has no KL.
+
+        With `value=False` only the gradient of the result counts.
+        """
         return None
 
     def kl_key(self) -> Hashable:
         """Modules with equal keys share their tensors, so their KL counts once."""
         return id(self)
 
-    def log_alpha(self) -> Tensor | None:
+    def get_log_alpha(self) -> Tensor | None:
         """log of noise variance over squared mean, or None where the method has no such ratio."""
+        return None
+
+    def relevance(self) -> Relevance | None:
+        """What the method's own rule keeps, or None where it selects nothing."""
         return None
 
     def noise_tensors(self) -> Iterator[Tensor]:
@@ -79,19 +109,21 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-def kl(net: nn.Module) -> Tensor:
+def kl(net: nn.Module, value: bool = True) -> Tensor:
     """The KL of a net: the sum over its noisy modules, a shared module or tied weight once.
+
+    With `value=False` the gradient is exact and the value unspecified, which is faster.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.ard())
     >>> vd.kl(net).shape
     torch.Size([])
     """
-    modules = noisy_modules(net).values()
-    terms = {m.kl_key(): term for m in modules if (term := m.kl()) is not None}
+    unique = {m.kl_key(): m for m in noisy_modules(net).values()}
+    terms = [term for term in [m.kl(value) for m in unique.values()] if term is not None]
     if not terms:
-        return next(iter(net.parameters())).new_zeros(())
-    return torch.stack([t.to(torch.get_default_dtype()) for t in terms.values()]).sum()
+        return torch.zeros((), device=next(net.parameters()).device)
+    return torch.stack(terms).sum()
 
 
 def log_alpha(net: nn.Module) -> dict[str, Tensor]:
@@ -103,5 +135,22 @@ def log_alpha(net: nn.Module) -> dict[str, Tensor]:
     {'0': (2, 3)}
     """
     with torch.no_grad():
-        found = {name: m.log_alpha() for name, m in noisy_modules(net).items()}
+        found = {name: m.get_log_alpha() for name, m in noisy_modules(net).items()}
     return {name: la for name, la in found.items() if la is not None}
+
+
+def relevance(net: nn.Module) -> dict[str, Relevance]:
+    """What each method keeps, by the name of its module, detached.
+
+    Weight posteriors: log alpha, one a weight, kept below 3. Gates: the method's own score, one a
+    unit; a gate inside a layer is named `<layer>.gate`, and `kind` says whether its units are the
+    layer's inputs or its outputs.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.sparse_vd(log_sigma2=-30.0))
+    >>> {name: (r.kind, int(r.kept.sum())) for name, r in vd.relevance(net).items()}
+    {'0': ('weight', 6)}
+    """
+    with torch.no_grad():
+        found = {name: m.relevance() for name, m in noisy_modules(net).items()}
+    return {name: r for name, r in found.items() if r is not None}

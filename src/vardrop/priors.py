@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,10 @@ def _check_positive(name: str, value: float) -> None:
 class Prior(Value):
     """What every prior can be asked."""
 
-    learned: ClassVar[bool] = False  # its tensors are parameters, fitted by empirical Bayes
+    @property
+    def learned(self) -> bool:
+        """Whether its tensors are parameters, fitted by empirical Bayes."""
+        return False
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         """The tensors that a layer must own for this prior, at their initial values."""
@@ -85,7 +88,7 @@ class Normal(Proper):
 
     mean: float | Literal["pretrained"] = 0.0
     std: float = 1.0
-    learned: bool = False  # type: ignore[misc]
+    learned: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("std", self.std)
@@ -210,8 +213,7 @@ class MonteCarlo(Prior):
             raise VardropError(f"Expected `samples` to be at least 1, but got {self.samples}.")
 
     @property
-    def learned(self) -> bool:  # type: ignore[override]
-        """As the inner prior says."""
+    def learned(self) -> bool:
         return self.prior.learned
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Conversion: plan what becomes noisy (and why not), apply it in place, take it back."""
 
 from vardrop.conversion.apply import convert, revert
-from vardrop.conversion.plan import Plan, Where, plan
+from vardrop.conversion.plan import Plan, plan
+from vardrop.conversion.selection import Where
 
 __all__ = ["Plan", "Where", "convert", "plan", "revert"]

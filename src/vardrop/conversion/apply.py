@@ -11,13 +11,21 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from vardrop.conversion.plan import Plan, Where, plan
+from vardrop.conversion.plan import Plan, plan
+from vardrop.conversion.selection import Where
 from vardrop.errors import VardropError
+from vardrop.gates import DROPOUT_TYPES, DependentBetaBernoulli, depend
+from vardrop.heads import HEAD_TYPES, Head
 from vardrop.layers import NOISY_TYPES, Variational
-from vardrop.noisy import noisy_modules
+from vardrop.noisy import Noisy, noisy_modules
 from vardrop.recipes import Recipe
 
 Net = TypeVar("Net", bound=nn.Module)
+_PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    **{noisy: plain for plain, noisy in NOISY_TYPES.items()},
+    **{noisy: plain for plain, noisy in DROPOUT_TYPES.items()},
+    **dict.fromkeys(HEAD_TYPES.values(), nn.Linear),
+}
 
 
 def convert(
@@ -47,21 +55,38 @@ def convert(
         raise VardropError(f"Expected something to convert, but {_nothing(todo)}.")
     noise: dict[int, dict[str, Tensor]] = {}  # of weights that several modules share
     for step in todo.changes:
-        module = step.module
-        module.__class__ = NOISY_TYPES[type(module)]
-        assert isinstance(module, Variational)
-        tied = noise.setdefault(id(module.weight), {})
-        module.make_noisy(
-            recipe.posterior,
-            recipe.prior,
-            recipe.estimator,
-            recipe.gate,
-            recipe.noisy_bias,
-            tied,
-        )
-        for tensor_name in module._names[0]:
-            tied.setdefault(tensor_name, getattr(module, tensor_name))
+        _apply(step.module, recipe, noise)
     return net
+
+
+def _apply(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+    if type(module) in DROPOUT_TYPES:
+        module.__class__ = DROPOUT_TYPES[type(module)]
+    elif recipe.head is not None:
+        module.__class__ = HEAD_TYPES[type(recipe.head)]
+        assert isinstance(module, Head)
+        module.make_head(recipe.head)
+    elif isinstance(module, Variational):
+        assert isinstance(recipe.gate, DependentBetaBernoulli)
+        module.gate = depend(module.gate, recipe.gate)
+    else:
+        _make_noisy(module, recipe, noise)
+
+
+def _make_noisy(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+    module.__class__ = NOISY_TYPES[type(module)]
+    assert isinstance(module, Variational)
+    tied = noise.setdefault(id(module.weight), {})
+    module.make_noisy(
+        recipe.posterior,
+        recipe.prior,
+        recipe.estimator,
+        recipe.gate,
+        recipe.noisy_bias,
+        tied,
+    )
+    for tensor_name in module._names[0]:
+        tied.setdefault(tensor_name, getattr(module, tensor_name))
 
 
 def _nothing(todo: Plan) -> str:
@@ -76,13 +101,39 @@ def _nothing(todo: Plan) -> str:
 def revert(net: Net) -> Net:
     """Turn a noisy net back into a plain torch net of its posterior means, in place.
 
+    The mean of a gate is folded into the weights of its layer. Gates that depend on their input,
+    and heads that are more than a softmax, cannot be written as plain layers: an error says so
+    before anything changes. A `Gate` that you placed between layers yourself stays.
+
     >>> import torch, vardrop as vd
     >>> type(vd.revert(vd.convert(torch.nn.Linear(2, 1), vd.sparse_vd())))
     <class 'torch.nn.modules.linear.Linear'>
     """
-    plain = {noisy: torch_type for torch_type, noisy in NOISY_TYPES.items()}
-    for module in noisy_modules(net).values():
-        if isinstance(module, Variational):
-            module.make_plain()
-            module.__class__ = plain[type(module)]
+    modules = list(noisy_modules(net).values())
+    _check_revert(modules)
+    for module in modules:
+        if type(module) in _PLAIN:
+            _make_plain(module)
     return net
+
+
+def _make_plain(module: nn.Module) -> None:
+    if isinstance(module, Variational | Head):
+        module.make_plain()
+    module.__dict__.pop("sampling", None)
+    module.__class__ = _PLAIN[type(module)]
+
+
+def _check_revert(modules: list[Noisy]) -> None:
+    folded: set[int] = set()
+    for module in modules:
+        if isinstance(module, Head):
+            module.check_linear()
+        if not isinstance(module, Variational) or module.gate is None:
+            continue
+        if module.gate.unit_mean() is not None and id(module.weight) in folded:
+            raise VardropError(
+                "Expected every gated layer to have weights of its own, but got tied weights, "
+                "into which two gates cannot be folded. Untie them first."
+            )
+        folded.add(id(module.weight))

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch import Tensor, nn
 
+from vardrop.conversion.reasons import is_staged, reasons
+from vardrop.conversion.selection import Where, check_names, selects
 from vardrop.errors import VardropError
-from vardrop.layers import NOISY_TYPES, Embedding, Variational
+from vardrop.gates import DROPOUT_TYPES
+from vardrop.heads import HEAD_TYPES
+from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.noisy import Noisy
 from vardrop.recipes import Recipe
-
-Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
-
-_UNSUPPORTED: dict[type[nn.Module], str] = {
-    nn.MultiheadAttention: "attention multiplies its packed weights inside one torch function",
-    nn.LSTM: "recurrent layers run inside one torch function",
-    nn.GRU: "recurrent layers run inside one torch function",
-    nn.RNN: "recurrent layers run inside one torch function",
-    nn.LSTMCell: "recurrent cells run inside one torch function",
-    nn.GRUCell: "recurrent cells run inside one torch function",
-    nn.RNNCell: "recurrent cells run inside one torch function",
-    nn.EmbeddingBag: "bags reduce rows inside one torch function",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,80 +40,33 @@ class Plan:
 
     @property
     def skips(self) -> tuple[Step, ...]:
-        """The modules with weights that stay as they are."""
+        """The modules with weights, or with dropout, that stay as they are."""
         return tuple(s for s in self.steps if s.reason)
 
     def __str__(self) -> str:
-        weights = sum(s.module.weight.numel() for s in self.changes)  # type: ignore[operator, union-attr]
+        weights = sum(p.numel() for s in self.changes for p in _weights(s.module))
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         width = max((len(s.name) for s in self.steps), default=0)
         for s in self.steps:
             kind = type(s.module).__name__
-            what = f"skip: {s.reason}" if s.reason else f"-> vardrop.{_target(s.module)}"
+            what = f"skip: {s.reason}" if s.reason else f"-> {_target(s.module, self.recipe)}"
             lines.append(f"  {s.name or '(net)':<{max(width, 5)}}  {kind}  {what}")
         return "\n".join(lines)
 
 
-def _target(module: nn.Module) -> str:
-    return NOISY_TYPES[type(module)].__name__
+def _weights(module: nn.Module) -> list[Tensor]:
+    weight = getattr(module, "weight", None)
+    return [] if weight is None else [weight]
 
 
-def selects(where: Where | list[Where] | None, module: nn.Module, name: str) -> bool:
-    """Whether a selection (glob on the name, type, predicate, or a list of these) takes a module."""
-    if where is None:
-        return True
-    if isinstance(where, list | tuple):
-        return any(selects(w, module, name) for w in where)
-    if isinstance(where, str):
-        return fnmatchcase(name, where)
-    if isinstance(where, type):
-        return isinstance(module, where)
-    if callable(where):
-        return where(module, name)
-    raise VardropError(
-        "Expected `where` to be a name pattern, a module type, a predicate (module, name) -> bool "
-        f"or a list of these, but got {where!r}."
-    )
-
-
-def _check_names(argument: str, where: Where | list[Where] | None, names: list[str]) -> None:
-    patterns = where if isinstance(where, list | tuple) else [where]
-    for pattern in patterns:
-        if isinstance(pattern, str) and not any(fnmatchcase(n, pattern) for n in names):
-            raise VardropError(
-                f"Expected `{argument}` to match a module, but got {pattern!r}. "
-                f"The names are {', '.join(n or '(net)' for n in names)}."
-            )
-
-
-def reason_to_skip(module: nn.Module, recipe: Recipe) -> str:
-    """Why a module cannot take the recipe; empty where it can."""
-    if isinstance(module, Noisy):
-        return "a gate or head with noise of its own"
-    if isinstance(module, LazyModuleMixin):
-        return "its shape is not known yet; run one batch through the net first"
-    if type(module) in _UNSUPPORTED:
-        return _UNSUPPORTED[type(module)]
-    if type(module) not in NOISY_TYPES:
-        base = next((b for b in NOISY_TYPES if isinstance(module, b)), None)
-        if base is not None:
-            return f"a subclass of {base.__name__} with behaviour of its own"
-        return "no weights that can be noisy"
-    if not module.weight.is_floating_point():  # type: ignore[operator, union-attr]
-        return f"its weights are {module.weight.dtype}"  # type: ignore[union-attr]
-    if isinstance(module, nn.Embedding):
-        return _embedding_reason(module, recipe)
-    return ""
-
-
-def _embedding_reason(module: nn.Embedding, recipe: Recipe) -> str:
-    if module.max_norm is not None:
-        return "max_norm rewrites its weights in the forward pass"
-    if module.sparse:
-        return "sparse gradients do not go with a KL over all weights"
-    if recipe.gate is not None:
-        return f"an index has no features to gate ({Embedding.__name__} takes posteriors only)"
-    return ""
+def _target(module: nn.Module, recipe: Recipe) -> str:
+    if recipe.head is not None:
+        return f"vardrop.{HEAD_TYPES[type(recipe.head)].__name__}"
+    if type(module) in DROPOUT_TYPES:
+        return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
+    if isinstance(module, Variational):
+        return "its gate becomes dependent on the input"
+    return f"vardrop.{NOISY_TYPES[type(module)].__name__}"
 
 
 def plan(
@@ -145,7 +86,8 @@ def plan(
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
     1 modules, 6 weights become noisy: Recipe(posterior=AdditiveGaussian(log_sigma2=-10.0), \
-prior=ARD(), estimator=LocalReparameterization(floor=1e-08), gate=None, noisy_bias=False)
+prior=ARD(), estimator=LocalReparameterization(floor=1e-08), gate=None, noisy_bias=False, \
+existing=False, head=None)
       0      Linear  -> vardrop.Linear
     """
     if not isinstance(net, nn.Module):
@@ -159,31 +101,42 @@ prior=ARD(), estimator=LocalReparameterization(floor=1e-08), gate=None, noisy_bi
     }
     modules = [(n, m) for n, m in net.named_modules() if id(m) not in inside]
     names = [n for n, _ in modules]
-    _check_names("where", where, names)
-    _check_names("exclude", exclude, names)
+    check_names("where", where, names)
+    check_names("exclude", exclude, names)
+    reason = reasons([m for _, m in modules], recipe, where is None)
     steps = []
     for name, module in modules:
-        if not list(module.parameters(recurse=False)) and not isinstance(module, LazyModuleMixin):
+        if (why := reason(module)) is None:
             continue
         if not selects(where, module, name):
-            steps.append(Step(name, module, "not selected by `where`"))
+            why = "not selected by `where`"
         elif exclude is not None and selects(exclude, module, name):
-            steps.append(Step(name, module, "left out by `exclude`"))
-        else:
-            steps.append(Step(name, module, _checked_reason(name, module, recipe)))
-    return Plan(recipe, tuple(steps))
+            why = "left out by `exclude`"
+        elif not why:
+            _check_plain(name, module, recipe)
+        steps.append(Step(name, module, why))
+    return _checked(Plan(recipe, tuple(steps)))
 
 
-def _checked_reason(name: str, module: nn.Module, recipe: Recipe) -> str:
-    if isinstance(module, Variational):
+def _checked(todo: Plan) -> Plan:
+    if todo.recipe.head is not None and len(todo.changes) > 1:
+        names = ", ".join(s.name for s in todo.changes)
+        raise VardropError(
+            f"Expected `where` to select one linear layer for the head, but got {names}. "
+            "Name the last one."
+        )
+    return todo
+
+
+def _check_plain(name: str, module: nn.Module, recipe: Recipe) -> None:
+    if isinstance(module, Variational) and not is_staged(recipe):
         raise VardropError(
             f"Expected module '{name or '(net)'}' to be plain, but got {type(module).__name__}, "
             "which is noisy already. Leave it out with `exclude`, or call vardrop.revert first."
         )
-    reason = reason_to_skip(module, recipe)
-    if not reason and not bool(torch.isfinite(module.weight).all()):  # type: ignore[arg-type]
-        raise VardropError(
-            f"Expected the weights of module '{name or '(net)'}' to be finite, but got NaN or "
-            "infinity. Load a sound checkpoint, or train with a lower learning rate."
-        )
-    return reason
+    for weight in _weights(module):
+        if not bool(torch.isfinite(weight).all()):
+            raise VardropError(
+                f"Expected the weights of module '{name or '(net)'}' to be finite, but got NaN or "
+                "infinity. Load a sound checkpoint, or train with a lower learning rate."
+            )

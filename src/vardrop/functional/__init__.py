@@ -1,27 +1,61 @@
 """Pure numerics: formulas on tensors, without modules and without state."""
 
-from vardrop.functional.log_uniform import (
-    dawson,
-    log_uniform_kl,
-    log_uniform_kl_additive,
+from vardrop.functional.concrete import (
+    bernoulli_entropy,
+    bernoulli_kl,
+    concrete,
+    concrete_logit,
+    log1mexp,
+    logit_from_log,
+    uniform,
+)
+from vardrop.functional.kumaraswamy import (
+    kumaraswamy_beta_kl,
+    kumaraswamy_log_mean,
+    kumaraswamy_log_sample,
+)
+from vardrop.functional.log_uniform import dawson, log_uniform_kl, log_uniform_kl_additive
+from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_bound,
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
 )
 from vardrop.functional.noise import clamp_max, gaussian_output, random_signs
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
+from vardrop.functional.truncated_log_normal import (
+    log_normal_mass,
+    truncated_log_normal_kl,
+    truncated_log_normal_log_moment,
+    truncated_log_normal_log_sample,
+    truncated_log_normal_snr,
+)
 
 __all__ = [
+    "bernoulli_entropy",
+    "bernoulli_kl",
     "clamp_max",
+    "concrete",
+    "concrete_logit",
     "dawson",
     "expected_log1p_square",
     "gaussian_output",
+    "kumaraswamy_beta_kl",
+    "kumaraswamy_log_mean",
+    "kumaraswamy_log_sample",
+    "log1mexp",
+    "log_normal_mass",
     "log_uniform_kl",
     "log_uniform_kl_additive",
     "log_uniform_kl_bound",
     "log_uniform_kl_cubic",
     "log_uniform_kl_sigmoid",
+    "logit_from_log",
     "normal_entropy",
     "normal_kl",
     "random_signs",
+    "truncated_log_normal_kl",
+    "truncated_log_normal_log_moment",
+    "truncated_log_normal_log_sample",
+    "truncated_log_normal_snr",
+    "uniform",
 ]

@@ -21,10 +21,13 @@ class _GaussianOutput(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None
         (scaled,) = ctx.saved_tensors
         return grad, grad * scaled * 0.5, None
 
@@ -40,7 +43,7 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
-    return _GaussianOutput.apply(mean, variance, noise)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _GaussianOutput.apply(mean, variance, noise)[0]
 
 
 class _ClampMax(torch.autograd.Function):
@@ -73,7 +76,7 @@ def clamp_max(x: Tensor, bound: float) -> Tensor:
     >>> x.grad
     tensor([3.])
     """
-    return _ClampMax.apply(x, bound)  # type: ignore[no-any-return, no-untyped-call]
+    return _ClampMax.apply(x, bound)
 
 
 def random_signs(shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:

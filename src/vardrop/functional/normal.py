@@ -49,7 +49,7 @@ def expected_log1p_square(mean: Tensor, variance: Tensor) -> Tensor:
 
     >>> import torch
     >>> expected_log1p_square(torch.tensor(0.0).double(), torch.tensor(1.0).double())
-    tensor(0.5345, dtype=torch.float64)
+    tensor(0.5335, dtype=torch.float64)
     """
     second = mean.square() + variance
     start = -torch.log1p(second.detach()) - _LEFT

@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy
+from vardrop.functional import clamp_max
+from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
 from vardrop.values import Value
+
+Side = Literal["input", "output"]
+Granularity = Literal["element", "channel", "example"]
 
 
 @dataclass(frozen=True)
 class FeatureNoise(Value, ABC):
     """Multiplicative noise on features: a value with pure functions.
 
-    Every method answers, in this order: which tensors it needs (`initial`), what one draw
-    multiplies by (`multiplier`), what the mean multiplies by (`mean`), and its KL (`kl`).
+    Every method answers, in this order: which tensors it needs (`initial`, `statistics`), what one
+    draw multiplies by (`multiplier`), what the mean multiplies by (`unit_mean`), its KL (`kl`, and
+    `weight_kl` for a gate inside a layer), and which units it keeps (`relevance`).
     """
 
-    learned: ClassVar[bool] = True
+    input_dependent: ClassVar[bool] = False  # the multiplier is a function of the features
+
+    @property
+    def learned(self) -> bool:
+        """Whether the tensors are parameters, not buffers."""
+        return True
+
+    def side(self, spatial: int) -> Side:
+        """Which units of a layer it gates; `spatial` is 0 for dense layers, 2 for Conv2d."""
+        return "input"
 
     @abstractmethod
     def initial(self, units: int) -> dict[str, Tensor]:
         """The tensors for this many units, at their initial values."""
 
+    def statistics(self, units: int) -> dict[str, Tensor]:
+        """Running statistics of the features, which no optimizer touches."""
+        return {}
+
+    def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
+        """Update the statistics in place; called in training mode only."""
+
     @abstractmethod
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """One draw, broadcastable to x, whose units run along `axis`."""
 
-    def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor | None:
-        """The expected multiplier, or None where it is one."""
+    def unit_mean(self, tensors: Tensors) -> Tensor | None:
+        """The expected multiplier of each unit, or None where it is one."""
         return None
+
+    def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor | None:
+        """The expected multiplier, broadcastable to x, or None where it is one."""
+        unit_mean = self.unit_mean(tensors)
+        return None if unit_mean is None else along(axis, x, unit_mean.to(x.dtype))
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
         """KL to the method's prior, summed over the units; None where it has none."""
         return None
 
+    def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
+        """What the layer's weights add to the KL, for a gate that belongs to a layer."""
+        return None
+
     def log_alpha(self, tensors: Tensors) -> Tensor | None:
         """log of noise variance over squared mean, a unit each, where the method has it."""
+        return None
+
+    def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
+        """The method's score of each unit and its rule, or None where it selects nothing."""
         return None
 
 
@@ -53,6 +88,7 @@ class Gate(Noisy):
         noise: the method.
         units: how many units there are along `axis`.
         axis: where they run: -1 for dense features, 1 for channels.
+        side: whether they are the inputs or the outputs of the layer that owns the gate.
 
     >>> import torch, vardrop as vd
     >>> gate = vd.Gate(vd.BinaryDropout(drop_rate=0.5), units=3)
@@ -60,19 +96,27 @@ class Gate(Noisy):
     tensor([[1., 1., 1.]])
     """
 
-    def __init__(self, noise: FeatureNoise, units: int, axis: int = -1) -> None:
+    def __init__(
+        self, noise: FeatureNoise, units: int, axis: int = -1, side: Side = "input"
+    ) -> None:
         super().__init__()
         if not isinstance(noise, FeatureNoise):
             raise VardropError(f"Expected `noise` to be a FeatureNoise, but got {noise!r}.")
         if units < 1:
-            raise VardropError(f"Expected `units` to be at least 1, but got {units}.")
-        self.noise, self.units, self.axis = noise, units, axis
-        self._names = tuple(noise.initial(units))
-        for name, value in noise.initial(units).items():
+            raise VardropError(
+                f"Expected `units` to be at least 1, but got {units}. "
+                "A gate needs features to act on."
+            )
+        self.noise, self.units, self.axis, self.side = noise, units, axis, side
+        tensors, statistics = noise.initial(units), noise.statistics(units)
+        self._names = (*tensors, *statistics)
+        for name, value in tensors.items():
             if noise.learned:
                 self.register_parameter(name, nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
+        for name, value in statistics.items():
+            self.register_buffer(name, value)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -86,22 +130,38 @@ class Gate(Noisy):
                 f"Expected axis {self.axis} of the input to have {self.units} units, "
                 f"but got shape {tuple(x.shape)}."
             )
+        if self.training:
+            self.noise.observe(x, self.axis, self.tensors)
         if self.is_sampling:
             return x * self.noise.multiplier(x, self.axis, self.tensors)
         mean = self.noise.mean(x, self.axis, self.tensors)
         return x if mean is None else x * mean
 
-    def kl(self) -> Tensor | None:
+    def unit_mean(self) -> Tensor | None:
+        """The expected multiplier of each unit, or None where it is one."""
+        if self.noise.input_dependent:
+            raise VardropError(
+                "Expected a gate whose mean is a constant, but got "
+                f"{type(self.noise).__name__}, which depends on its input and cannot be folded "
+                "into weights. Keep the gate and use the net in evaluation mode."
+            )
+        return self.noise.unit_mean(self.tensors)
+
+    def kl(self, value: bool = True) -> Tensor | None:
         return self.noise.kl(self.tensors, self.units)
 
-    def log_alpha(self) -> Tensor | None:
+    def get_log_alpha(self) -> Tensor | None:
         return self.noise.log_alpha(self.tensors)
+
+    def relevance(self) -> Relevance | None:
+        found = self.noise.relevance(self.tensors, self.units)
+        return None if found is None else replace(found, kind=self.side)
 
     def noise_tensors(self) -> Iterator[Tensor]:
         yield from self.parameters(recurse=False)
 
     def extra_repr(self) -> str:
-        return f"{self.noise!r}, units={self.units}, axis={self.axis}"
+        return f"{self.noise!r}, units={self.units}, axis={self.axis}, side={self.side}"
 
 
 def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
@@ -109,3 +169,43 @@ def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
     shape = [1] * x.dim()
     shape[axis] = per_unit.numel()
     return per_unit.view(shape)
+
+
+def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:
+    """The shape of noise that is drawn per element, per unit of an example, or per example.
+
+    >>> import torch
+    >>> x = torch.zeros(8, 3, 5, 5)
+    >>> [noise_shape(x, 1, g) for g in ("element", "channel", "example")]
+    [(8, 3, 5, 5), (8, 3, 1, 1), (8, 1, 1, 1)]
+    """
+    if granularity == "element":
+        return tuple(x.shape)
+    units = axis % x.dim()
+    last = units if granularity == "channel" else min(0, units - 1)
+    return tuple(n if i <= last else 1 for i, n in enumerate(x.shape))
+
+
+def check_granularity(granularity: str) -> None:
+    """Refuse an unknown granularity."""
+    if granularity not in ("element", "channel", "example"):
+        raise VardropError(
+            "Expected `granularity` to be 'element', 'channel' or 'example', "
+            f"but got {granularity!r}."
+        )
+
+
+def project(x: Tensor, low: float, high: float) -> Tensor:
+    """x within [low, high]; the gradient stops only where a descent step would leave the range."""
+    return -clamp_max(-clamp_max(x, high), -low)
+
+
+def inverse_softplus(value: float) -> float:
+    """The x with softplus(x) = value > 0."""
+    return value + math.log(-math.expm1(-value))
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    if not (value > 0 and math.isfinite(value)):
+        raise VardropError(f"Expected `{name}` to be positive and finite, but got {value}.")

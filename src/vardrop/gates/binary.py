@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vardrop.gates.base import FeatureNoise
+from vardrop.gates.base import (
+    FeatureNoise,
+    Granularity,
+    check_granularity,
+    check_positive,
+    noise_shape,
+)
 from vardrop.posteriors import Tensors, check_drop_rate
 
 
@@ -17,24 +22,43 @@ class BinaryDropout(FeatureNoise):
     """Each element is dropped with probability `drop_rate` and kept ones are scaled up.
 
     multiplier = z / (1 - drop_rate), z ~ Bernoulli(1 - drop_rate); mean 1, variance
-    drop_rate / (1 - drop_rate).
+    drop_rate / (1 - drop_rate). One mask an element, a channel of an example, or a whole example.
+
+    With a prior `length_scale` l, a gate in a layer with weights W adds l^2 |W|^2 / (2 (1 -
+    drop_rate)) to the KL: the l^2 (1 - drop_rate) |M|^2 / 2 of the paper for M = W / (1 -
+    drop_rate), the value at which a kept weight stands.
 
     >>> import torch
     >>> BinaryDropout(drop_rate=0.0).multiplier(torch.zeros(1, 2), -1, {})
     tensor([[1., 1.]])
 
-    Srivastava et al. 2014, "Dropout", sec. 4; as variational inference Gal & Ghahramani 2016.
+    Srivastava et al. 2014, "Dropout", sec. 4; as variational inference Gal & Ghahramani 2016,
+    "Dropout as a Bayesian approximation", eq. 7.
     """
 
     drop_rate: float = 0.5
-    learned: ClassVar[bool] = False
+    granularity: Granularity = "element"
+    length_scale: float | None = None
 
     def __post_init__(self) -> None:
         check_drop_rate(self.drop_rate)
+        check_granularity(self.granularity)
+        if self.length_scale is not None:
+            check_positive("length_scale", self.length_scale)
+
+    @property
+    def learned(self) -> bool:
+        return False
 
     def initial(self, units: int) -> dict[str, Tensor]:
         return {}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
-        kept = torch.rand_like(x) >= self.drop_rate
+        shape = noise_shape(x, axis, self.granularity)
+        kept = torch.rand(shape, device=x.device) >= self.drop_rate
         return kept.to(x.dtype) / (1 - self.drop_rate)
+
+    def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
+        if self.length_scale is None:
+            return None
+        return weight.square().sum() * (0.5 * self.length_scale**2 / (1 - self.drop_rate))

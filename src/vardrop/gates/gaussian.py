@@ -12,17 +12,25 @@ from torch import Tensor
 from vardrop.divergence import log_uniform_from_log_alpha
 from vardrop.errors import VardropError
 from vardrop.functional import clamp_max
-from vardrop.gates.base import FeatureNoise, along
+from vardrop.gates.base import (
+    FeatureNoise,
+    Granularity,
+    along,
+    check_granularity,
+    noise_shape,
+)
+from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors, check_alpha
 from vardrop.priors import LogUniform
 
 
 @dataclass(frozen=True)
 class GaussianDropout(FeatureNoise):
-    """multiplier ~ N(1, alpha), one draw an element; alpha fixed, or learned per unit or layer.
+    """multiplier ~ N(1, alpha), alpha fixed, or learned per unit or layer.
 
-    With `prior=LogUniform()` the KL counts one term a unit, times `kl_scale` (1/3 gives the A2 of
-    the paper). `max_alpha` bounds alpha by projection.
+    One draw an element, a channel of an example, or a whole example (then `per="layer"`). With
+    `prior=LogUniform()` the KL counts one term a unit, times `kl_scale` (1/3 gives the A2 of the
+    paper). `max_alpha` bounds alpha by projection. Learned units are kept while log alpha < 3.
 
     >>> import torch
     >>> noise = GaussianDropout(alpha=0.25, learned=False)
@@ -34,15 +42,22 @@ class GaussianDropout(FeatureNoise):
 
     alpha: float = 1.0
     per: Literal["unit", "layer"] = "unit"
-    learned: bool = True  # type: ignore[misc]
+    learned: bool = True
     max_alpha: float | None = None
     prior: LogUniform | None = None
     kl_scale: float = 1.0
+    granularity: Granularity = "element"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+        check_granularity(self.granularity)
         if self.per not in ("unit", "layer"):
             raise VardropError(f"Expected `per` to be 'unit' or 'layer', but got {self.per!r}.")
+        if self.granularity == "example" and self.per == "unit":
+            raise VardropError(
+                "Expected `per` to be 'layer' where one draw serves a whole example, "
+                "but got 'unit'."
+            )
         bound = math.inf if self.max_alpha is None else self.max_alpha
         if self.alpha > bound:
             raise VardropError(
@@ -60,7 +75,8 @@ class GaussianDropout(FeatureNoise):
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         std = torch.exp(0.5 * self.log_alpha(tensors)).to(x.dtype)
-        return 1 + along(axis, x, std) * torch.randn_like(x)
+        shape = noise_shape(x, axis, self.granularity)
+        return 1 + along(axis, x, std) * torch.randn(shape, dtype=x.dtype, device=x.device)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
         if self.prior is None:
@@ -73,3 +89,8 @@ class GaussianDropout(FeatureNoise):
         if self.max_alpha is None:
             return tensors["log_alpha"]
         return clamp_max(tensors["log_alpha"], math.log(self.max_alpha))
+
+    def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
+        if not self.learned:
+            return None
+        return Relevance(self.log_alpha(tensors).expand(units), 3.0, False, "input")

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.gates import FeatureNoise, Gate
-from vardrop.noisy import Noisy
+from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.layers.folding import fold
+from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 
 _BIAS_AXES = Axes(input=(), output=(0,))
+_LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
@@ -42,7 +44,7 @@ class Variational(Noisy):
     axes: ClassVar[Axes]
     spatial: ClassVar[int] = 0  # axes behind the one that runs over units
     weight: Tensor
-    bias: Tensor | None
+    bias: Any  # torch declares it a Tensor, though it may be None
     posterior: Posterior | None
     prior: Prior | None
     estimator: Estimator
@@ -81,7 +83,9 @@ class Variational(Noisy):
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
         self.gate = None
         if gate is not None:
-            self.gate = Gate(gate, self.inputs, self.channel_axis).to(self.weight)
+            side = gate.side(self.spatial)
+            units = self.inputs if side == "input" else self.outputs
+            self.gate = Gate(gate, units, self.channel_axis, side).to(self.weight)
             self.gate.train(self.training)
         names: list[tuple[str, ...]] = [(), (), (), ()]
         if posterior is not None:
@@ -111,10 +115,9 @@ class Variational(Noisy):
     def _own(
         self, tensors: dict[str, Tensor], learned: bool, tied: dict[str, Tensor] | None = None
     ) -> tuple[str, ...]:
-        for name, value in tensors.items():
+        for name, start in tensors.items():
             shared = (tied or {}).get(name)
-            if shared is not None and shared.shape == value.shape:
-                value = shared
+            value = shared if shared is not None and shared.shape == start.shape else start
             if learned:
                 self.register_parameter(
                     name, value if isinstance(value, nn.Parameter) else nn.Parameter(value)
@@ -124,13 +127,16 @@ class Variational(Noisy):
         return tuple(tensors)
 
     def make_plain(self) -> None:
-        """Drop every noise tensor; the means stay."""
+        """Drop every noise tensor; the means stay, with the gate's mean folded into them."""
+        if self.gate is not None:
+            fold(self.gate, self.weight, self.bias, self.axes)
         for names in self._names:
             for name in names:
                 delattr(self, name)
         if self.posterior is not None and self.posterior.zero_mean:
-            for mean in (self.weight, *([self.bias] if self.noisy_bias else [])):
-                mean.requires_grad_(True)
+            self.weight.requires_grad_(True)
+            if self.noisy_bias and self.bias is not None:
+                self.bias.requires_grad_(True)
         for attribute in ("posterior", "prior", "estimator", "gate", "_names", "noisy_bias"):
             delattr(self, attribute)
         self.__dict__.pop("sampling", None)
@@ -158,21 +164,31 @@ class Variational(Noisy):
     def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(x * x for x in inputs)
 
+    def _gated(self, side: Side, x: Tensor) -> Tensor:
+        return self.gate(x) if self.gate is not None and self.gate.side == side else x
+
     def _run(self, op: Callable[..., Tensor], inputs: tuple[Tensor, ...], noise: Any) -> Tensor:
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, self.weight, self.bias)
         return self.estimator(self._affine(op), inputs, noise)
 
-    def kl(self) -> Tensor | None:
+    def kl(self, value: bool = True) -> Tensor | None:
+        own, gate = self._weight_kl(value), self.gate
+        extra = None if gate is None else gate.noise.weight_kl(self.weight, gate.tensors)
+        terms = [t for t in (own, extra) if t is not None]
+        return torch.stack(terms).sum() if terms else None
+
+    def _weight_kl(self, value: bool) -> Tensor | None:
         if self.posterior is None or self.prior is None:
             return None
         total = kl_divergence(
-            self.posterior, self.prior, self.weight, self.axes, self._tensors(0), self._tensors(1)
-        )
+            self.posterior, self.prior, self.weight, self.axes,
+            self._tensors(0), self._tensors(1), value,
+        )  # fmt: skip
         if self.noisy_bias and self.bias is not None:
             total = total + kl_divergence(
                 self.posterior, self.prior, self.bias, _BIAS_AXES,
-                self._tensors(2), self._tensors(3),
+                self._tensors(2), self._tensors(3), value,
             )  # fmt: skip
         return total
 
@@ -180,10 +196,16 @@ class Variational(Noisy):
         own = {**self._tensors(0), **self._tensors(2)}
         return (id(self.weight), *sorted(id(t) for t in own.values())) if own else id(self)
 
-    def log_alpha(self) -> Tensor | None:
+    def get_log_alpha(self) -> Tensor | None:
         if self.posterior is None:
             return None
         return self.posterior.log_alpha(self.weight, self._tensors(0))
+
+    def relevance(self) -> Relevance | None:
+        if self.posterior is None or self.posterior.zero_mean or not self.posterior.learned:
+            return None
+        log_alpha = self.posterior.log_alpha(self.weight, self._tensors(0))
+        return Relevance(log_alpha.expand_as(self.weight), _LOG_ALPHA, False, "weight")
 
     def variance(self) -> Tensor:
         """Var w of every weight, in the shape of `weight`."""

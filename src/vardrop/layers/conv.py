@@ -35,15 +35,16 @@ class _Conv(Variational):
         return self.out_channels
 
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return, operator]
+        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        if self.gate is not None:
-            input = self.gate(input)
+        input = self._gated("input", input)
         if input.dim() == self.spatial + 1:
-            return self._run(self._op, (input.unsqueeze(0),), noise).squeeze(0)
-        return self._run(self._op, (input,), noise)
+            y = self._run(self._op, (input.unsqueeze(0),), noise).squeeze(0)
+        else:
+            y = self._run(self._op, (input,), noise)
+        return self._gated("output", y)
 
 
 class _ConvTranspose(_Conv):
@@ -53,8 +54,7 @@ class _ConvTranspose(_Conv):
         self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
     ) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        if self.gate is not None:
-            input = self.gate(input)
+        input = self._gated("input", input)
         extra = self._output_padding(  # type: ignore[operator]
             input, output_size, self.stride, self.padding, self.kernel_size, self.spatial,
             self.dilation,
@@ -62,13 +62,15 @@ class _ConvTranspose(_Conv):
         convolve = getattr(functional, f"conv_transpose{self.spatial}d")
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return convolve(  # type: ignore[no-any-return]
+            return convolve(
                 x, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation
             )
 
         if input.dim() == self.spatial + 1:
-            return self._run(op, (input.unsqueeze(0),), noise).squeeze(0)
-        return self._run(op, (input,), noise)
+            y = self._run(op, (input.unsqueeze(0),), noise).squeeze(0)
+        else:
+            y = self._run(op, (input,), noise)
+        return self._gated("output", y)
 
 
 class Conv1d(_Conv, nn.Conv1d):

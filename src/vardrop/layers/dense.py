@@ -39,11 +39,12 @@ class Linear(Variational, nn.Linear):
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        if self.gate is not None:
-            input = self.gate(input)
+        input = self._gated("input", input)
         if input.dim() == 1:
-            return self._run(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
-        return self._run(functional.linear, (input,), noise)
+            y = self._run(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
+        else:
+            y = self._run(functional.linear, (input,), noise)
+        return self._gated("output", y)
 
 
 class Bilinear(Variational, nn.Bilinear):
@@ -65,9 +66,16 @@ class Bilinear(Variational, nn.Bilinear):
 
     def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        if self.gate is not None:
-            input1 = self.gate(input1)
-        return self._run(functional.bilinear, (input1, input2), noise)
+        input1 = self._gated("input", input1)
+        noisy = self.is_sampling or noise is not None
+        y = self._run(_bilinear if noisy else functional.bilinear, (input1, input2), noise)
+        return self._gated("output", y)
+
+
+def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # torch's own bilinear has no batching rule, which vmap over draws needs.
+    y = torch.einsum("...i,oij,...j->...o", x1, weight, x2)
+    return y if bias is None else y + bias
 
 
 class Embedding(Variational, nn.Embedding):

@@ -10,22 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
-from vardrop.noisy import kl, noisy_modules
+from vardrop.heads import Head, HeadParts
+from vardrop.noisy import Noisy, kl
+from vardrop.objective.likelihoods import Categorical
 
 
 class ELBOParts(NamedTuple):
-    """loss = nll + beta kl / num_data, per data point; `kl` is the full sum over the net."""
+    """loss = nll + beta kl / num_data, per data point; `kl` is the full sum over the net.
+
+    Of a net with a head, `head` holds the parts of the head's own objective, and its `kl`, `aux`
+    and `-entropy` (means over examples, so not divided by `num_data`) are in `loss` too.
+    """
 
     loss: Tensor
     nll: Tensor
     kl: Tensor
     beta: Tensor
+    head: HeadParts | None = None
 
 
 class ELBO(nn.Module):
     """The negative ELBO per data point and its parts.
 
         loss = mean_batch -log p(y | x, w) + beta KL(q || p) / num_data,  w ~ q
+
+    A net that ends in a head, such as `DropMax`, is trained by the head's own objective in the
+    place of the NLL; its likelihood is `Categorical()`.
 
     Wrap *this* module in DistributedDataParallel or `torch.compile`: parameters that only the KL
     sees are then synchronised too, and `beta`, a buffer, changes without a recompilation.
@@ -36,6 +46,8 @@ class ELBO(nn.Module):
         num_data: how many training examples there are in all (not in a batch).
         beta: the weight of the KL; change it with `set_beta`. A net without noise needs beta=0.
         samples: draws a step; their NLLs are averaged and the gradient is exact.
+        kl_value_every: compute the value of the KL only every so many training steps and repeat
+            it in between; the gradient is exact at every step. Saves time on large dense nets.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -57,6 +69,7 @@ class ELBO(nn.Module):
         num_data: int,
         beta: float = 1.0,
         samples: int = 1,
+        kl_value_every: int = 1,
     ) -> None:
         super().__init__()
         if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
@@ -70,11 +83,19 @@ class ELBO(nn.Module):
             )
         if samples < 1:
             raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
-        self.noisy = beta != 0
-        if self.noisy:
-            noisy_modules(net)
+        if beta != 0 and not _has_noise(net):
+            raise VardropError(
+                "Expected `net` to have noisy modules, but got a plain one. Call "
+                "vardrop.convert(net, recipe) first, or pass beta=0 for the likelihood alone."
+            )
+        self._check_head(net, likelihood)
         self.net, self.likelihood = net, likelihood
+        if kl_value_every < 1:
+            raise VardropError(
+                f"Expected `kl_value_every` to be at least 1, but got {kl_value_every}."
+            )
         self.num_data, self.samples = num_data, samples
+        self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(0.0))
         self.set_beta(beta)
 
@@ -84,12 +105,51 @@ class ELBO(nn.Module):
             raise VardropError(f"Expected `beta` to be finite and at least 0, but got {beta}.")
         self.beta.fill_(beta)
 
+    def _check_head(self, net: nn.Module, likelihood: Any) -> None:
+        heads = [m for m in net.modules() if isinstance(m, Head)]
+        if len(heads) > 1:
+            raise VardropError(f"Expected at most one head in `net`, but got {len(heads)}.")
+        if heads and type(likelihood) is not Categorical:
+            raise VardropError(
+                "Expected `likelihood` to be Categorical() for a net with a head, but got "
+                f"{likelihood!r}."
+            )
+
     def forward(self, x: Any, y: Any) -> ELBOParts:
         """The loss and its parts on one batch."""
-        nll = self.likelihood(self.net(x), y)
-        for _ in range(self.samples - 1):
-            nll = nll + self.likelihood(self.net(x), y)
-        nll = nll / self.samples
-        divergence = kl(self.net)
-        loss = nll + self.beta * divergence / self.num_data
-        return ELBOParts(loss, nll, divergence, self.beta)
+        fits = [self._fit(x, y) for _ in range(self.samples)]
+        loss = torch.stack([f[0] for f in fits]).mean()
+        nll = torch.stack([f[1] for f in fits]).mean()
+        divergence = self._kl() if _has_noise(self.net) else torch.zeros_like(nll)
+        loss = loss + self.beta * divergence / self.num_data
+        return ELBOParts(loss, nll, divergence, self.beta, _mean_parts([f[2] for f in fits]))
+
+    def _kl(self) -> Tensor:
+        if self.kl_value_every == 1 or not self.training:
+            return kl(self.net)
+        self._step += 1
+        if self._step % self.kl_value_every == 1:
+            divergence = kl(self.net)
+            self._latest_kl = divergence.detach()
+            return divergence
+        gradient = kl(self.net, value=False)
+        return gradient - gradient.detach() + self._latest_kl
+
+    def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
+        head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
+        if head is None:
+            nll = self.likelihood(self.net(x), y)
+            return nll, nll, None
+        parts = head.loss(head.features(self.net, x), y)
+        return parts.loss, parts.nll, parts
+
+
+def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:
+    found = [p for p in parts if p is not None]
+    if not found:
+        return None
+    return HeadParts(*(torch.stack(terms).mean() for terms in zip(*found, strict=True)))
+
+
+def _has_noise(net: nn.Module) -> bool:
+    return any(isinstance(m, Noisy) for m in net.modules())

@@ -1,12 +1,7 @@
-"""The named methods of the papers, each a value composed of public parts.
-
-A recipe says what is noisy (`posterior` on weights, `gate` on input features), against which prior,
-and how it is drawn. Combine parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
-"""
+"""Methods with noise on weights, and Gaussian dropout in both of its forms."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from vardrop.errors import VardropError
@@ -16,44 +11,18 @@ from vardrop.estimators import (
     local_reparameterization,
     weight_sample,
 )
-from vardrop.gates import BinaryDropout, FeatureNoise, GaussianDropout
-from vardrop.layers.base import check_method
+from vardrop.gates import GaussianDropout
 from vardrop.posteriors import (
     AdditiveGaussian,
     Bernoulli,
     MultiplicativeGaussian,
     Noise,
-    Posterior,
     Sharing,
     ZeroMean,
     check_drop_rate,
 )
 from vardrop.priors import ARD, LogUniform, Normal, Prior
-from vardrop.values import Value
-
-
-@dataclass(frozen=True)
-class Recipe(Value):
-    """A method as a value: posterior and prior of the weights, estimator, gate on the inputs.
-
-    >>> import vardrop as vd
-    >>> vd.sparse_vd() == vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform())
-    True
-    """
-
-    posterior: Posterior | None = None
-    prior: Prior | None = None
-    estimator: Estimator = local_reparameterization
-    gate: FeatureNoise | None = None
-    noisy_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.posterior is None and self.gate is None:
-            raise VardropError(
-                "Expected `posterior` or `gate` to be given, but got neither. "
-                "A recipe without noise changes nothing."
-            )
-        check_method(self.posterior, self.prior, self.estimator)
+from vardrop.recipes.recipe import Recipe
 
 
 def bayes_by_backprop(
@@ -167,14 +136,6 @@ def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) ->
     Wan et al. 2013, "Regularization of neural networks using DropConnect", eq. 3.
     """
     return Recipe(Bernoulli(drop_rate), estimator=estimator)
-
-
-def binary_dropout(drop_rate: float = 0.5) -> Recipe:
-    """Binary dropout on the inputs of each layer, as a gate that can be switched.
-
-    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
-    """
-    return Recipe(gate=BinaryDropout(drop_rate))
 
 
 def _alpha(drop_rate: float) -> float:

@@ -1,0 +1,118 @@
+"""From a noisy net to a plain one of its means, without what the posterior calls dead."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.compression.layout import column, row
+from vardrop.compression.parts import Scale
+from vardrop.errors import VardropError
+from vardrop.gates import Gate, SwitchableDropout
+from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.layers.folding import fold
+from vardrop.noisy import Noisy, Relevance, relevance
+
+# One number for every noisy module, one for each by a name, or each method's own rule.
+Thresholds = SupportsFloat | Mapping[str, float] | None
+
+
+def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
+    """The relevance of every noisy module under the given threshold."""
+    if not any(isinstance(m, Noisy) for m in net.modules()):
+        return {}
+    found = relevance(net)
+    if threshold is None:
+        return found
+    if not isinstance(threshold, Mapping):
+        if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
+            raise VardropError(
+                "Expected one threshold for modules with one rule, but got "
+                f"{threshold} for the rules {_rules_text(found)}. Give thresholds by module name."
+            )
+        threshold = dict.fromkeys(found, float(threshold))
+    if unknown := sorted(set(threshold) - set(found)):
+        raise VardropError(
+            f"Expected `threshold` to name noisy modules among {sorted(found)}, but got {unknown}."
+        )
+    return {
+        name: dataclasses.replace(r, threshold=threshold.get(name, r.threshold))
+        for name, r in found.items()
+    }
+
+
+def _rules_text(found: dict[str, Relevance]) -> str:
+    return ", ".join(f"'{n}' {'>' if r.keep_above else '<'} {r.threshold}" for n, r in found.items())
+
+
+def masked(
+    net: nn.Module, threshold: Thresholds = None
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A plain copy of a noisy net with its dead weights at zero, in evaluation mode.
+
+    Returns the copy and the posterior standard deviation of every noisy weight by its name. The
+    given net stays as it is. Weights of a plain net that are zero already count as dead.
+    """
+    kept = {name: r.kept for name, r in rules(net, threshold).items()}
+    plain = copy.deepcopy(net).eval()
+    deviations: dict[str, Tensor] = {}
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, Variational):
+            _make_plain(name, module, kept, deviations)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, Gate):
+            plain.set_submodule(name, _constant(module, kept.get(name)))
+        elif isinstance(module, SwitchableDropout):
+            plain.set_submodule(name, nn.Identity())
+    return plain, deviations
+
+
+@torch.no_grad()
+def _constant(gate: Gate, kept: Tensor | None) -> nn.Module:
+    """The mean of a gate that stands on its own, with dead units at zero."""
+    mean = gate.unit_mean()
+    if mean is None and kept is None:
+        return nn.Identity()
+    factor = kept if mean is None else mean if kept is None else mean * kept
+    assert factor is not None
+    return Scale(factor.detach().float().expand(gate.units).clone(), gate.axis)
+
+
+@torch.no_grad()
+def _make_plain(
+    name: str, layer: Any, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+) -> None:
+    """Zero dead weights and the weights of dead gate units, fold the gate, drop the noise."""
+    inside = f"{name}." if name else ""
+    if name in kept:
+        layer.weight.mul_(kept[name])
+    if layer.gate is not None and f"{inside}gate" in kept:
+        _drop_units(layer, kept[f"{inside}gate"])
+    if layer.posterior is not None:
+        deviation = layer.variance().sqrt()
+        if layer.gate is not None:
+            fold(layer.gate, deviation, None, layer.axes)
+        deviations[f"{inside}weight"] = deviation.abs()
+    layer.make_plain()
+    layer.__class__ = _PLAIN[type(layer)]
+
+
+def _drop_units(layer: Any, kept: Tensor) -> None:
+    """Zero what reads (or feeds) the units that a gate inside a layer has closed."""
+    dead = (~kept).nonzero().flatten()
+    if layer.gate.side == "input":
+        for unit in dead.tolist():
+            column(layer, layer.weight, unit).zero_()
+        return
+    for unit in dead.tolist():
+        row(layer, layer.weight, unit).zero_()
+    if layer.bias is not None:
+        layer.bias[dead] = 0
+
+
+_PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}

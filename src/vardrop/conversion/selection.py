@@ -1,0 +1,41 @@
+"""Which modules a conversion is about: by name pattern, type or predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from vardrop.errors import VardropError
+
+Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
+
+
+def selects(where: Where | list[Where] | None, module: nn.Module, name: str) -> bool:
+    """Whether a selection (name pattern, type, predicate, list of these) takes a module."""
+    if where is None:
+        return True
+    if isinstance(where, list | tuple):
+        return any(selects(w, module, name) for w in where)
+    if isinstance(where, str):
+        return fnmatchcase(name, where)
+    if isinstance(where, type):
+        return isinstance(module, where)
+    if callable(where):
+        return where(module, name)
+    raise VardropError(
+        "Expected `where` to be a name pattern, a module type, a predicate (module, name) -> bool "
+        f"or a list of these, but got {where!r}."
+    )
+
+
+def check_names(argument: str, where: Where | list[Where] | None, names: list[str]) -> None:
+    """Refuse a name pattern that matches nothing."""
+    patterns = where if isinstance(where, list | tuple) else [where]
+    for pattern in patterns:
+        if isinstance(pattern, str) and not any(fnmatchcase(n, pattern) for n in names):
+            raise VardropError(
+                f"Expected `{argument}` to match a module, but got {pattern!r}. "
+                f"The names are {', '.join(n or '(net)' for n in names)}."
+            )

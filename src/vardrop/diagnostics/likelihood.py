@@ -1,0 +1,113 @@
+"""Variance of the likelihood of a batch: which part a larger batch reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vardrop.diagnostics.estimate import Estimate
+from vardrop.diagnostics.passes import Loader, drawing, outputs
+from vardrop.errors import VardropError
+from vardrop.estimators import Estimator
+from vardrop.noisy import sampling
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LikelihoodCovariance:
+    """Var of num_data * (mean loss of a batch), split by how it depends on the batch size.
+
+    Var = num_data^2 (Var[L_i] / M + (M - 1) / M Cov[L_i, L_j])
+        = falling + constant,   falling = num_data^2 (Var - Cov) / M,  constant = num_data^2 Cov
+    """
+
+    variance: Estimate  # Var[L_i] of one example, over data and noise
+    covariance: Estimate  # Cov[L_i, L_j] of two examples of one batch
+    batch_size: int
+    num_data: int
+
+    @property
+    def falling(self) -> float:
+        """The part that a larger batch reduces."""
+        difference = self.variance.value - self.covariance.value
+        return self.num_data**2 * difference / self.batch_size
+
+    @property
+    def constant(self) -> float:
+        """The part that stays, whatever the batch."""
+        return self.num_data**2 * self.covariance.value
+
+
+def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of every example, (N, C) and (N,) to (N,)."""
+    return functional.cross_entropy(output, target, reduction="none")
+
+
+@torch.no_grad()
+def likelihood_covariance(
+    net: nn.Module,
+    loader: Loader,
+    loss: Loss = example_cross_entropy,
+    estimator: Estimator | None = None,
+    num_data: int = 1,
+    repeats: int = 1,
+) -> LikelihoodCovariance:
+    """Split the variance of the likelihood into what falls with the batch size and what does not.
+
+    One-way analysis of variance with the batches (one noise draw each) as groups: the variance of
+    the batch means and the variance inside batches give Cov[L_i, L_j] and Var[L_i], unbiased; the
+    standard errors are jackknifed over batches.
+
+    Args:
+        net: a net with noisy modules.
+        loader: shuffled batches (x, y) of one size M >= 2; at least three.
+        loss: (output, target) -> one loss an example, (M,).
+        estimator: how the layers draw; None leaves each layer its own.
+        num_data: scale of the loss.
+        repeats: passes over the loader.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.bayes_by_backprop())
+    >>> data = [(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])) for _ in range(6)]
+    >>> likelihood_covariance(net, data).batch_size
+    5
+
+    Kingma, Salimans & Welling 2015, eq. 4 and 5.
+    """
+    means, within, size = [], [], 0
+    with drawing(net, estimator), sampling(net):
+        for output, y in outputs(net, loader, repeats):
+            losses = loss(output, y).double()
+            size = len(y)
+            if losses.shape != (size,) or size < 2:
+                raise VardropError(
+                    f"Expected `loss` to give one value for each of two or more examples, but got "
+                    f"shape {tuple(losses.shape)} for {size}. Use reduction='none'."
+                )
+            means.append(losses.mean())
+            within.append(losses.var())
+    if len(means) < 3:
+        raise VardropError(f"Expected `loader` to yield at least 3 batches, but got {len(means)}.")
+    covariance, variance = _components(torch.stack(means), torch.stack(within), size)
+    return LikelihoodCovariance(variance, covariance, size, num_data)
+
+
+def _components(means: Tensor, within: Tensor, size: int) -> tuple[Estimate, Estimate]:
+    def both(means: Tensor, within: Tensor) -> Tensor:
+        covariance = means.var() - within.mean() / size
+        return torch.stack([covariance, covariance + within.mean()])
+
+    count = len(means)
+    kept = [torch.arange(count) != i for i in range(count)]
+    left_out = torch.stack([both(means[k], within[k]) for k in kept])
+    error = (left_out.var(0) * (count - 1) ** 2 / count).sqrt()
+    value = both(means, within)
+    covariance, variance = (
+        Estimate(v, e, count) for v, e in zip(value.tolist(), error.tolist(), strict=True)
+    )
+    return covariance, variance

@@ -1,0 +1,145 @@
+"""Dependent Beta-Bernoulli dropout: a gate that opens on the inputs that need the unit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vardrop.errors import VardropError
+from vardrop.functional import concrete, normal_kl, uniform
+from vardrop.gates.base import (
+    FeatureNoise,
+    Gate,
+    Side,
+    along,
+    check_positive,
+    inverse_softplus,
+    noise_shape,
+)
+from vardrop.gates.beta_bernoulli import BetaBernoulli
+from vardrop.noisy import Relevance
+from vardrop.posteriors import Tensors
+
+_MOMENTUM, _EPS, _EDGE = 0.1, 1e-5, 1e-6
+
+
+@dataclass(frozen=True)
+class DependentBetaBernoulli(FeatureNoise):
+    """z = z_base z_input, z_input ~ Bernoulli(clip(scale h + shift + std eps, 0, 1)).
+
+    h is the unit's activation (averaged over space for channels), detached and standardised by
+    running averages, in training too, so that an example's gate does not depend on its batch. The
+    shift has the posterior N(shift, std^2), one draw a batch, and the prior N(0, prior_std^2).
+
+    Staged, the default: the gate takes over a trained `BetaBernoulli` gate, whose tensors are
+    frozen and whose KL is a constant and left out. `joint=True` starts both together.
+
+    >>> gate = Gate(DependentBetaBernoulli(joint=True), units=3)
+    >>> [name for name, _ in gate.named_parameters()]
+    ['raw_a', 'raw_b', 'scale', 'shift', 'raw_std']
+
+    Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
+    dropout", eq. 16 to 21.
+    """
+
+    base: BetaBernoulli = field(default_factory=BetaBernoulli)
+    joint: bool = False
+    scale: float = 1.0
+    shift: float = 1.0
+    std: float = 1.0
+    prior_std: float = math.sqrt(5.0)
+    input_dependent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "std", "prior_std"):
+            check_positive(name, getattr(self, name))
+
+    def side(self, spatial: int) -> Side:
+        return self.base.side(spatial)
+
+    def initial(self, units: int) -> dict[str, Tensor]:
+        if not self.joint:
+            raise VardropError(
+                "Expected a trained Beta-Bernoulli gate under the dependent one, but got none. "
+                "Convert with beta_bernoulli() and train first, or use joint=True."
+            )
+        return {**self.base.initial(units), **self.own(units)}
+
+    def own(self, units: int) -> dict[str, Tensor]:
+        """The tensors that the dependent part adds to its base."""
+        return {
+            "scale": torch.full((units,), self.scale),
+            "shift": torch.full((units,), self.shift),
+            "raw_std": torch.full((units,), inverse_softplus(self.std)),
+        }
+
+    def statistics(self, units: int) -> dict[str, Tensor]:
+        zeros, ones = torch.zeros(units), torch.ones(units)
+        return {"running_mean": zeros, "running_var": ones, "batches": torch.zeros(())}
+
+    @torch.no_grad()
+    def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
+        mean = tensors["running_mean"]
+        rows = self._pooled(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
+        if rows.shape[0] < 2:
+            return  # one example has no variance
+        # A plain average over the first batches, then an exponential one.
+        rate = torch.clamp(1 / (tensors["batches"] + 1), min=_MOMENTUM)
+        mean.lerp_(rows.mean(0), rate)
+        tensors["running_var"].lerp_(rows.var(0, unbiased=False), rate)
+        tensors["batches"].add_(1)
+
+    @staticmethod
+    def _pooled(x: Tensor, axis: int) -> Tensor:
+        space = tuple(range(axis % x.dim() + 1, x.dim()))
+        return x.detach().mean(space, keepdim=True) if space else x.detach()
+
+    def _activation(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        h = self._pooled(x, axis).to(tensors["running_mean"].dtype)
+        deviation = torch.rsqrt(tensors["running_var"] + _EPS)
+        h = (h - along(axis, x, tensors["running_mean"])) * along(axis, x, deviation)
+        return h * along(axis, x, tensors["scale"]) + along(axis, x, tensors["shift"])
+
+    def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        std = functional.softplus(tensors["raw_std"])
+        noise = along(axis, x, std * torch.randn_like(std))
+        phi = (self._activation(x, axis, tensors) + noise).clamp(_EDGE, 1 - _EDGE)
+        draw = uniform(noise_shape(x, axis, "channel"), std)
+        z = concrete(torch.logit(phi), draw, self.base.temperature)
+        return z.to(x.dtype) * self.base.multiplier(x, axis, tensors)
+
+    def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        base = along(axis, x, self.base.unit_mean(tensors))
+        open_ = base * self._activation(x, axis, tensors).clamp(0, 1)
+        return torch.where(open_ > self.base.threshold, open_, 0.0).to(x.dtype)
+
+    def kl(self, tensors: Tensors, units: int) -> Tensor:
+        variance = functional.softplus(tensors["raw_std"]).square()
+        zero, prior_std = variance.new_zeros(()), variance.new_tensor(self.prior_std)
+        own = normal_kl(tensors["shift"], variance, zero, prior_std).sum()
+        return own + self.base.kl(tensors, units) if self.joint else own
+
+    def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        return self.base.relevance(tensors, units)
+
+
+def depend(gate: Gate | None, noise: DependentBetaBernoulli) -> Gate:
+    """The dependent gate that takes over a Beta-Bernoulli gate and its tensors."""
+    if gate is None or not isinstance(gate.noise, BetaBernoulli):
+        found = None if gate is None else gate.noise
+        raise VardropError(
+            f"Expected a Beta-Bernoulli gate under the dependent one, but got {found!r}. "
+            "Convert with beta_bernoulli() and train first, or use joint=True."
+        )
+    noise = replace(noise, base=gate.noise)
+    dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
+    dependent.to(gate.raw_a).train(gate.training)  # type: ignore[arg-type]
+    for name in gate.tensors:
+        setattr(dependent, name, getattr(gate, name).requires_grad_(noise.joint))
+    dependent.noise = noise
+    return dependent

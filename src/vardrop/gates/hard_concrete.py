@@ -1,0 +1,87 @@
+"""L0 regularisation: hard concrete gates, which are exactly zero with positive probability."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.functional import concrete, uniform
+from vardrop.gates.base import FeatureNoise, Side, along, check_positive, noise_shape
+from vardrop.noisy import Relevance
+from vardrop.posteriors import Tensors
+
+
+@dataclass(frozen=True)
+class HardConcrete(FeatureNoise):
+    """z = min(1, max(0, s (high - low) + low)), s a concrete draw, one a unit of an example.
+
+    The penalty is `penalty` times the expected number of weights that stay,
+    sum_units |weights of the unit| P(z > 0), P(z > 0) = sigmoid(logit - temperature
+    log(-low / high)); a gate on its own counts one weight a unit. The mean multiplies by
+    min(1, max(0, sigmoid(logit) (high - low) + low)), and a unit is kept while that is positive.
+
+    `penalty` is the lambda N of the paper (0.1 on MNIST); `drop_rate` is where the gates start.
+
+    >>> noise = HardConcrete(drop_rate=0.5)
+    >>> noise.unit_mean(noise.initial(2))
+    tensor([0.5000, 0.5000])
+
+    Louizos, Welling & Kingma 2018, "Learning sparse neural networks through L0 regularization",
+    eq. 10 to 13.
+    """
+
+    penalty: float = 0.1
+    drop_rate: float = 0.2
+    temperature: float = 2 / 3
+    low: float = -0.1
+    high: float = 1.1
+
+    def __post_init__(self) -> None:
+        for name in ("penalty", "temperature"):
+            check_positive(name, getattr(self, name))
+        if not 0 < self.drop_rate < 1:
+            raise VardropError(
+                f"Expected `drop_rate` to lie in (0, 1), but got {self.drop_rate}. "
+                "It is where the learned gates start."
+            )
+        if not (self.low < 0 and self.high > 1):
+            raise VardropError(
+                f"Expected `low` < 0 and `high` > 1, but got {self.low} and {self.high}. "
+                "The stretch is what lets a gate close."
+            )
+
+    def side(self, spatial: int) -> Side:
+        return "output" if spatial else "input"
+
+    def initial(self, units: int) -> dict[str, Tensor]:
+        return {"logit": torch.full((units,), math.log((1 - self.drop_rate) / self.drop_rate))}
+
+    def _stretch(self, s: Tensor) -> Tensor:
+        return (s * (self.high - self.low) + self.low).clamp(0, 1)
+
+    def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        logit = along(axis, x, tensors["logit"])
+        noise = uniform(noise_shape(x, axis, "channel"), logit)
+        return self._stretch(concrete(logit, noise, self.temperature)).to(x.dtype)
+
+    def open_probability(self, tensors: Tensors) -> Tensor:
+        """P(z > 0), a unit each."""
+        return torch.sigmoid(tensors["logit"] - self.temperature * math.log(-self.low / self.high))
+
+    def unit_mean(self, tensors: Tensors) -> Tensor:
+        return self._stretch(torch.sigmoid(tensors["logit"]))
+
+    def kl(self, tensors: Tensors, units: int) -> Tensor:
+        return self.penalty * self.open_probability(tensors).sum()
+
+    def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        open_probability = self.open_probability(tensors)
+        others = weight.numel() / open_probability.numel() - 1  # `kl` has counted one a unit
+        return self.penalty * others * open_probability.sum()
+
+    def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        return Relevance(self.unit_mean(tensors), 0.0, True, "input")

@@ -1,0 +1,59 @@
+"""The group normal-Jeffreys gate of Bayesian compression, to stand beside a weight posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardrop.functional import log_uniform_kl
+from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
+from vardrop.noisy import Relevance
+from vardrop.posteriors import Tensors
+
+
+@dataclass(frozen=True)
+class NormalJeffreys(FeatureNoise):
+    """z ~ N(mu, exp(log_sigma2)), one draw a unit of an example, with the prior p(z) ~ 1/|z|.
+
+    KL = the log-uniform KL at log alpha = log_sigma2 - log mu^2, a unit each. A unit is kept while
+    log alpha is below `threshold`, which the authors pick by hand for each layer (-2.8, -3, -5 in
+    their example). Inputs of dense layers and output channels of convolutions are gated, so a
+    weight N(m, s^2) becomes z w with mean mu m and variance mu^2 s^2 + sigma^2 m^2 + sigma^2 s^2.
+
+    >>> noise = NormalJeffreys(log_sigma2=-9.0)
+    >>> noise.log_alpha(noise.initial(2))
+    tensor([-9., -9.])
+
+    Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", eq. 7 to 10.
+    """
+
+    log_sigma2: float = -9.0
+    threshold: float = -3.0
+
+    def side(self, spatial: int) -> Side:
+        return "output" if spatial else "input"
+
+    def initial(self, units: int) -> dict[str, Tensor]:
+        return {"mu": torch.ones(units), "log_sigma2": torch.full((units,), self.log_sigma2)}
+
+    def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        shape = noise_shape(x, axis, "channel")
+        std = along(axis, x, torch.exp(0.5 * tensors["log_sigma2"]))
+        noise = torch.randn(shape, dtype=std.dtype, device=x.device)
+        return (along(axis, x, tensors["mu"]) + std * noise).to(x.dtype)
+
+    def unit_mean(self, tensors: Tensors) -> Tensor:
+        return tensors["mu"]
+
+    def kl(self, tensors: Tensors, units: int) -> Tensor:
+        ratio = tensors["mu"].square() * torch.exp(-tensors["log_sigma2"])
+        return log_uniform_kl(0.5 * ratio).sum()
+
+    def log_alpha(self, tensors: Tensors) -> Tensor:
+        tiny = torch.finfo(tensors["mu"].dtype).tiny
+        return tensors["log_sigma2"] - torch.log(tensors["mu"].square() + tiny)
+
+    def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        return Relevance(self.log_alpha(tensors), self.threshold, False, "input")

@@ -1,0 +1,199 @@
+"""The head: a linear layer on features whose rule turns logits into class probabilities."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vardrop.errors import VardropError
+from vardrop.noisy import Noisy
+from vardrop.values import Value
+
+Branches = Mapping[str, Tensor]
+
+
+class HeadParts(NamedTuple):
+    """loss = nll + kl + aux - entropy, each the mean over examples of a sum over classes."""
+
+    loss: Tensor
+    nll: Tensor
+    kl: Tensor
+    aux: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class ClassRule(Value, ABC):
+    """How a head turns class logits into probabilities: a value with pure functions.
+
+    `logits` are those of the linear layer, (..., classes); `branches` holds the outputs, of the
+    same shape, of the further linear maps that the rule names.
+    """
+
+    branches: ClassVar[tuple[str, ...]] = ()
+    linear: ClassVar[bool] = False  # the probabilities are the softmax of the logits
+
+    @abstractmethod
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """Class log-probabilities in one pass, without noise."""
+
+    def draw(self, logits: Tensor, branches: Branches) -> Tensor:
+        """Class log-probabilities under one draw of the noise, labels unknown."""
+        return self.log_probs(logits, branches)
+
+    @abstractmethod
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """The training objective under one draw of the noise."""
+
+    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        """How probably each class stays in play, in the shape of the logits."""
+        return torch.ones_like(logits)
+
+
+class Head(Noisy, nn.Linear):
+    """A classifier on features: `weight` and `bias` make the logits, the rule does the rest.
+
+    Args:
+        in_features: width of the features.
+        num_classes: at least two.
+        bias: whether the linear maps have one.
+        options: the fields of the head's rule.
+    """
+
+    rule_type: ClassVar[type[ClassRule]]
+    rule: ClassRule
+    _tapped: list[Tensor] | None = None
+
+    def __init__(
+        self, in_features: int, num_classes: int, bias: bool = True, **options: Any
+    ) -> None:
+        nn.Linear.__init__(self, in_features, num_classes, bias)
+        self.make_head(self.rule_type(**options))
+
+    def make_head(self, rule: ClassRule) -> None:
+        """Register the rule and its branches on a layer that is a plain linear layer so far."""
+        if self.out_features < 2:
+            raise VardropError(
+                f"Expected at least 2 classes, but got {self.out_features}. "
+                "Use a Bernoulli likelihood for one logit."
+            )
+        self.rule = rule
+        for name in rule.branches:
+            branch = nn.Linear(self.in_features, self.out_features, self.bias is not None)
+            self.add_module(name, branch.to(self.weight).train(self.training))
+
+    def check_linear(self) -> None:
+        """Refuse to become a linear layer where the probabilities are more than its softmax."""
+        if not self.rule.linear:
+            raise VardropError(
+                f"Expected a head that is a softmax of its linear layer, but got {self.rule!r}. "
+                "Keep the head and use the net in evaluation mode."
+            )
+
+    def make_plain(self) -> None:
+        """Drop the rule of a head whose probabilities are a plain softmax."""
+        self.check_linear()
+        del self.rule
+        self.__dict__.pop("sampling", None)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return self.out_features
+
+    def _maps(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if h.shape[-1] != self.in_features:
+            raise VardropError(
+                f"Expected the last axis of the features to be {self.in_features}, "
+                f"but got shape {tuple(h.shape)}."
+            )
+        logits = _wide(functional.linear(h, self.weight, self.bias))
+        return logits, {name: _wide(getattr(self, name)(h)) for name in self.rule.branches}
+
+    def forward(self, h: Tensor, samples: int | None = None) -> Tensor:
+        """Class log-probabilities: one pass, one draw while sampling, or a mean over `samples`."""
+        if self._tapped is not None:
+            self._tapped.append(h)
+            return h
+        maps = self._maps(h)
+        if samples is None:
+            return self.rule.draw(*maps) if self.is_sampling else self.rule.log_probs(*maps)
+        if samples < 1:
+            raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
+        draws = torch.stack([self.rule.draw(*maps) for _ in range(samples)])
+        return torch.logsumexp(draws, dim=0) - math.log(samples)
+
+    def loss(self, h: Tensor, y: Tensor) -> HeadParts:
+        """The objective and its parts for features h (..., in_features) and labels y (...)."""
+        maps = self._maps(h)
+        self._check_labels(h, y)
+        return self.rule.loss(*maps, y)
+
+    def _check_labels(self, h: Tensor, y: Tensor) -> None:
+        if y.shape != h.shape[:-1] or y.is_floating_point():
+            raise VardropError(
+                f"Expected `y` to hold class indices of shape {tuple(h.shape[:-1])}, but got "
+                f"{y.dtype} of shape {tuple(y.shape)}."
+            )
+        if torch.compiler.is_compiling() or y.numel() == 0:
+            return  # a check of values would break the graph
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= self.num_classes:
+            raise VardropError(
+                f"Expected `y` to lie in 0..{self.num_classes - 1}, but got {low}..{high}. "
+                "Count classes from 0."
+            )
+
+    def retain_probability(self, h: Tensor) -> Tensor:
+        """How probably each class is still in play for features h, (..., num_classes)."""
+        return self.rule.retain_probability(*self._maps(h))
+
+    def features(self, net: nn.Module, x: Any) -> Tensor:
+        """The features that the head sees in `net(x)`; the head must be the net's last step."""
+        self._tapped = []
+        try:
+            output, seen = net(x), self._tapped
+        finally:
+            self._tapped = None
+        if len(seen) != 1 or output is not seen[0]:
+            raise VardropError(
+                "Expected the head to be the last step of the net and to run once, but got "
+                f"{len(seen)} runs and an output of its own. Take away what follows the head: it "
+                "returns log-probabilities."
+            )
+        return seen[0]
+
+    def noise_tensors(self) -> Iterator[Tensor]:
+        for name in self.rule.branches:
+            yield from getattr(self, name).parameters()
+
+    def extra_repr(self) -> str:
+        return f"{nn.Linear.extra_repr(self)}, rule={self.rule!r}"
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def is_target(y: Tensor, logits: Tensor) -> Tensor:
+    """True at the class of each label, in the shape of the logits."""
+    return torch.arange(logits.shape[-1], device=y.device) == y.unsqueeze(-1)
+
+
+def masked_nll(logits: Tensor, log_mask: Tensor, y: Tensor) -> Tensor:
+    """Mean over examples of -log softmax(logits + log_mask)[y]."""
+    log_probs = torch.log_softmax(logits + log_mask, dim=-1)
+    return -log_probs.gather(-1, y.unsqueeze(-1)).mean()
+
+
+def only_nll(nll: Tensor) -> HeadParts:
+    """The parts of a rule whose loss is a likelihood alone."""
+    zero = torch.zeros_like(nll)
+    return HeadParts(nll, nll, zero, zero, zero)

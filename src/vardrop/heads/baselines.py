@@ -1,0 +1,133 @@
+"""The heads that DropMax is compared with: softmax, sampled softmax, class dropout, attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vardrop.errors import VardropError
+from vardrop.heads.base import (
+    Branches,
+    ClassRule,
+    Head,
+    HeadParts,
+    is_target,
+    masked_nll,
+    only_nll,
+)
+from vardrop.posteriors import check_drop_rate
+
+
+@dataclass(frozen=True)
+class SoftmaxRule(ClassRule):
+    """p_k ~ exp(o_k), trained by its likelihood."""
+
+    linear: ClassVar[bool] = True
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits, dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        return only_nll(masked_nll(logits, torch.zeros_like(logits), y))
+
+
+@dataclass(frozen=True)
+class SampledSoftmaxRule(ClassRule):
+    """Trains on the target and a uniform sample of `share` of the classes; tests on all.
+
+    Jean et al. 2015, "On using very large target vocabulary for neural machine translation",
+    sec. 3, with a uniform proposal, which needs no correction.
+    """
+
+    share: float = 0.4
+    linear: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise VardropError(f"Expected `share` to lie in (0, 1], but got {self.share}.")
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits, dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        target = is_target(y, logits)
+        count = max(2, round(self.share * logits.shape[-1]))
+        ranks = torch.rand_like(logits).masked_fill(target, 2.0).argsort(-1, descending=True)
+        chosen = torch.zeros_like(target).scatter(-1, ranks[..., :count], True)
+        return only_nll(masked_nll(logits, torch.where(chosen, 0.0, -torch.inf), y))
+
+
+@dataclass(frozen=True)
+class ClassDropoutRule(ClassRule):
+    """Drops every class but the target with one fixed rate in training; tests on all.
+
+    Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5 (random DropMax).
+    """
+
+    drop_rate: float = 0.6
+    linear: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_drop_rate(self.drop_rate)
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits, dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        kept = (torch.rand_like(logits) >= self.drop_rate) | is_target(y, logits)
+        return only_nll(masked_nll(logits, torch.where(kept, 0.0, -torch.inf), y))
+
+    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.full_like(logits, 1 - self.drop_rate)
+
+
+@dataclass(frozen=True)
+class AttentionRule(ClassRule):
+    """p_k ~ sigmoid(a_k) exp(o_k), a linear in x, without noise: deterministic attention.
+
+    Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5.
+    """
+
+    branches: ClassVar[tuple[str, ...]] = ("retain",)
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        return only_nll(masked_nll(logits, functional.logsigmoid(branches["retain"]), y))
+
+    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.sigmoid(branches["retain"])
+
+
+class Softmax(Head):
+    """The plain softmax under the interface of heads.
+
+    >>> import torch
+    >>> Softmax(5, 3)(torch.randn(4, 5)).shape
+    torch.Size([4, 3])
+    """
+
+    rule_type: ClassVar[type[ClassRule]] = SoftmaxRule
+
+
+class SampledSoftmax(Head):
+    """Softmax trained on a uniform sample of the classes, `share` of them."""
+
+    rule_type: ClassVar[type[ClassRule]] = SampledSoftmaxRule
+
+
+class ClassDropout(Head):
+    """Softmax trained with every other class dropped at one fixed `drop_rate`."""
+
+    rule_type: ClassVar[type[ClassRule]] = ClassDropoutRule
+
+
+class DeterministicAttention(Head):
+    """Softmax whose terms are weighted by sigmoid attention, without noise."""
+
+    rule_type: ClassVar[type[ClassRule]] = AttentionRule

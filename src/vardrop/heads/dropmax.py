@@ -1,0 +1,97 @@
+"""DropMax: a softmax that learns which classes to drop for each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vardrop.errors import VardropError
+from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
+from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, is_target, masked_nll
+
+
+@dataclass(frozen=True)
+class DropMaxRule(ClassRule):
+    """p(y | x, z) ~ z_k exp(o_k), z_k ~ Bernoulli(rho_k), rho = sigmoid(a), a linear in x.
+
+    Training draws from q(z | x, y): the target is kept, and every other class is kept with
+    probability g = sigmoid(stop_gradient(a) + r), r linear in x, relaxed with `temperature`. With
+    KL_target = -log rho_target and KL_k = KL(Bernoulli(g_k) || Bernoulli(rho_k)) otherwise,
+
+        loss = -log p(y | x, z) + sum_k KL_k + sum_k BCE(sigmoid(r_k), [k = y]) - sum_k H(rho_k).
+
+    `inference="p"` draws z ~ p(z | x) in training too and keeps the likelihood alone.
+
+    Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
+    """
+
+    temperature: float = 0.1
+    inference: Literal["q", "p"] = "q"
+    branches: ClassVar[tuple[str, ...]] = ("retain", "correction")
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise VardropError(
+                f"Expected `temperature` to be positive, but got {self.temperature}."
+            )
+        if self.inference not in ("q", "p"):
+            raise VardropError(
+                f"Expected `inference` to be 'q' or 'p', but got {self.inference!r}."
+            )
+
+    def _log_mask(self, logit: Tensor) -> Tensor:
+        noise = uniform(logit.shape, logit)
+        return functional.logsigmoid(concrete_logit(logit, noise, self.temperature))
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
+
+    def draw(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.log_softmax(logits + self._log_mask(branches["retain"]), dim=-1)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        a, r = branches["retain"], branches["correction"]
+        if self.inference == "p":
+            nll = masked_nll(logits, self._log_mask(a), y)
+            zero = 0 * (a.sum() + r.sum())  # keeps every branch in the graph, for DDP
+            return HeadParts(nll + zero, nll, zero, zero, zero)
+        target, g = is_target(y, logits), a.detach() + r
+        nll = masked_nll(logits, torch.where(target, 0.0, self._log_mask(g)), y)
+        kl = torch.where(target, -functional.logsigmoid(a), bernoulli_kl(g, a))
+        aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
+        kl, aux, entropy = (t.sum(-1).mean() for t in (kl, aux, bernoulli_entropy(a)))
+        return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)
+
+    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        return torch.sigmoid(branches["retain"])
+
+
+class DropMax(Head):
+    """A classifier that drops classes from its softmax, per example.
+
+    `head(h)` gives class log-probabilities, log softmax(o + log rho), in one pass, and
+    `head(h, samples=S)` their Monte-Carlo average over masks; `head.loss(h, y)` is the objective
+    with its parts; `head.retain_probability(h)` says which classes are still in play.
+
+    Args:
+        in_features: width of the features.
+        num_classes: at least two.
+        bias: whether the linear maps have one.
+        temperature: of the relaxed masks.
+        inference: "q" (the paper's), or "p" to draw from the prior in training.
+
+    >>> import torch
+    >>> head = DropMax(5, 3)
+    >>> head.loss(torch.randn(4, 5), torch.tensor([0, 1, 2, 0]))._fields
+    ('loss', 'nll', 'kl', 'aux', 'entropy')
+    >>> head.eval()(torch.randn(4, 5)).shape
+    torch.Size([4, 3])
+
+    Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
+    """
+
+    rule_type: ClassVar[type[ClassRule]] = DropMaxRule

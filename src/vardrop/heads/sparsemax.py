@@ -1,0 +1,67 @@
+"""Sparsemax: the projection of the logits onto the simplex, which gives exact zeros."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, only_nll
+
+
+def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """argmin_p |p - logits|^2 over the simplex, and the threshold: p = max(logits - t, 0).
+
+    >>> import torch
+    >>> sparsemax(torch.tensor([1.0, 0.5, -1.0]))[0]
+    tensor([0.7500, 0.2500, 0.0000])
+
+    Martins & Astudillo 2016, "From softmax to sparsemax", alg. 1.
+    """
+    descending = logits.sort(-1, descending=True).values
+    sums = descending.cumsum(-1) - 1
+    count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)
+    size = (count * descending > sums).sum(-1, keepdim=True)
+    threshold = sums.gather(-1, size - 1) / size
+    return (logits - threshold).clamp(min=0), threshold
+
+
+@dataclass(frozen=True)
+class SparsemaxRule(ClassRule):
+    """p = sparsemax(o), trained by the sparsemax loss, which stands in the place of the NLL.
+
+        loss = -o_y + 1/2 sum_{k in support} (o_k^2 - t^2) + 1/2
+
+    A class outside the support has log-probability minus infinity.
+
+    Martins & Astudillo 2016, "From softmax to sparsemax", eq. 21.
+    """
+
+    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        probs = self.retain_probability(logits, branches)
+        inside = probs > 0
+        return torch.where(inside, torch.where(inside, probs, 1.0).log(), -torch.inf)
+
+    def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        # Both the map and the loss ignore a shift; without it the squares would cancel.
+        shifted = logits - logits.amax(-1, keepdim=True).detach()
+        probs, threshold = sparsemax(shifted)
+        squares = torch.where(probs > 0, shifted.square() - threshold.square(), 0.0).sum(-1)
+        target = shifted.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return only_nll((0.5 + 0.5 * squares - target).mean())
+
+    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        return sparsemax(logits - logits.amax(-1, keepdim=True).detach())[0]
+
+
+class Sparsemax(Head):
+    """A classifier with sparse probabilities.
+
+    >>> import torch
+    >>> Sparsemax(5, 3)(torch.randn(4, 5)).shape
+    torch.Size([4, 3])
+    """
+
+    rule_type: ClassVar[type[ClassRule]] = SparsemaxRule

@@ -1,0 +1,69 @@
+"""Dropout in weight space."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.posteriors.base import (
+    Axes,
+    Posterior,
+    Tensors,
+    check_drop_rate,
+    shared_shape,
+)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Posterior):
+    """w = weight * mask / (1 - drop_rate): the weight-space form of dropout.
+
+    `per="weight"` is DropConnect; `per="input"` drops all weights of an input together, which is
+    dropout on that input.
+
+    >>> import torch
+    >>> q = Bernoulli(drop_rate=0.5)
+    >>> q.variance(torch.tensor([2.0]), {})
+    tensor([4.])
+
+    Wan et al. 2013, "Regularization of neural networks using DropConnect"; Gal & Ghahramani 2016.
+    """
+
+    drop_rate: float = 0.5
+    per: Literal["weight", "input"] = "weight"
+    symmetric: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_drop_rate(self.drop_rate)
+        if self.per not in ("weight", "input"):
+            raise VardropError(f"Expected `per` to be 'weight' or 'input', but got {self.per!r}.")
+
+    @property
+    def learned(self) -> bool:
+        return False
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        return {}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return weight.square() * (self.drop_rate / (1 - self.drop_rate))
+
+    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        shape = (*batch, *shared_shape(weight, axes, self.per))
+        kept = torch.rand(shape, dtype=weight.dtype, device=weight.device) >= self.drop_rate
+        return kept.to(weight.dtype) / (1 - self.drop_rate)
+
+    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return weight * (noise - 1)
+
+    def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return weight * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        alpha = self.drop_rate / (1 - self.drop_rate)
+        return weight.new_full((1,) * weight.dim(), math.log(alpha) if alpha else -math.inf)

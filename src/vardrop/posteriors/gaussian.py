@@ -1,0 +1,95 @@
+"""Gaussian posteriors: additive noise and multiplicative noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.functional import clamp_max
+from vardrop.posteriors.base import (
+    Axes,
+    Posterior,
+    Sharing,
+    Tensors,
+    check_alpha,
+    check_sharing,
+    log_square,
+    shared_shape,
+)
+
+
+@dataclass(frozen=True)
+class AdditiveGaussian(Posterior):
+    """w ~ N(weight, exp(log_sigma2)), one variance a weight.
+
+    >>> import torch
+    >>> q = AdditiveGaussian(log_sigma2=0.0)
+    >>> q.variance(torch.ones(2), q.initial(torch.ones(2), Axes((0,), (0,))))
+    tensor([1., 1.])
+
+    Molchanov, Ashukha & Vetrov 2017, sec. 4.2 (additive noise reparameterisation).
+    """
+
+    log_sigma2: float = -10.0
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        return {"log_sigma2": torch.full_like(weight, self.log_sigma2)}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["log_sigma2"].exp()
+
+    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return torch.exp(0.5 * tensors["log_sigma2"]) * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["log_sigma2"] - log_square(weight)
+
+
+@dataclass(frozen=True)
+class MultiplicativeGaussian(Posterior):
+    """w ~ N(weight, alpha weight^2), alpha per weight, input, output or layer, learned or fixed.
+
+    `max_alpha` bounds alpha by projection (see `functional.clamp_max`).
+
+    >>> import torch
+    >>> q = MultiplicativeGaussian(alpha=0.25, per="layer")
+    >>> q.variance(2 * torch.ones(2), q.initial(torch.ones(2), Axes((0,), (0,))))
+    tensor([1., 1.])
+
+    Kingma, Salimans & Welling 2015, sec. 3.2 (type B).
+    """
+
+    alpha: float = 1.0
+    per: Sharing = "weight"
+    learned: bool = True
+    max_alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_sharing(self.per)
+        if self.max_alpha is not None:
+            check_alpha(self.max_alpha, "max_alpha")
+            if self.alpha > self.max_alpha:
+                raise VardropError(
+                    f"Expected `alpha` to be at most `max_alpha` = {self.max_alpha}, "
+                    f"but got {self.alpha}."
+                )
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        shape = shared_shape(weight, axes, self.per)
+        return {"log_alpha": weight.new_full(shape, math.log(self.alpha))}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return self.log_alpha(weight, tensors).exp() * weight.square()
+
+    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return torch.exp(0.5 * self.log_alpha(weight, tensors)) * weight * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        if self.max_alpha is None:
+            return tensors["log_alpha"]
+        return clamp_max(tensors["log_alpha"], math.log(self.max_alpha))

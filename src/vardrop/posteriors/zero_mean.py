@@ -1,0 +1,68 @@
+"""Posteriors of mean zero: variance layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+from vardrop.functional import random_signs
+from vardrop.posteriors.base import (
+    Axes,
+    Noise,
+    Posterior,
+    Tensors,
+)
+
+
+@dataclass(frozen=True)
+class ZeroMean(Posterior):
+    """w = sigma * noise with mean zero: everything is stored in the variance.
+
+    `noise` is `gaussian` (variance sigma^2), `sign` (+-sigma) or `uniform` (U(-sigma, sigma), so
+    variance sigma^2 / 3). The signed `sigma` starts at the weights that the layer had.
+
+    >>> import torch
+    >>> q = ZeroMean(noise="uniform")
+    >>> q.variance(torch.zeros(1), {"sigma": torch.tensor([3.0])})
+    tensor([3.])
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
+    """
+
+    noise: Noise = "gaussian"
+    zero_mean: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("gaussian", "sign", "uniform"):
+            raise VardropError(
+                f"Expected `noise` to be 'gaussian', 'sign' or 'uniform', but got {self.noise!r}."
+            )
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        return {"sigma": weight.detach().clone()}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        square = tensors["sigma"].square()
+        return square / 3 if self.noise == "uniform" else square
+
+    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        shape = (*batch, *weight.shape)
+        if self.noise == "sign":
+            return random_signs(shape, weight)
+        if self.noise == "uniform":
+            return torch.rand(shape, dtype=weight.dtype, device=weight.device) * 2 - 1
+        return super().draw(weight, axes, batch)
+
+    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["sigma"] * noise
+
+    def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["sigma"] * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return torch.full_like(weight, math.inf)

@@ -1,0 +1,122 @@
+"""Methods with noise on features: gates on units and channels."""
+
+from __future__ import annotations
+
+from vardrop.gates import (
+    BetaBernoulli,
+    BinaryDropout,
+    ConcreteDropout,
+    DependentBetaBernoulli,
+    HardConcrete,
+    LogNormal,
+    NormalJeffreys,
+    Standout,
+)
+from vardrop.posteriors import AdditiveGaussian
+from vardrop.priors import Normal
+from vardrop.recipes.recipe import Recipe
+
+
+def binary_dropout(drop_rate: float = 0.5) -> Recipe:
+    """Binary dropout on the inputs of each layer, as a gate that can be switched.
+
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+    """
+    return Recipe(gate=BinaryDropout(drop_rate))
+
+
+def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
+    """Adaptive dropout: a unit is kept with probability sigmoid(scale x + shift) of its own x.
+
+    It gates the outputs of each layer, before a ReLU; leave out the last layer with `exclude`.
+
+    Ba & Frey 2013, "Adaptive dropout for training deep neural networks", eq. 3 and 4.
+    """
+    return Recipe(gate=Standout(scale, shift))
+
+
+def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None) -> Recipe:
+    """Monte-Carlo dropout: the dropout that a trained net has becomes noise that can be switched.
+
+    Every dropout module keeps its own rate. In a net without any, gates of `drop_rate` are put
+    before the layers that `where` names; with a prior `length_scale` they add the KL of the
+    paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
+
+    Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 7. The authors' UCI runs use
+    rates of 0.005 to 0.1 before every layer, input included, and a length scale of 0.01.
+    """
+    if drop_rate is None:
+        return Recipe(existing=True)
+    return Recipe(gate=BinaryDropout(drop_rate, length_scale=length_scale), existing=True)
+
+
+def concrete_dropout(
+    drop_rate: float = 0.1, length_scale: float = 1e-2, temperature: float | None = None
+) -> Recipe:
+    """Dropout with one learned rate a layer, relaxed; spatial for convolutions.
+
+    Start at `drop_rate`; `temperature` None means 0.1 for dense layers and 2/3 for channels.
+    Predict with the noise on: `vardrop.sampling`.
+
+    Gal, Hron & Kendall 2017, "Concrete dropout", eq. 3 and 5.
+    """
+    return Recipe(gate=ConcreteDropout(drop_rate, temperature, length_scale))
+
+
+def beta_bernoulli(a: float = 0.3133, alpha: float = 1e-4) -> Recipe:
+    """Beta-Bernoulli dropout: sparse gates on the inputs of dense layers and on channels.
+
+    The authors start from a pretrained net, with a learning rate of 1e-2 for the gates and 1e-3
+    for the weights (weight decay 1e-4); the gates' learning rate sets the trade-off between
+    sparsity and accuracy. They use a = 2.127 for VGG.
+
+    Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
+    dropout", eq. 12 to 15.
+    """
+    return Recipe(gate=BetaBernoulli(alpha, a))
+
+
+def dependent_beta_bernoulli(joint: bool = False, shift: float = 1.0, std: float = 1.0) -> Recipe:
+    """Gates that open per input, on top of the Beta-Bernoulli gates of a trained net.
+
+    Convert with `beta_bernoulli()` and train, then convert again with this: the first gates are
+    frozen. `joint=True` converts a plain net and trains both together.
+
+    Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
+    dropout", eq. 16 to 21.
+    """
+    return Recipe(gate=DependentBetaBernoulli(joint=joint, shift=shift, std=std))
+
+
+def structured_pruning(log_sigma: float = -5.0) -> Recipe:
+    """Structured Bayesian pruning: log-normal gates, pruned by their signal-to-noise ratio.
+
+    The authors start from a pretrained net.
+
+    Neklyudov et al. 2017, "Structured Bayesian pruning via log-normal multiplicative noise",
+    eq. 11 to 18.
+    """
+    return Recipe(gate=LogNormal(log_sigma=log_sigma))
+
+
+def l0(penalty: float = 0.1, drop_rate: float = 0.2) -> Recipe:
+    """L0 regularisation: hard concrete gates and a price on every weight that stays.
+
+    `penalty` is per weight, before the division by the number of data (authors: 0.1 on MNIST).
+
+    Louizos, Welling & Kingma 2018, "Learning sparse neural networks through L0 regularization",
+    eq. 10 to 13.
+    """
+    return Recipe(gate=HardConcrete(penalty, drop_rate))
+
+
+def bayesian_compression(log_sigma2: float = -9.0, threshold: float = -3.0) -> Recipe:
+    """Group normal-Jeffreys gates on units beside Gaussian weights under N(0, 1).
+
+    A unit is removed where log alpha of its gate is above `threshold` (authors: -2.8 to -5,
+    chosen by layer). They keep the variances of the first layer's weights at or below 0.04.
+
+    Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", eq. 7 to 10.
+    """
+    gate = NormalJeffreys(log_sigma2, threshold)
+    return Recipe(AdditiveGaussian(log_sigma2), Normal(), gate=gate, noisy_bias=True)

@@ -1,0 +1,207 @@
+"""Checks of one plain layer under one recipe; each raises AssertionError with what failed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.conversion import convert, revert
+from vardrop.layers import Variational
+from vardrop.noisy import kl, noisy_modules, sampling
+from vardrop.objective import ELBO
+from vardrop.recipes import Recipe
+
+Make = Callable[[], nn.Module]
+Inputs = tuple[Tensor, ...]
+Check = Callable[[Make, Inputs, Recipe], None]
+
+
+def _noisy(make: Make, recipe: Recipe) -> Variational:
+    layer = convert(make(), recipe)
+    assert isinstance(layer, Variational)
+    return layer
+
+
+def _expected_plain(layer: Variational, make: Make) -> nn.Module:
+    plain = make()
+    own = layer.state_dict()
+    plain.load_state_dict({k: own[k] for k in plain.state_dict()})
+    return plain.eval()
+
+
+def check_mean_mode(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """With noise off the layer is the torch layer of its means, bit for bit, and so is revert."""
+    layer = _noisy(make, recipe).eval()
+    expected = _expected_plain(layer, make)(*inputs)
+    if layer.gate is None:
+        assert torch.equal(layer(*inputs), expected), "mean mode differs from the torch layer"
+    assert torch.equal(revert(copy.deepcopy(layer))(*inputs), layer(*inputs)) or not torch.equal(
+        layer(*inputs), expected
+    ), "revert differs from mean mode"
+
+
+def check_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Two draws differ, noise follows the switch, and the layer's mode is left as it was."""
+    layer = _noisy(make, recipe).eval()
+    with sampling(layer):
+        draws = [layer(*inputs) for _ in range(32)]  # discrete noise may repeat a draw or two
+        assert any(not torch.equal(draws[0], d) for d in draws), "all draws are equal"
+    assert not layer.training
+    assert torch.equal(layer(*inputs), layer(*inputs)), "noise stays on after sampling()"
+    layer.train()
+    with sampling(layer, on=False):
+        assert torch.equal(layer(*inputs), layer(*inputs)), "sampling(on=False) draws noise"
+
+
+def check_plain_checkpoint(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """A plain checkpoint loads, missing only noise keys, and no tensor is stored twice."""
+    layer, plain = _noisy(make, recipe), make().state_dict()
+    result = layer.load_state_dict(plain, strict=False)
+    assert not result.unexpected_keys, f"unexpected {result.unexpected_keys}"
+    assert not set(result.missing_keys) & set(plain), f"misses {result.missing_keys}"
+    addresses = [t.data_ptr() for t in layer.state_dict().values() if t.numel()]
+    assert len(addresses) == len(set(addresses)), "a state_dict entry stands twice"
+
+
+def check_copies(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """deepcopy, pickle and torch.save + weights_only bring back the same layer, after a forward."""
+    layer = _noisy(make, recipe)
+    layer(*inputs)
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = _noisy(make, recipe)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        twin.train(layer.training)
+        with torch.random.fork_rng():
+            mine = layer(*inputs)
+        with torch.random.fork_rng():
+            assert torch.equal(mine, twin(*inputs)), "a copy draws other noise from the same seed"
+
+
+def check_gradients(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Every trainable tensor gets a finite gradient from ten draws and the KL."""
+    layer = _noisy(make, recipe).train()
+    total = torch.stack([layer(*inputs).square().mean() for _ in range(10)]).mean() + kl(layer)
+    total.backward()
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, f"{name} has no gradient"
+            assert torch.isfinite(parameter.grad).all(), f"the gradient of {name} is not finite"
+
+
+def check_stored_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Ten draws in one step have the gradient of the same ten draws taken one at a time."""
+    layer = _noisy(make, recipe).train()
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+
+    def gradients(losses: list[Tensor]) -> list[Tensor]:
+        grads = torch.autograd.grad(torch.stack(losses).sum(), parameters, allow_unused=True)
+        pairs = zip(parameters, grads, strict=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in pairs]
+
+    with torch.random.fork_rng():
+        together = gradients([layer(*inputs).square().sum() for _ in range(10)])
+    with torch.random.fork_rng():
+        apart = [gradients([layer(*inputs).square().sum()]) for _ in range(10)]
+    for mine, *others in zip(together, *apart, strict=True):
+        expected = torch.stack(others).sum(0)
+        scale = expected.abs().max().clamp(min=1e-12)
+        assert ((mine - expected).abs().max() / scale) <= 1e-5, "gradients of draws do not add up"
+
+
+def check_compile(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """One graph in training and in evaluation; no recompilation for a second call or a new beta."""
+    layer = _noisy(make, recipe)
+    elbo = ELBO(layer, lambda out, _: out.square().mean(), num_data=10)
+    torch.compiler.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    arguments = inputs if len(inputs) == 1 else (inputs,)
+    if len(inputs) == 1:
+        compiled: Any = torch.compile(elbo, fullgraph=True, backend=backend)
+        for beta in (1.0, 0.5):
+            elbo.set_beta(beta)
+            compiled(arguments[0], None).loss.backward()
+        assert len(graphs) == 1, f"{len(graphs)} graphs for two training steps"
+    once: Any = torch.compile(layer.eval(), fullgraph=True, backend=backend)
+    graphs.clear()
+    assert torch.equal(once(*inputs), layer(*inputs)), "the compiled mean differs"
+    once(*inputs)
+    assert len(graphs) == 1, f"{len(graphs)} graphs for two evaluations"
+
+
+def check_vmap(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """vmap over draws gives different draws of the right shape."""
+    layer = _noisy(make, recipe).eval()
+    with sampling(layer), torch.no_grad():
+        draws = torch.vmap(lambda _: layer(*inputs), randomness="different")(torch.empty(32))
+        one = layer(*inputs)
+    assert draws.shape == (32, *one.shape)
+    assert any(not torch.equal(draws[0], d) for d in draws), "vmap repeats one draw"
+
+
+def check_export(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """torch.export of the mean computes the mean."""
+    layer = _noisy(make, recipe).eval()
+    program = torch.export.export(layer, inputs)
+    torch.testing.assert_close(program.module()(*inputs), layer(*inputs))
+
+
+def check_autocast(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Under bfloat16 autocast outputs, KL and gradients are finite."""
+    layer = _noisy(make, recipe).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(*inputs)
+        loss = output.float().square().mean() + kl(layer)
+    loss.backward()
+    assert torch.isfinite(loss)
+    for name, parameter in layer.named_parameters():
+        if parameter.grad is not None:
+            assert torch.isfinite(parameter.grad).all(), f"the gradient of {name} is not finite"
+
+
+def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Two such layers have twice the KL; one layer used twice has it once."""
+    layer = _noisy(make, recipe)
+    with torch.random.fork_rng():
+        one = kl(layer)
+    with torch.random.fork_rng():
+        tied = kl(nn.ModuleList([layer, layer]))
+    assert torch.equal(one, tied), "a shared module counts twice"
+    if recipe.prior is not None and type(recipe.prior).__name__ != "MonteCarlo":
+        two = kl(nn.ModuleList([layer, copy.deepcopy(layer)]))
+        torch.testing.assert_close(two, 2 * one)
+    assert noisy_modules(layer)
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        check_mean_mode, check_noise, check_plain_checkpoint, check_copies, check_gradients,
+        check_stored_noise, check_compile, check_vmap, check_export, check_autocast,
+        check_kl_is_a_sum,
+    )
+}  # fmt: skip
+
+
+def check_layer(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Run every check on one plain layer under one recipe.
+
+    >>> import torch, vardrop as vd
+    >>> from vardrop.testing import check_layer
+    >>> check_layer(lambda: torch.nn.Linear(4, 3), (torch.randn(5, 4),), vd.sparse_vd())
+    """
+    for check in CHECKS.values():
+        check(make, inputs, recipe)

@@ -1,0 +1,82 @@
+"""Small nets of the kinds that pruning has to understand, and random zeros for them."""
+
+import torch
+from torch import nn
+
+from vardrop.experiments.nets import lenet5, mlp
+
+
+class Residual(nn.Module):
+    """Conv-BatchNorm stem, one residual block with a projection, a dense head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.one, self.norm1 = nn.Conv2d(8, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.two, self.norm2 = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.norm(self.stem(x)).relu()
+        y = self.norm1(self.one(x)).relu()
+        x = (x + self.norm2(self.two(y))).relu()
+        return self.head(x.mean((2, 3)))
+
+
+class Separable(nn.Module):
+    """Depthwise and pointwise convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.deep, self.norm = nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8)
+        self.point = nn.Conv2d(8, 12, 1)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = self.norm(self.deep(self.stem(x).relu())).relu()
+        return self.head(self.point(x).relu().amax((2, 3)))
+
+
+class DenseBlock(nn.Module):
+    """Every layer reads all that came before, concatenated."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1)
+        self.c, self.head = nn.Conv2d(8, 6, 3, padding=1), nn.Linear(14, 3)
+
+    def forward(self, x):
+        x = self.a(x).relu()
+        x = torch.cat([x, self.b(x).relu()], 1)
+        x = torch.cat([x, self.c(x).relu()], 1)
+        return self.head(x.mean((2, 3)))
+
+
+NETS = {
+    "lenet-300-100": (lambda: mlp(784, 300, 100, 10), (1, 28, 28)),
+    "lenet-5": (lenet5, (1, 28, 28)),
+    "residual": (Residual, (3, 8, 8)),
+    "separable": (Separable, (3, 8, 8)),
+    "dense block": (DenseBlock, (3, 8, 8)),
+}
+
+
+@torch.no_grad()
+def sparsen(net, generator, share=0.5, units=0.3):
+    """Zero a share of all weights, and all weights of some outputs and of some inputs."""
+
+    def chosen(*shape, rate):
+        return torch.rand(*shape, generator=generator) < rate
+
+    for module in net.modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.dim() > 1:
+            weight[chosen(*weight.shape, rate=share)] = 0
+            weight[chosen(len(weight), rate=units)] = 0
+            weight[:, chosen(weight.shape[1], rate=units)] = 0
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight, module.bias):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator))
+            module.running_var.copy_(torch.rand(len(weight), generator=generator) + 0.5)
+    return net.eval()

@@ -1,0 +1,199 @@
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.compression.nets import NETS, sparsen
+from vardrop.compression import SparseLinear, load, pack, save, shrink, sparsify, unpack
+from vardrop.errors import VardropError
+
+
+def small_net(name="residual", recipe=False, drop_inputs=False):
+    make, shape = NETS[name]
+    net = sparsen(make(), torch.Generator().manual_seed(0))
+    if recipe:
+        net = vd.convert(net, vd.sparse_vd(log_sigma2=-9.0)).eval()
+    return shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs), make, shape
+
+
+@pytest.mark.parametrize("drop_inputs", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_saved_net_comes_back(tmp_path, name, drop_inputs):
+    small, make, shape = small_net(name, drop_inputs=drop_inputs)
+    size = save(small, tmp_path / "net.safetensors")
+    assert size == os.path.getsize(tmp_path / "net.safetensors")
+    into = make()
+    before = {k: v.clone() for k, v in into.state_dict().items()}
+    loaded = load(tmp_path / "net.safetensors", into=into)
+    x = torch.randn(3, *shape)
+    assert torch.equal(loaded(x), small(x))
+    assert not loaded.training
+    assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
+
+
+@pytest.mark.parametrize("drop_inputs", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
+    small, make, shape = small_net(name, recipe=True, drop_inputs=drop_inputs)
+    report = pack(small, tmp_path / "net.vdp", tolerance=0.5)
+    assert report.bytes == os.path.getsize(tmp_path / "net.vdp")
+    assert report.dense_bytes == small.report.total("bytes")[0]
+    loaded = unpack(tmp_path / "net.vdp", into=make())
+    for key, tensor in small.state_dict().items():
+        found = loaded.state_dict()[key]
+        if key in small.deviations or key.replace("bias", "weight") in small.deviations:
+            # every weight has the same deviation here, and the step is half of it
+            assert (found - tensor).abs().max() <= 0.2501 * torch.exp(torch.tensor(-4.5))
+        else:
+            assert torch.equal(found, tensor)
+
+
+def test_pack_report_scores_the_decoded_net(tmp_path):
+    small, make, shape = small_net("lenet-300-100", recipe=True)
+    x = torch.randn(200, *shape)
+    y = small(x).argmax(1)
+
+    def agreement(output, target):
+        return (output.argmax(1) == target).double().mean()
+
+    report = pack(small, tmp_path / "net.vdp", validation=(x, y), metric=agreement)
+    assert report.score == 1.0
+    decoded = unpack(tmp_path / "net.vdp", into=make())
+    assert report.decoded_score == float(agreement(decoded(x), y))
+    assert "times smaller" in str(report)
+    assert report.ratio == report.dense_bytes / report.bytes
+    bits = sum(
+        b * int(small.get_parameter(n).count_nonzero()) for n, b in report.bits_per_weight.items()
+    )
+    assert 0.5 * report.bytes < bits / 8 < report.bytes
+
+
+def test_coarser_steps_take_fewer_bytes(tmp_path):
+    small, _, _ = small_net("lenet-300-100", recipe=True)
+    sizes = [pack(small, tmp_path / "net.vdp", tolerance=t).bytes for t in (0.25, 1.0, 4.0)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1.3 * sizes[-1]
+
+
+def test_sparse_layers_survive_a_file(tmp_path):
+    layer = nn.Linear(400, 400)
+    with torch.no_grad():
+        layer.weight[torch.rand(400, 400) > 0.01] = 0
+    net = sparsify(nn.Sequential(layer), torch.randn(256, 400))
+    assert isinstance(net[0], SparseLinear)
+    save(net, tmp_path / "net.safetensors")
+    loaded = load(tmp_path / "net.safetensors", into=nn.Sequential(nn.Linear(400, 400)))
+    assert isinstance(loaded[0], SparseLinear)
+    x = torch.randn(4, 400)
+    assert torch.equal(loaded(x), net(x))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
+def test_fresh_process_reads_the_file(tmp_path, kind):
+    small, _, _ = small_net("lenet-300-100", recipe=True, drop_inputs=True)
+    path = tmp_path / f"net.{kind}"
+    save(small, path) if kind == "safetensors" else pack(small, path, tolerance=0.01)
+    x = torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28)
+    code = (
+        "import torch\n"
+        "from vardrop.compression import load, unpack\n"
+        "from vardrop.experiments.nets import mlp\n"
+        f"read = {'load' if kind == 'safetensors' else 'unpack'}\n"
+        f"net = read({str(path)!r}, into=mlp(784, 300, 100, 10))\n"
+        "y = net(torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28))\n"
+        "print(y.flatten().tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    found = torch.tensor(eval(done.stdout)).view(2, 10)
+    assert torch.allclose(found, small(x), atol=1e-6 if kind == "safetensors" else 1e-2)
+
+
+class Bomb:
+    """Pickle would create the file; nothing may unpickle it."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return open, (str(self.target), "w")
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
+def test_malicious_pickle_is_refused(tmp_path, kind):
+    path, target = tmp_path / f"net.{kind}", tmp_path / "owned"
+    read = load if kind == "safetensors" else unpack
+    path.write_bytes(pickle.dumps(Bomb(target)))
+    with pytest.raises(VardropError, match=r"Expected .* to be (a safetensors file|written by)"):
+        read(path, into=nn.Linear(2, 1))
+    torch.save({"weight": Bomb(target)}, path)
+    with pytest.raises(VardropError, match=r"Expected .* to be (a safetensors file|written by)"):
+        read(path, into=nn.Linear(2, 1))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
+def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, kind):
+    small, make, _ = small_net("residual", recipe=True)
+    path = tmp_path / f"net.{kind}"
+    save(small, path) if kind == "safetensors" else pack(small, path)
+    read = load if kind == "safetensors" else unpack
+    raw = path.read_bytes()
+    into = make()
+    before = {k: v.clone() for k, v in into.state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    cuts = [0, 1, 5, 9, len(raw) // 2, len(raw) - 1]
+    flips = torch.randint(0, len(raw) * 8, (120,), generator=generator).tolist()
+    damaged = [raw[:n] for n in cuts] + [raw + b"x"]
+    for bit in flips:
+        copy = bytearray(raw)
+        copy[bit // 8] ^= 1 << (bit % 8)
+        damaged.append(bytes(copy))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(VardropError, match="Expected"):
+            read(path, into=into)
+    assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
+def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
+    small, _, _ = small_net("residual", recipe=True)
+    path = tmp_path / f"net.{kind}"
+    save(small, path) if kind == "safetensors" else pack(small, path)
+    read = load if kind == "safetensors" else unpack
+    with pytest.raises(VardropError, match="Expected `into` to have the module 'stem'"):
+        read(path, into=nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(VardropError, match="but it is not there"):
+        read(tmp_path / "absent", into=small)
+    narrow = NETS["residual"][0]()
+    narrow.stem = nn.Conv2d(3, 2, 3)
+    with pytest.raises(VardropError, match="Expected a size of 'stem' to be an integer from 1"):
+        read(path, into=narrow)
+    noisy = vd.convert(NETS["residual"][0](), vd.sparse_vd())
+    with pytest.raises(VardropError, match="to be a plain torch layer, but got Conv2d"):
+        read(path, into=noisy)
+
+
+def test_foreign_safetensors_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.zeros(1, 2)}, tmp_path / "net.safetensors")
+    with pytest.raises(VardropError, match=r"written by vardrop.save in format 1.*no such mark"):
+        load(tmp_path / "net.safetensors", into=nn.Linear(2, 1))
+
+
+def test_pack_errors(tmp_path):
+    net = nn.Linear(2, 1)
+    with pytest.raises(VardropError, match="Expected `net` to bring posterior deviations"):
+        pack(net, tmp_path / "net.vdp")
+    with pytest.raises(VardropError, match="Expected `tolerance` to be above 0, but got 0"):
+        pack(net, tmp_path / "net.vdp", tolerance=0)
+    with pytest.raises(VardropError, match="Expected `deviations` to name tensors of the net"):
+        pack(net, tmp_path / "net.vdp", deviations={"other": torch.ones(1)})

@@ -1,0 +1,317 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.compression.nets import NETS, Residual, Separable, sparsen
+from vardrop.compression import Select, ShrinkReport, masked, plan_shrink, shrink
+from vardrop.errors import VardropError
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def assert_equal(net, small, shape, tolerance=1e-5):
+    x = torch.randn(16, *shape, generator=generator(1)).to(next(net.parameters()))
+    with torch.no_grad():
+        assert torch.allclose(net(x), small(x), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("drop_inputs", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_shrunken_equals_masked(name, drop_inputs):
+    make, shape = NETS[name]
+    net = sparsen(make(), generator(), share=0.7)
+    small = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
+    assert_equal(net, small, shape)
+    before, after = small.report.total("bytes")
+    assert after < 0.9 * before
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_noisy_net_shrinks_to_its_masked_means(name):
+    make, shape = NETS[name]
+    net = vd.convert(sparsen(make(), generator()), vd.sparse_vd()).eval()
+    for module in net.modules():
+        if isinstance(module, vd.layers.Variational):
+            with torch.no_grad():
+                module.log_sigma2.copy_(torch.randn(module.log_sigma2.shape) * 4 - 6)
+    kept = {n: r.kept for n, r in vd.noisy.relevance(net).items()}
+    expected = copy.deepcopy(net)
+    for n, k in kept.items():
+        with torch.no_grad():
+            expected.get_submodule(n).weight.mul_(k)
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    small = shrink(net, torch.zeros(1, *shape))
+    assert_equal(expected, small, shape)
+    assert not any(isinstance(m, vd.noisy.Noisy) for m in small.modules())
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+    assert set(small.deviations) == {f"{n}.weight" for n in kept}
+    for n, deviation in small.deviations.items():
+        assert deviation.shape == small.get_parameter(n).shape
+
+
+def test_unit_without_readers_goes_with_what_feeds_it_alone():
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    ).double()
+    with torch.no_grad():
+        net[2].weight[:2, 0] = 0  # unit 0 of the first layer feeds unit 2 of the second only
+        net[4].weight[:, 2] = 0
+    small = shrink(net, torch.zeros(1, 3, dtype=torch.double))
+    assert (small[0].out_features, small[2].out_features) == (3, 2)
+    assert_equal(net, small, (3,), 1e-12)
+
+
+def test_constant_of_a_unit_without_inputs_is_folded():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 3, bias=False)).double()
+    with torch.no_grad():
+        net[0].weight[1] = 0
+        net[0].bias[1] = 2.0
+    small = shrink(net, torch.zeros(1, 1, 7, 7, dtype=torch.double))
+    assert small[0].out_channels == 1
+    assert small[2].bias is not None
+    expected = torch.tanh(torch.tensor(2.0)).double() * net[2].weight[:, 1].sum((1, 2))
+    assert torch.allclose(small[2].bias, expected)
+    assert_equal(net, small, (1, 7, 7), 1e-12)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+def test_padding_border_decides_whether_a_constant_folds(mode):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode))
+    with torch.no_grad():
+        net[0].weight[1] = 0
+        net[0].bias[1] = 2.0
+    small = shrink(net, torch.zeros(1, 1, 7, 7))
+    assert small[0].out_channels == (2 if mode == "zeros" else 1)
+    text = "1 dead units of '0' stay: its constant meets the padding border of '1'."
+    assert (text in small.report.notes) == (mode == "zeros")
+    assert_equal(net, small, (1, 7, 7))
+
+
+def test_average_over_padding_stops_a_constant():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(3, padding=1), nn.Conv2d(2, 3, 1))
+    with torch.no_grad():
+        net[0].weight[1] = 0
+        net[0].bias[1] = 2.0
+    small = shrink(net, torch.zeros(1, 1, 8, 8))
+    assert small[0].out_channels == 2
+    assert "its constant meets the padding border of '2'" in str(small.report)
+    assert_equal(net, small, (1, 8, 8))
+
+
+def test_layer_norm_keeps_its_units_and_says_so():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[2].weight[:, 1:] = 0
+    report = plan_shrink(net, torch.zeros(1, 3))
+    assert "3 dead units of '0' stay: '1' (LayerNorm) takes its units together." in report.notes
+    small = shrink(net, torch.zeros(1, 3), drop_inputs=True)
+    assert isinstance(small[2][0], Select)
+    assert small[2][1].in_features == 1
+    assert_equal(net, small, (3,))
+
+
+def test_softmax_between_layers_mixes_units():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Softmax(1), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[2].weight[:, 1:] = 0
+    small = shrink(net, torch.zeros(1, 3))
+    assert small[0].out_features == 4
+    assert "it mixes with other units before '2'" in str(small.report)
+    assert_equal(net, small, (3,))
+
+
+def test_hidden_units_that_are_returned_stay():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            h = self.a(x).relu()
+            return self.b(h), h
+
+    net = Two()
+    with torch.no_grad():
+        net.b.weight.zero_()
+    assert shrink(net, torch.zeros(1, 3)).a.out_features == 4
+
+
+def test_net_that_the_graph_library_cannot_follow_stays_whole():
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 2, 1), nn.Conv2d(5, 2, 1), nn.Conv2d(7, 2, 1)
+
+        def forward(self, x):
+            x = torch.cat([x, self.a(x)], 1)  # the input itself has no layer before it
+            return self.c(torch.cat([x, self.b(x)], 1).relu())
+
+    net = Skip()
+    with torch.no_grad():
+        net.b.weight.zero_()
+    small = shrink(net, torch.zeros(1, 3, 4, 4))
+    assert_equal(net, small, (3, 4, 4))
+    assert "torch-pruning cannot follow this net" in str(small.report)
+
+
+def test_layer_that_runs_twice_and_tied_weights_stay():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(self.a(self.a(x).relu()).relu())
+
+    net = Twice()
+    with torch.no_grad():
+        net.a.weight[:, 0] = 0
+        net.b.weight[:, 0] = 0
+    report = plan_shrink(net, torch.zeros(1, 4))
+    assert report.layers[0].after.outputs == 4
+    assert "'a' runs 2 times" in str(report)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    tied[2].weight = tied[0].weight
+    with torch.no_grad():
+        tied[4].weight[:, 0] = 0
+    assert "'2' shares its weights" in str(plan_shrink(tied, torch.zeros(1, 4)))
+
+
+def test_depthwise_channel_goes_with_its_neighbours():
+    net = Separable().eval()
+    with torch.no_grad():
+        net.deep.weight[:3] = 0
+    small = shrink(net, torch.zeros(1, 3, 8, 8))
+    assert (small.stem.out_channels, small.deep.groups, small.point.in_channels) == (5, 5, 5)
+    assert_equal(net, small, (3, 8, 8))
+
+
+def test_groups_keep_equal_sizes():
+    net = nn.Sequential(nn.Conv2d(2, 8, 1), nn.ReLU(), nn.Conv2d(8, 6, 3, groups=2))
+    with torch.no_grad():
+        net[2].weight[:3, :2] = 0  # two inputs of the first group
+        net[2].weight[3:, 3] = 0  # one input of the second
+    small = shrink(net, torch.zeros(1, 2, 6, 6))
+    assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
+    assert "1 dead units stay to keep shapes whole." in small.report.notes
+    assert_equal(net, small, (2, 6, 6))
+
+
+def test_transposed_layers_lose_channels():
+    net = nn.Sequential(
+        nn.ConvTranspose2d(2, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2, stride=2, groups=2)
+    )
+    with torch.no_grad():
+        net[2].weight[0] = 0
+        net[2].weight[5] = 0
+    small = shrink(net, torch.zeros(1, 2, 5, 5))
+    assert (small[0].out_channels, small[2].in_channels) == (4, 4)
+    assert_equal(net, small, (2, 5, 5))
+
+
+def test_embedding_dimension_shrinks():
+    net = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 3))
+    with torch.no_grad():
+        net[1].weight[:, 2:4] = 0
+        net[0].weight[:, 5] = 0.7  # the same for every word: a constant
+    small = shrink(net, torch.zeros(2, 4, dtype=torch.long))
+    assert small[0].embedding_dim == 3
+    words = torch.randint(0, 10, (5, 4))
+    assert torch.allclose(net(words), small(words), atol=1e-6)
+
+
+def test_dead_net_keeps_one_unit_a_layer():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].weight.zero_()
+    small = shrink(net, torch.zeros(1, 3))
+    assert (small[0].out_features, small[2].in_features) == (1, 1)
+    assert_equal(net, small, (3,))
+
+
+def test_bare_layer_selects_its_inputs():
+    net = nn.Linear(5, 2)
+    with torch.no_grad():
+        net.weight[:, ::2] = 0
+    small = shrink(net, torch.zeros(1, 5), drop_inputs=True)
+    assert small[0].index.tolist() == [1, 3]
+    assert_equal(net, small, (5,))
+
+
+def test_report_counts_what_is_there():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    with torch.no_grad():
+        net[3].weight[:, 4:] = 0
+    report = plan_shrink(net, torch.zeros(1, 1, 4, 4))
+    assert isinstance(report, ShrinkReport)
+    conv, dense = report.layers
+    assert (conv.before.weights, conv.after.weights) == (18, 9)
+    assert (conv.before.macs, conv.after.macs) == (18 * 4, 9 * 4)
+    assert (dense.before.bytes, dense.after.bytes) == (4 * 27, 4 * 15)
+    assert report.total("weights") == (42, 21)
+    assert report.compression == 2
+    assert "42 -> 21" in str(report)
+
+
+def test_modes_and_random_state_stay():
+    net = Residual().train()
+    state = torch.get_rng_state()
+    shrink(net, torch.zeros(1, 3, 8, 8))
+    assert net.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_gates_fold_into_a_smaller_net():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    score = next(iter(vd.noisy.relevance(net).values())).score
+    cut = float(score.sort().values[2:4].mean()) if len(score.unique()) > 3 else None
+    if cut is None:  # all gates start alike: close three of them by hand
+        with torch.no_grad():
+            for parameter in net[2].gate.parameters():
+                parameter += torch.linspace(-4, 4, 6)
+        score = next(iter(vd.noisy.relevance(net).values())).score
+        cut = float(score.sort().values[2:4].mean())
+    small = shrink(net, torch.zeros(1, 4), threshold=cut)
+    assert small[0].out_features == int((score > cut).sum())
+    assert_equal(masked(net, cut)[0], small, (4,))
+
+
+def test_gate_on_its_own_becomes_a_scale_and_shrinks():
+    gate = vd.Gate(vd.gates.NormalJeffreys(), units=6)
+    with torch.no_grad():
+        gate.mu.copy_(torch.tensor([1.0, 0.5, 1e-4, 2.0, 1e-4, 1.0]))
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), gate, nn.Linear(6, 3)).eval()
+    small = shrink(net, torch.zeros(1, 4))
+    assert small[0].out_features == 4
+    assert small[2].factor.tolist() == pytest.approx([1.0, 0.5, 2.0, 1.0])
+    expected = copy.deepcopy(net)
+    with torch.no_grad():
+        expected[2].mu[[2, 4]] = 0
+    assert_equal(expected, small, (4,))
+
+
+def test_errors():
+    net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.sparse_vd())
+    with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules among"):
+        shrink(net, torch.zeros(1, 2), threshold={"1": 0.0})
+    two = nn.Sequential(nn.Linear(2, 2), vd.Gate(vd.gates.BetaBernoulli(), units=2))
+    vd.convert(two, vd.sparse_vd(), where="0")
+    with pytest.raises(VardropError, match="Expected one threshold for modules with one rule"):
+        shrink(two, torch.zeros(1, 2), threshold=1.0)
+
+
+def test_missing_package_is_named(monkeypatch):
+    from vardrop.compression import extras
+
+    def absent(name):
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(extras.importlib, "import_module", absent)
+    with pytest.raises(VardropError, match=r"torch-pruning to be installed.*vardrop\[compress\]"):
+        shrink(nn.Linear(2, 2), torch.zeros(1, 2))

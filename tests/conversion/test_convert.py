@@ -1,0 +1,226 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.conv2, self.bn2 = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x):
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return self.fc((x + self.bn2(self.conv2(y))).mean((2, 3)))
+
+
+def depthwise():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, groups=3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(11, 5), nn.Linear(5, 11, bias=False)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.decoder(self.embedding(x))
+
+
+IMAGE = torch.randn(2, 3, 6, 6)
+NETS = {
+    "residual": (Residual, IMAGE, 3),
+    "depthwise": (depthwise, IMAGE, 2),
+    "tied": (Tied, torch.randint(11, (3, 4)), 2),
+    "bare": (lambda: nn.Linear(6, 2), torch.randn(3, 6), 1),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_outputs_in_mean_mode_are_unchanged(name):
+    make, x, count = NETS[name]
+    net = make().eval()
+    before = net(x)
+    converted = vd.convert(net, vd.sparse_vd())
+    assert converted is net
+    assert torch.equal(net(x), before)
+    assert len(vd.log_alpha(net)) == count
+    with vd.sampling(net):
+        assert not torch.equal(net(x), before)
+    vd.kl(net).backward()
+    plain = vd.revert(net)
+    assert torch.equal(plain(x), before)
+    assert not any(type(m).__module__.startswith("vardrop") for m in plain.modules())
+    assert set(plain.state_dict()) == set(make().state_dict())
+
+
+def test_batchnorm_is_left_alone():
+    net = vd.convert(Residual(), vd.sparse_vd()).eval()
+    before = copy.deepcopy(net.bn1.state_dict())
+    with vd.sampling(net):
+        net(IMAGE)
+    assert all(torch.equal(v, before[k]) for k, v in net.bn1.state_dict().items())
+    assert not net.bn1.training
+
+
+def test_tied_weights_share_their_noise_and_count_once():
+    net = vd.convert(Tied(), vd.sparse_vd())
+    assert net.embedding.log_sigma2 is net.decoder.log_sigma2
+    assert torch.equal(vd.kl(net), vd.kl(net.embedding))
+    twin = copy.deepcopy(net)
+    assert twin.embedding.log_sigma2 is twin.decoder.log_sigma2
+
+
+def test_a_tied_module_is_converted_once():
+    layer = nn.Linear(4, 4)
+    net = vd.convert(nn.Sequential(layer, nn.ReLU(), layer), vd.sparse_vd())
+    assert net[0] is net[2] is layer
+    assert torch.equal(vd.kl(net), vd.kl(layer))
+
+
+def test_twice_the_weights_twice_the_kl():
+    one, two = nn.Linear(10, 5), nn.Linear(10, 10)
+    with torch.no_grad():
+        two.weight.copy_(torch.cat([one.weight, one.weight]))
+    kls = [vd.kl(vd.convert(m, vd.sparse_vd())) for m in (one, two)]
+    torch.testing.assert_close(kls[1], 2 * kls[0])
+
+
+def test_optimizer_hooks_and_references_survive():
+    net = nn.Sequential(nn.Linear(3, 2))
+    weight, calls = net[0].weight, []
+    net[0].register_forward_hook(lambda *a: calls.append(1))
+    vd.convert(net, vd.sparse_vd())(torch.randn(1, 3))
+    assert net[0].weight is weight
+    assert calls == [1]
+
+
+def mixed():
+    return nn.ModuleDict(
+        {
+            "conv": nn.Conv1d(2, 3, 2),
+            "norm": nn.BatchNorm1d(3),
+            "fc": nn.Linear(3, 2),
+            "attention": nn.MultiheadAttention(4, 2),
+            "lstm": nn.LSTM(3, 4),
+            "lazy": nn.LazyLinear(3),
+            "table": nn.Embedding(5, 2, max_norm=1.0),
+            "sparse": nn.Embedding(5, 2, sparse=True),
+        }
+    )
+
+
+def test_plan_says_what_and_why_not():
+    text = str(vd.plan(mixed(), vd.sparse_vd()))
+    for line in (
+        "2 modules, 18 weights become noisy",
+        "-> vardrop.Conv1d",
+        "BatchNorm1d  skip: no weights that can be noisy",
+        "skip: attention multiplies its packed weights",
+        "skip: recurrent layers run inside one torch function",
+        "skip: its shape is not known yet",
+        "skip: max_norm rewrites",
+        "skip: sparse gradients",
+        "NonDynamicallyQuantizableLinear  skip: a subclass of Linear",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    "where, exclude, expected",
+    [
+        ("fc", None, {"fc"}),
+        (nn.Conv1d, None, {"conv"}),
+        (lambda module, name: name.startswith("c"), None, {"conv"}),
+        (["fc", nn.Conv1d], None, {"fc", "conv"}),
+        (None, "con*", {"fc"}),
+        (None, nn.Linear, {"conv"}),
+    ],
+)
+def test_selection(where, exclude, expected):
+    changes = vd.plan(mixed(), vd.sparse_vd(), where=where, exclude=exclude).changes
+    assert {s.name for s in changes} == expected
+
+
+def test_several_recipes_in_one_net():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    vd.convert(net, vd.variational_dropout("A"), where="0")
+    vd.convert(net, vd.sparse_vd(), exclude="0")
+    assert net[0].gate is not None
+    assert net[2].posterior == vd.AdditiveGaussian()
+    expected = vd.kl(net[0]) + vd.kl(net[2])
+    torch.testing.assert_close(vd.kl(net), expected)
+
+
+def nan_net():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        net[1].weight[0, 0] = float("nan")
+    return net
+
+
+BAD = [
+    (lambda: nn.Linear(2, 2), {"where": "fc9"}, "`where` to match a module, but got 'fc9'"),
+    (lambda: nn.Linear(2, 2), {"exclude": "x"}, "`exclude` to match a module, but got 'x'"),
+    (lambda: nn.Linear(2, 2), {"where": 3}, "`where` to be a name pattern"),
+    (lambda: nn.Sequential(), {}, "no modules with parameters"),
+    (lambda: nn.BatchNorm1d(3), {}, "every module is skipped.*no weights that can be noisy"),
+    (nan_net, {}, "module '1' to be finite, but got NaN"),
+    (lambda: "net", {}, "`net` to be a torch.nn.Module"),
+    (lambda: vd.convert(nn.Linear(2, 2), vd.ard()), {}, r"'\(net\)' to be plain.*revert"),
+]
+
+
+@pytest.mark.parametrize("make, arguments, match", BAD)
+def test_bad_input_leaves_the_net_as_it_was(make, arguments, match):
+    net = make()
+    before = [(n, type(m)) for n, m in net.named_modules()] if isinstance(net, nn.Module) else []
+    keys = set(net.state_dict()) if before else set()
+    with pytest.raises(vd.VardropError, match=match):
+        vd.convert(net, vd.sparse_vd(), **arguments)
+    if before:
+        assert [(n, type(m)) for n, m in net.named_modules()] == before
+        assert set(net.state_dict()) == keys
+
+
+def test_a_recipe_must_be_called():
+    with pytest.raises(vd.VardropError, match=r"to be a Recipe.*Call it"):
+        vd.convert(nn.Linear(2, 2), vd.sparse_vd)
+
+
+@pytest.mark.parametrize("walk", [vd.kl, vd.log_alpha, vd.revert])
+def test_a_plain_net_has_no_noise(walk):
+    with pytest.raises(vd.VardropError, match="to have noisy modules, but got Linear.*convert"):
+        walk(nn.Linear(2, 2))
+
+
+def test_encoder_draws_differ_in_evaluation():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = vd.convert(encoder, vd.bayes_by_backprop(log_sigma2=-2.0)).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad(), vd.sampling(net):
+        assert not torch.equal(net(x), net(x))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_sampling_restores_the_switch_after_an_exception():
+    net = vd.convert(nn.Linear(2, 2), vd.ard())
+    with pytest.raises(RuntimeError), vd.sampling(net):
+        raise RuntimeError
+    assert net.sampling is None
+
+
+def test_zero_mean_ignores_the_means_of_a_checkpoint():
+    net = vd.convert(nn.Linear(3, 2), vd.variance_layer())
+    net.load_state_dict(nn.Linear(3, 2).state_dict(), strict=False)
+    assert not net.weight.any()
+    assert net.sigma.abs().sum() > 0

@@ -1,0 +1,203 @@
+"""Variance layers draw the moments they state, and the swap keeps variances and reports its KL."""
+
+import copy
+import math
+
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+from torch.distributions import Normal as TorchNormal
+from torch.distributions import kl_divergence
+
+import vardrop as vd
+from vardrop.conversion.variance import to_variance
+from vardrop.estimators import Estimator
+from vardrop.layers import Variational
+from vardrop.noisy import noisy_modules
+
+FAMILY_WISE_ERROR = 1e-6
+DRAWS = 4000
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 3), (1, 5)),
+    "conv": (lambda: nn.Conv2d(2, 3, 2, padding=1), (1, 2, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose1d(2, 3, 2, stride=2), (1, 2, 3)),
+}
+DRAWN = [
+    ("gaussian", vd.local_reparameterization),
+    ("gaussian", vd.flipout),
+    ("sign", vd.flipout),
+    ("sign", vd.per_example),
+    ("sign", vd.local_reparameterization),
+    ("uniform", vd.flipout),
+    ("uniform", vd.weight_sample),
+    ("uniform", vd.local_reparameterization),
+]
+
+
+def z_limit(comparisons: int) -> float:
+    return float(norm.isf(FAMILY_WISE_ERROR / 2 / comparisons))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("noise", "estimator"), DRAWN)
+def test_variance_layer_moments(kind: str, noise: str, estimator: Estimator) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[kind]
+    plain = make().double()
+    layer = vd.convert(copy.deepcopy(plain), vd.variance_layer(noise, estimator))
+    x = torch.randn(*shape, dtype=torch.float64)
+    independent = estimator in (vd.local_reparameterization, vd.per_example)
+    size = DRAWS if independent else 1  # the others share one draw inside a batch
+    with torch.no_grad(), vd.sampling(layer):
+        same = x.expand(size, *x.shape[1:])
+        y = torch.cat([layer(same) for _ in range(DRAWS // size)]).flatten(1)
+    with torch.no_grad():
+        bias = plain(torch.zeros_like(x)).flatten()
+        plain.weight.square_()
+        variance = (plain(x.square()).flatten() - bias) / (3 if noise == "uniform" else 1)
+    variance = variance + getattr(estimator, "floor", 0.0)
+    centred = y - bias
+    second = centred.square()
+    limit = z_limit(2 * variance.numel() * len(LAYERS) * len(DRAWN))
+    assert (centred.mean(0).abs() / (centred.std(0) / DRAWS**0.5)).max() < limit
+    assert ((second.mean(0) - variance).abs() / (second.std(0) / DRAWS**0.5)).max() < limit
+
+
+def test_default_estimators_of_the_three_noises() -> None:
+    assert vd.variance_layer().estimator == vd.local_reparameterization
+    assert vd.variance_layer("sign").estimator == vd.flipout
+    assert vd.variance_layer("uniform").estimator == vd.flipout
+
+
+FOUR = {
+    "layer": vd.MultiplicativeGaussian(0.5, per="layer"),
+    "neuron": vd.MultiplicativeGaussian(0.5, per="output"),
+    "weight": vd.MultiplicativeGaussian(0.5, per="weight"),
+    "additive": vd.AdditiveGaussian(-3.0),
+}
+
+
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD(), vd.StudentT(1.0)])
+def test_kl_counts_every_weight_however_alpha_is_shared(name: str, prior: vd.priors.Prior) -> None:
+    torch.manual_seed(0)
+    layer = vd.convert(nn.Linear(4, 3).double(), vd.Recipe(FOUR[name], prior))
+    elementwise = vd.convert(nn.Linear(4, 3).double(), vd.Recipe(vd.AdditiveGaussian(), prior))
+    with torch.no_grad():
+        elementwise.weight.copy_(layer.weight)
+        elementwise.log_sigma2.copy_(layer.variance().log())
+    assert vd.kl(layer).item() == pytest.approx(vd.kl(elementwise).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("noisy_bias", [False, True])
+def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    vd.convert(net, vd.Recipe(FOUR[name], vd.LogUniform(), noisy_bias=noisy_bias), where="0")
+    layer = net[0]
+    assert isinstance(layer, Variational)
+    mean, std = layer.weight.detach().clone(), layer.variance().detach().sqrt()
+    expected = kl_divergence(TorchNormal(mean, std), TorchNormal(0 * mean, std)).sum()
+    if noisy_bias:
+        bias = layer.bias.detach().clone()
+        bias_std = layer.posterior.variance(bias, layer._tensors(2)).detach().sqrt()
+        expected += kl_divergence(
+            TorchNormal(bias, bias_std), TorchNormal(0 * bias, bias_std)
+        ).sum()
+    swap = to_variance(net)
+    assert swap.kl == {"0": pytest.approx(expected.item(), rel=1e-9)}
+    assert swap.total == sum(swap.kl.values())
+    assert torch.allclose(layer.variance(), std.square(), rtol=1e-12, atol=0)
+    assert layer.posterior == vd.ZeroMean()
+    assert bool((layer.weight == 0).all())
+    assert not layer.weight.requires_grad
+    if noisy_bias:
+        assert torch.allclose(layer.bias_sigma, bias_std)
+
+
+def test_swap_reports_one_over_two_alpha_a_weight() -> None:
+    net = vd.convert(
+        nn.Linear(4, 3), vd.variational_dropout(per="layer", drop_rate=0.8, max_alpha=None)
+    )
+    swap = to_variance(net)
+    assert swap.total == pytest.approx(12 / (2 * 4), rel=1e-6)
+    assert str(swap).splitlines()[1] == "  (net)  12 weights  1.5 nats, 0.125 a weight"
+
+
+def test_swap_shares_the_scales_of_tied_layers_and_counts_them_once() -> None:
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net["b"].weight = net["a"].weight
+    vd.convert(net, vd.variational_dropout(per="layer"))
+    before = net["a"].variance().detach()
+    swap = to_variance(net)
+    assert list(swap.kl) == ["a"]
+    assert net["a"].sigma is net["b"].sigma
+    assert torch.allclose(net["b"].variance(), before)
+
+
+def test_swap_leaves_everything_else() -> None:
+    recipe = vd.Recipe(
+        vd.AdditiveGaussian(), vd.Normal(std=0.5, learned=True), vd.flipout, vd.GaussianDropout(0.2)
+    )
+    net = vd.convert(nn.Linear(4, 3), recipe).eval()
+    gate = net.gate
+    with torch.no_grad():
+        net.prior_log_std.fill_(0.7)
+    net.sampling = True
+    to_variance(net)
+    assert (net.estimator, net.prior, net.sampling) == (vd.flipout, recipe.prior, True)
+    assert net.gate is gate
+    assert not net.training
+    assert net.prior_log_std.item() == pytest.approx(0.7)
+
+
+def test_swapped_net_trains_and_reverts() -> None:
+    net = vd.convert(nn.Linear(4, 3), vd.variational_dropout(per="layer"))
+    to_variance(net)
+    vd.ELBO(net, vd.Categorical(), num_data=10)(
+        torch.randn(5, 4), torch.zeros(5).long()
+    ).loss.backward()
+    assert net.sigma.grad is not None
+    assert vd.kl(net).item() == 0
+    assert vd.revert(net).weight.requires_grad
+
+
+def test_where_selects_layers() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), vd.sparse_vd())
+    assert list(to_variance(net, where="1").kl) == ["1"]
+    assert noisy_modules(net)["0"].posterior == vd.AdditiveGaussian()
+
+
+def test_swap_refuses_what_has_no_gaussian() -> None:
+    net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
+    with pytest.raises(vd.VardropError, match=r"Expected module '\(net\)' to have a Gaussian"):
+        to_variance(net)
+    with pytest.raises(vd.VardropError, match="Expected `where` to select layers with noisy"):
+        to_variance(net, where="x")
+    with pytest.raises(vd.VardropError, match="Expected `net` to have noisy modules"):
+        to_variance(nn.Linear(2, 2))
+
+
+def test_large_alpha_makes_the_two_nets_indistinguishable() -> None:
+    # Total variation is at most sqrt(KL / 2) (Pinsker); the outputs' distributions inherit it.
+    torch.manual_seed(0)
+    net = vd.convert(
+        nn.Linear(6, 2, bias=False), vd.variational_dropout(per="layer", max_alpha=None)
+    )
+    with torch.no_grad():
+        dict(net.named_parameters())["log_alpha"].fill_(math.log(1e6))
+    x = torch.ones(DRAWS, 6)
+
+    def share(net: nn.Module) -> Tensor:
+        with torch.no_grad(), vd.sampling(net):
+            y = net(x)
+            return (y[:, 0] > y[:, 1]).double().mean()
+
+    before = share(net)
+    swap = to_variance(net)
+    assert swap.total == pytest.approx(6e-6, rel=1e-3)
+    error = (0.5 / DRAWS) ** 0.5
+    assert (before - share(net)).abs() < z_limit(1) * error + (swap.total / 2) ** 0.5

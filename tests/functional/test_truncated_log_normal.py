@@ -1,0 +1,106 @@
+"""The truncated log-normal against 30-digit quadrature, and its samples against moments."""
+
+import mpmath as mp
+import pytest
+import torch
+
+from vardrop.functional import (
+    truncated_log_normal_kl,
+    truncated_log_normal_log_moment,
+    truncated_log_normal_log_sample,
+    truncated_log_normal_snr,
+)
+
+LOW, HIGH = -20.0, 0.0
+SETTINGS = [
+    (mu, log_sigma)
+    for mu in (-20.0, -12.0, -3.0, -0.1, 0.0, 0.5, 5.0)
+    for log_sigma in (-5.0, -2.0, 0.0, 2.0, 5.0)
+]
+Z = 5.6  # two-sided 2e-8, so 35 settings stay below a family-wise 1e-6
+
+
+def reference(mu: float, log_sigma: float) -> tuple[float, float, float]:
+    """KL, E theta and SNR by integration over log theta."""
+    with mp.workdps(30):
+        sigma = mp.e ** mp.mpf(log_sigma)
+        peak = min(max(mp.mpf(mu), mp.mpf(LOW)), mp.mpf(HIGH))
+        top = -((peak - mu) ** 2) / (2 * sigma**2)
+        width = sigma if LOW <= mu <= HIGH else min(sigma, sigma**2 / abs(peak - mu))
+        points = [LOW, *(peak + k * width for k in (-40, -10, -3, 0, 3, 10, 40)), HIGH]
+        points = sorted({min(max(p, mp.mpf(LOW)), mp.mpf(HIGH)) for p in points})
+
+        def density(x):
+            return mp.exp(-((x - mu) ** 2) / (2 * sigma**2) - top)
+
+        mass = mp.quad(density, points)
+        first = mp.quad(lambda x: density(x) * mp.exp(x), points) / mass
+        spread = mp.quad(lambda x: density(x) * (mp.exp(x) - first) ** 2, points) / mass
+        entropy = mp.log(mass) + top
+        entropy += mp.quad(lambda x: density(x) * (x - mu) ** 2, points) / (2 * sigma**2 * mass)
+        kl = mp.log(HIGH - LOW) - entropy
+        return float(kl), float(first), float(first / mp.sqrt(spread))
+
+
+@pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
+def test_closed_forms_match_quadrature(mu: float, log_sigma: float) -> None:
+    kl, mean, snr = reference(mu, log_sigma)
+    args = (
+        torch.tensor(mu, dtype=torch.float64),
+        torch.tensor(log_sigma, dtype=torch.float64),
+        LOW,
+        HIGH,
+    )
+    assert truncated_log_normal_kl(*args).item() == pytest.approx(kl, rel=1e-6, abs=1e-9)
+    moment = truncated_log_normal_log_moment(*args, order=1).exp().item()
+    assert moment == pytest.approx(mean, rel=1e-8)
+    # E theta^2 / (E theta)^2 - 1 = 1 / SNR^2 is a difference of numbers rounded to 2e-16.
+    rel = max(1e-6, 1e-15 * snr**2)
+    assert truncated_log_normal_snr(*args).item() == pytest.approx(snr, rel=rel)
+
+
+def test_kl_vanishes_as_the_posterior_becomes_the_prior() -> None:
+    flat = truncated_log_normal_kl(torch.tensor(-10.0), torch.tensor(12.0), LOW, HIGH)
+    assert abs(flat.item()) < 1e-8
+
+
+@pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
+def test_samples_have_the_mean(mu: float, log_sigma: float) -> None:
+    noise = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double()
+    args = (
+        torch.tensor(mu, dtype=torch.float64),
+        torch.tensor(log_sigma, dtype=torch.float64),
+        LOW,
+        HIGH,
+    )
+    theta = truncated_log_normal_log_sample(*args, noise).exp()
+    mean = truncated_log_normal_log_moment(*args, order=1).exp()
+    error = theta.std() / noise.numel() ** 0.5
+    assert abs(theta.mean() - mean) < Z * error
+
+
+@pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
+def test_sample_gradients_match_finite_differences(mu: float, log_sigma: float) -> None:
+    noise = torch.linspace(0.05, 0.95, 7).double()
+    args = torch.tensor([mu, log_sigma], dtype=torch.float64)
+
+    def sample(p: torch.Tensor) -> torch.Tensor:
+        return truncated_log_normal_log_sample(p[0], p[1], LOW, HIGH, noise)
+
+    step = 1e-5
+    found = torch.autograd.functional.jacobian(sample, args)
+    for i in range(2):
+        shift = step * torch.eye(2).double()[i]
+        slope = (sample(args + shift) - sample(args - shift)) / (2 * step)
+        torch.testing.assert_close(found[:, i], slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_finite_at_the_extremes(dtype: torch.dtype) -> None:
+    grid = torch.cartesian_prod(torch.tensor([-20.0, 0.0, 5.0]), torch.tensor([-10.0, 0.0, 5.0]))
+    mu, log_sigma = grid.to(dtype).clone().requires_grad_().unbind(1)
+    noise = torch.full((9,), 1e-6, dtype=dtype)
+    total = truncated_log_normal_kl(mu, log_sigma, LOW, HIGH).sum()
+    total = total + truncated_log_normal_log_sample(mu, log_sigma, LOW, HIGH, noise).exp().sum()
+    gradients = torch.autograd.grad(total, [mu, log_sigma])
+    assert all(torch.isfinite(g).all() for g in gradients)

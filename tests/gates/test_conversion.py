@@ -1,0 +1,295 @@
+"""Gates in nets: which side they sit on, MC dropout on trained nets, stages, revert, relevance."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import vardrop as vd
+from vardrop import recipes
+from vardrop.errors import VardropError
+from vardrop.gates import DROPOUT_TYPES, Gate
+from vardrop.noisy import relevance
+from vardrop.posteriors import Bernoulli
+
+
+def conv_net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
+    )
+
+
+IMAGE = torch.randn(6, 1, 6, 6)
+
+
+# ---- where gates sit
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [recipes.beta_bernoulli(), recipes.structured_pruning(), recipes.l0(), recipes.bayesian_compression()],
+)  # fmt: skip
+def test_structured_gates_sit_on_dense_inputs_and_output_channels(recipe: vd.Recipe) -> None:
+    net = vd.convert(conv_net(), recipe)
+    found = {
+        name: (r.kind, r.score.numel()) for name, r in relevance(net).items() if "gate" in name
+    }
+    assert found == {"0.gate": ("output", 4), "4.gate": ("input", 64)}
+
+
+def test_dropout_gates_sit_on_inputs() -> None:
+    net = vd.convert(conv_net(), recipes.concrete_dropout())
+    assert [(net[i].gate.side, net[i].gate.units) for i in (0, 4)] == [("input", 1), ("input", 64)]
+    assert relevance(net) == {}
+
+
+def test_relevance_of_weights_is_log_alpha_below_three() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.variational_dropout("B", per="input"))
+    with torch.no_grad():
+        net[0].log_alpha.copy_(torch.tensor([[-1.0, 2.9, 3.1]]))
+    net[0].posterior = vd.MultiplicativeGaussian(per="input")  # without the bound at alpha = 1
+    found = relevance(net)["0"]
+    assert (found.kind, found.threshold, found.keep_above) == ("weight", 3.0, False)
+    assert found.kept.tolist() == [[True, True, False]] * 2
+
+
+def test_zero_mean_weights_have_no_relevance() -> None:
+    assert relevance(vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.variance_layer())) == {}
+
+
+def test_a_closed_channel_is_zero_before_the_non_linearity() -> None:
+    net = vd.convert(conv_net(), recipes.beta_bernoulli()).eval()
+    with torch.no_grad():
+        net[0].gate.raw_a[1] = -10.0
+        assert (net[0](IMAGE)[:, 1] == 0).all()
+    assert relevance(net)["0.gate"].kept.tolist() == [True, False, True, True]
+
+
+def test_group_gate_stands_beside_a_weight_posterior() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(3, 2)), recipes.bayesian_compression())
+    layer = net[0]
+    torch.testing.assert_close(vd.kl(net), layer.kl() + layer.gate.kl())
+    assert set(relevance(net)) == {"0", "0.gate"}
+
+
+# ---- MC dropout
+
+
+@pytest.mark.parametrize("kind", DROPOUT_TYPES)
+def test_every_torch_dropout_becomes_switchable(kind: type[nn.Module]) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), kind(0.4)).eval()
+    x = IMAGE.squeeze(1) if kind is nn.Dropout1d else IMAGE
+    net = net[1:] if kind in (nn.Dropout1d, nn.Dropout3d) else net
+    x = IMAGE.unsqueeze(1) if kind is nn.Dropout3d else x
+    expected = net(x)
+    vd.convert(net, recipes.mc_dropout())
+    assert torch.equal(net(x), expected)
+    with vd.sampling(net):
+        assert any(not torch.equal(net(x), net(x)) for _ in range(16))
+    net.train()
+    with vd.sampling(net, on=False):
+        assert torch.equal(net(x), expected)
+    assert net[-1].p == 0.4
+    assert type(vd.revert(net)[-1]) is kind
+
+
+def test_switched_dropout_draws_what_torch_would_draw() -> None:
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5))
+    noisy = vd.convert(copy.deepcopy(plain), recipes.mc_dropout()).eval()
+    x = torch.randn(3, 4)
+    with torch.random.fork_rng():
+        expected = plain.train()(x)
+    with torch.random.fork_rng(), vd.sampling(noisy):
+        assert torch.equal(noisy(x), expected)
+
+
+def test_batch_norm_is_not_touched() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    vd.convert(net.eval(), recipes.mc_dropout())
+    before = copy.deepcopy(net[1].state_dict())
+    with vd.sampling(net):
+        net(torch.randn(16, 4))
+        assert not net[1].training
+    assert all(torch.equal(v, before[k]) for k, v in net[1].state_dict().items())
+
+
+def test_transformer_dropout_draws_through_the_fast_path() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).eval()
+    net = vd.convert(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval(), recipes.mc_dropout())  # fmt: skip
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad(), vd.sampling(net):
+        assert not torch.equal(net(x), net(x))
+
+
+def test_gates_are_inserted_where_the_net_has_no_dropout() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    vd.convert(net, recipes.mc_dropout(drop_rate=0.25), where="2")
+    assert net[2].gate.noise == vd.BinaryDropout(0.25)
+    assert type(net[0]) is nn.Linear
+
+
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1)
+        self.quiet = nn.MultiheadAttention(8, 2)
+        self.rnn = nn.LSTM(8, 8, num_layers=2, dropout=0.2)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper(self.dropout(self.fc(x)))
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.5, self.training)
+
+
+def test_plan_reports_dropout_that_cannot_be_switched() -> None:
+    todo = vd.plan(Hidden(), recipes.mc_dropout())
+    assert [s.name for s in todo.changes] == ["dropout"]
+    reasons = {s.name: s.reason for s in todo.skips}
+    assert set(reasons) == {"", "attention", "rnn"}
+    assert "calls dropout" in reasons[""]
+    assert "dropout of 0.1 runs inside one torch function" in reasons["attention"]
+    assert "cannot be switched" in str(todo)
+
+
+def test_a_module_called_dropout_is_no_functional_dropout() -> None:
+    class Clean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.relu(self.dropout(x))
+
+    assert vd.plan(Clean(), recipes.mc_dropout()).skips == ()
+
+
+# ---- S3: dropout is variational inference
+
+
+def test_feature_space_and_weight_space_agree_bit_for_bit() -> None:
+    weight, x = torch.randn(3, 5, requires_grad=True), torch.randn(1, 5)
+    mask = (torch.rand(5) >= 0.5).float() / 0.5
+    features = (x * mask) @ weight.T
+    weights = x @ (weight * mask).T
+    assert torch.equal(features, weights)
+    first, second = (torch.autograd.grad(y.square().sum(), weight)[0] for y in (features, weights))
+    assert torch.equal(first, second)
+
+
+def test_gate_and_bernoulli_posterior_agree_on_the_same_mask() -> None:
+    plain = nn.Linear(5, 3)
+    gate = vd.convert(copy.deepcopy(plain), vd.binary_dropout(0.5))
+    posterior = vd.convert(
+        copy.deepcopy(plain), vd.Recipe(Bernoulli(0.5, per="input"), estimator=vd.weight_sample)
+    )
+    x = torch.randn(1, 5)
+    with torch.random.fork_rng():
+        a = gate(x)
+    with torch.random.fork_rng():
+        b = posterior(x)
+    assert torch.equal(a, b)
+    a.square().sum().backward()
+    b.square().sum().backward()
+    assert torch.equal(gate.weight.grad, posterior.weight.grad)
+
+
+@pytest.mark.parametrize(("rate", "length", "tau"), [(0.1, 1e-2, 2.5), (0.5, 3.0, 0.1)])
+def test_regulariser_is_the_kl_of_length_scale_and_precision(rate, length, tau) -> None:
+    # loss / tau = 1/2 (y - f)^2 + lambda |M|^2 + const, lambda = l^2 (1 - p) / (2 N tau).
+    net = vd.convert(nn.Linear(5, 1), recipes.mc_dropout(rate, length_scale=length)).eval()
+    elbo = vd.ELBO(net, vd.Gaussian(std=tau**-0.5), num_data=40)
+    x, y = torch.randn(8, 5), torch.randn(8, 1)
+    out = elbo(x, y)
+    square = 0.5 * (y - net(x)).square().mean()
+    constant = 0.5 * torch.log(torch.tensor(2 * torch.pi / tau)) / tau
+    kept = net.weight / (1 - rate)  # where a weight stands when it is kept
+    decay = length**2 * (1 - rate) / (2 * 40 * tau) * kept.square().sum()
+    torch.testing.assert_close(out.loss / tau, square + constant + decay)
+    posterior = vd.Recipe(Bernoulli(rate, per="input"), vd.Normal(std=1 / length), vd.weight_sample)
+    twin = vd.convert(nn.Linear(5, 1), posterior)
+    twin.load_state_dict(net.state_dict())
+    torch.testing.assert_close(vd.kl(twin), out.kl)
+
+
+# ---- stages
+
+
+def test_dependent_gates_take_over_frozen_base_gates() -> None:
+    net = vd.convert(conv_net(), recipes.beta_bernoulli())
+    raw_a = net[0].gate.raw_a
+    with torch.no_grad():
+        raw_a.copy_(torch.tensor([3.0, -10.0, 1.0, 2.0]))
+    before = vd.kl(net)
+    vd.convert(net, recipes.dependent_beta_bernoulli())
+    assert net[0].gate.raw_a is raw_a
+    assert not raw_a.requires_grad
+    assert vd.kl(net) < before  # the frozen part is a constant and left out
+    net(IMAGE)
+    (net(IMAGE).square().mean() + vd.kl(net) / 100).backward()
+    assert raw_a.grad is None
+    assert torch.isfinite(net[0].gate.shift.grad).all()
+    assert relevance(net)["0.gate"].kept.tolist() == [True, False, True, True]
+    assert id(raw_a) not in {id(p) for g in vd.parameter_groups(net) for p in g["params"]}
+
+
+def test_dependent_gates_need_their_base() -> None:
+    with pytest.raises(VardropError, match="no Beta-Bernoulli gate to build on"):
+        vd.convert(conv_net(), recipes.dependent_beta_bernoulli())
+
+
+# ---- revert and errors
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipes.standout(), recipes.dependent_beta_bernoulli(joint=True)]
+)
+def test_revert_refuses_gates_that_depend_on_their_input(recipe: vd.Recipe) -> None:
+    net = vd.convert(conv_net(), recipe)
+    before = [type(m) for m in net.modules()]
+    with pytest.raises(VardropError, match="depends on its input"):
+        vd.revert(net)
+    assert [type(m) for m in net.modules()] == before
+
+
+def test_revert_refuses_to_fold_two_gates_into_tied_weights() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    vd.convert(net, recipes.beta_bernoulli())
+    with pytest.raises(VardropError, match="tied weights"):
+        vd.revert(net)
+
+
+def test_a_net_without_dropout_needs_a_rate() -> None:
+    with pytest.raises(VardropError, match="give `drop_rate`"):
+        vd.convert(nn.Sequential(nn.Linear(2, 2)), recipes.mc_dropout())
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: nn.Sequential(nn.BatchNorm1d(3)), "no weights that can be noisy"),
+        (lambda: nn.Sequential(nn.Embedding(3, 2)), "an index has no features to gate"),
+        (lambda: nn.Sequential(nn.Conv2d(0, 2, 1)), "no units to gate"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_layer_without_units_takes_no_gate(make, match: str) -> None:
+    with pytest.raises(VardropError, match=match):
+        vd.convert(make(), recipes.beta_bernoulli())
+
+
+def test_elbo_drives_gates_of_every_kind_in_one_net() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    vd.convert(net, recipes.beta_bernoulli(), where="0")
+    vd.convert(net, recipes.structured_pruning(), where="2")
+    vd.convert(net, vd.sparse_vd(), where="4")
+    out = vd.ELBO(net, vd.Categorical(), num_data=50)(torch.randn(8, 4), torch.randint(3, (8,)))
+    total = sum(m.kl() for m in net.modules() if isinstance(m, Gate)) + net[4].kl()
+    torch.testing.assert_close(out.kl, total)
+    torch.testing.assert_close(out.loss, out.nll + out.kl / 50)
+    assert out.head is None

@@ -1,0 +1,381 @@
+"""DropMax and its baselines: formulas, masks, extremes, conversion, the ELBO, bad input."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, kl_divergence
+from torch.nn import functional
+
+import vardrop as vd
+from tests.statistics import assert_mean, z_bound
+from vardrop import recipes
+from vardrop.errors import VardropError
+from vardrop.heads import (
+    HEAD_TYPES,
+    ClassDropout,
+    DropMax,
+    Head,
+    SampledSoftmax,
+    Softmax,
+    Sparsemax,
+)
+from vardrop.heads.sparsemax import sparsemax
+
+HEADS = list(HEAD_TYPES.values())
+H, Y = torch.randn(8, 5), torch.randint(4, (8,))
+
+
+# ---- DropMax, term by term
+
+
+def test_loss_is_the_papers_objective() -> None:
+    torch.manual_seed(1)
+    head = DropMax(5, 4).double()
+    h = H.double()
+    o, a, r = (functional.linear(h, m.weight, m.bias) for m in (head, head.retain, head.correction))
+    rho, g = torch.sigmoid(a), torch.sigmoid(a + r)
+    target = functional.one_hot(Y, 4).bool()
+    kl = torch.where(target, -rho.log(), kl_divergence(Bernoulli(g), Bernoulli(rho))).sum(1).mean()
+    aux = functional.binary_cross_entropy(torch.sigmoid(r), target.double(), reduction="none")
+    entropy = Bernoulli(rho).entropy().sum(1).mean()
+    out = head.loss(h, Y)
+    torch.testing.assert_close(out.kl, kl)
+    torch.testing.assert_close(out.aux, aux.sum(1).mean())
+    torch.testing.assert_close(out.entropy, entropy)
+    torch.testing.assert_close(out.loss, out.nll + kl + aux.sum(1).mean() - entropy)
+    one_pass = (rho * o.exp()) / (rho * o.exp()).sum(1, keepdim=True)
+    torch.testing.assert_close(head.eval()(h).exp(), one_pass)
+    torch.testing.assert_close(head.retain_probability(h), rho)
+
+
+def test_the_gradient_stops_inside_g() -> None:
+    head = DropMax(5, 4)
+    nll = head.loss(H, Y).nll
+    retain = torch.autograd.grad(nll, head.retain.weight, allow_unused=True, retain_graph=True)[0]
+    correction = torch.autograd.grad(nll, head.correction.weight)[0]
+    assert retain is None or not retain.any(), "the likelihood moves rho"
+    assert correction.any()
+
+
+def test_kl_and_entropy_move_both_branches() -> None:
+    head = DropMax(5, 4)
+    for branch in (head.retain, head.correction):
+        gradient = torch.autograd.grad(head.loss(H, Y).kl, branch.weight)[0]
+        assert gradient.any()
+    assert torch.autograd.grad(head.loss(H, Y).entropy, head.retain.weight)[0].any()
+
+
+def test_entropy_is_maximised() -> None:
+    head = DropMax(5, 4)
+    out = head.loss(H, Y)
+    assert out.entropy > 0
+    torch.testing.assert_close(out.loss, out.nll + out.kl + out.aux - out.entropy)
+
+
+def test_kl_is_zero_where_q_is_p_and_the_target_is_sure() -> None:
+    head = DropMax(5, 4)
+    with torch.no_grad():
+        for p in (*head.retain.parameters(), *head.correction.parameters()):
+            p.zero_()
+        head.retain.bias.fill_(30.0)
+    assert head.loss(H, Y).kl.abs() < 1e-10
+
+
+def test_the_target_is_always_kept() -> None:
+    head = DropMax(5, 4)
+    with torch.no_grad():  # every class is dropped almost surely
+        head.retain.bias.fill_(-1e4)
+    assert head.loss(H, Y).nll < 1e-6
+
+
+def test_likelihood_under_masks_matches_its_analytic_mean() -> None:
+    # Two classes, hard masks: the other class is kept with probability g.
+    head = DropMax(5, 2, temperature=1e-4).double()
+    h, y = torch.randn(1, 5).double(), torch.tensor([1])
+    o, a, r = (functional.linear(h, m.weight, m.bias) for m in (head, head.retain, head.correction))
+    g = torch.sigmoid(a + r)[0, 0]
+    expected = g * -torch.log_softmax(o, 1)[0, 1]
+    nll = torch.stack([head.loss(h, y).nll for _ in range(4000)]).detach()
+    assert_mean(nll, expected.detach())
+
+
+def test_monte_carlo_probabilities_match_enumeration() -> None:
+    head = DropMax(5, 2, temperature=1e-4).double().eval()
+    h = torch.randn(1, 5).double()
+    with torch.no_grad():
+        o, a = (functional.linear(h, m.weight, m.bias)[0] for m in (head, head.retain))
+        rho = torch.sigmoid(a)
+        # With both classes dropped, the one whose relaxed mask is larger takes all.
+        grid = torch.linspace(-40, 0, 40_001).double()
+        density = torch.sigmoid(grid - a[0]) * torch.sigmoid(a[0] - grid)
+        first_wins = torch.trapezoid(density * torch.sigmoid(grid - a[1]), grid)
+        alone, both = rho[0] * (1 - rho[1]), rho.prod()
+        expected = alone + both * torch.softmax(o, 0)[0] + first_wins
+        with vd.sampling(head):
+            draws = torch.stack([head(h).exp()[0, 0] for _ in range(4000)])
+        average = head(h, samples=4000).exp()
+    assert_mean(draws, expected)
+    assert (average.sum() - 1).abs() < 1e-9
+    assert (average[0, 0] - expected).abs() < z_bound(1) * draws.std() / 4000**0.5
+
+
+def test_prior_inference_has_no_kl() -> None:
+    out = DropMax(5, 4, inference="p").loss(H, Y)
+    assert out.kl == out.aux == out.entropy == 0
+    torch.testing.assert_close(out.loss, out.nll)
+
+
+# ---- baselines
+
+
+def test_sampled_softmax_uses_the_target_and_a_share() -> None:
+    head = SampledSoftmax(5, 10, share=0.4)
+    logits, y = torch.zeros(6, 10), torch.arange(6)
+    assert head.rule.loss(logits, {}, y).nll.item() == pytest.approx(torch.tensor(4.0).log().item())
+    full = SampledSoftmax(5, 10, share=1.0)
+    logits = torch.randn(6, 10)
+    expected = functional.cross_entropy(logits, y)
+    torch.testing.assert_close(full.rule.loss(logits, {}, y).nll, expected)
+
+
+def test_class_dropout_keeps_the_target() -> None:
+    rule = ClassDropout(5, 1000, drop_rate=0.6).rule
+    y = torch.zeros(200, dtype=torch.long)
+    kept = rule.loss(torch.zeros(200, 1000), {}, y).nll.exp().item()
+    assert kept == pytest.approx(1 + 999 * 0.4, rel=0.02)  # exp of a mean log: 0.02 is 10 errors
+
+
+def test_sparsemax_is_the_projection_onto_the_simplex() -> None:
+    logits = 3 * torch.randn(50, 6, dtype=torch.float64)
+    p, _ = sparsemax(logits)
+    torch.testing.assert_close(p.sum(1), torch.ones(50).double())
+    assert (p >= 0).all()
+    # Optimality: for any q in the simplex, (q - p) (logits - p) <= 0.
+    q = torch.distributions.Dirichlet(torch.ones(6).double()).sample((50,))
+    assert ((q - p) * (logits - p)).sum(1).max() < 1e-12
+
+
+def test_sparsemax_loss_has_its_published_gradient() -> None:
+    head = Sparsemax(5, 6)
+    logits = (3 * torch.randn(7, 6, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(6, (7,))
+    gradient = torch.autograd.grad(head.rule.loss(logits, {}, y).nll, logits)[0]
+    expected = (sparsemax(logits)[0] - functional.one_hot(y, 6)) / 7
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_softmax_head_is_cross_entropy() -> None:
+    head = Softmax(5, 4)
+    expected = functional.cross_entropy(functional.linear(H, head.weight, head.bias), Y)
+    torch.testing.assert_close(head.loss(H, Y).loss, expected)
+
+
+# ---- every head
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", HEADS)
+def test_no_overflow_for_huge_logits(kind: type[Head], autocast: bool) -> None:
+    head = kind(2, 4)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.copy_(1e4 * torch.randn_like(p).sign())
+    h = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.5]], requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        out = head.loss(h, torch.tensor([0, 1, 3]))
+        log_probs = head.eval()(h)
+    assert all(torch.isfinite(term) for term in out)
+    assert (log_probs.exp().sum(1) - 1).abs().max() < 1e-3
+    out.loss.backward()
+    assert torch.isfinite(h.grad).all()
+    for name, p in head.named_parameters():
+        assert p.grad is None or torch.isfinite(p.grad).all(), name
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_contract(kind: type[Head]) -> None:
+    head = kind(5, 4)
+    with torch.random.fork_rng():
+        expected = head.loss(H, Y).loss
+    for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+        with torch.random.fork_rng():
+            assert torch.equal(twin.loss(H, Y).loss, expected)
+    head.eval()
+    assert torch.equal(head(H), head(H)), "noise in mean mode"
+    assert (head(H).exp().sum(1) - 1).abs().max() < 1e-5
+    assert head(H, samples=3).shape == (8, 4)
+    assert head.retain_probability(H).shape == (8, 4)
+    assert not head.training
+    program = torch.export.export(head, (H,))
+    torch.testing.assert_close(program.module()(H), head(H))
+    with vd.sampling(head), torch.no_grad():
+        draws = torch.vmap(lambda _: head(H), randomness="different")(torch.empty(16))
+    assert draws.shape == (16, 8, 4)
+    assert torch.equal(draws[0], draws[1]) == (kind is not DropMax)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_elbo_drives_the_head_and_logs_its_parts(kind: type[Head]) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), kind(6, 4))
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=8, samples=2)
+    out = elbo(H, Y)
+    assert out.head is not None
+    torch.testing.assert_close(out.loss, out.head.loss)
+    torch.testing.assert_close(out.nll, out.head.nll)
+    out.loss.backward()
+    assert all(p.grad is not None for p in net.parameters())
+    assert net(H).shape == (8, 4)
+
+
+def test_elbo_drives_noisy_layers_below_a_head() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
+    vd.convert(net, recipes.dropmax(), where="2")
+    vd.convert(net, vd.sparse_vd(), where="0")
+    out = vd.ELBO(net, vd.Categorical(), num_data=8)(H, Y)
+    assert out.kl > 0
+    torch.testing.assert_close(out.loss, out.head.loss + out.kl / 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADS)
+def test_elbo_with_a_head_compiles_into_one_graph(kind: type[Head]) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), kind(6, 4))
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=8)
+    compiled = torch.compile(elbo, fullgraph=True, backend="eager")
+    compiled(H, Y).loss.backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+# ---- conversion
+
+
+def test_convert_replaces_the_named_layer_and_keeps_its_weights() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = nn.Linear(5, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.body(x).relu())
+
+    net = Net()
+    weight, state = net.fc.weight, copy.deepcopy(net.state_dict())
+    vd.convert(net, recipes.dropmax(), where="fc")
+    assert type(net.fc) is DropMax
+    assert net.fc.weight is weight
+    assert not net.load_state_dict(state, strict=False).unexpected_keys
+    assert type(net.body) is nn.Linear
+
+
+def test_convert_takes_the_last_linear_layer_by_default() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
+    vd.convert(net, recipes.dropmax())
+    assert [type(m) for m in net] == [nn.Linear, nn.ReLU, DropMax]
+
+
+@pytest.mark.parametrize("recipe", [recipes.softmax(), recipes.class_dropout(), recipes.sampled_softmax()])  # fmt: skip
+def test_heads_with_a_softmax_revert_to_linear(recipe: vd.Recipe) -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe).eval()
+    expected = net(H)
+    assert type(vd.revert(net)[0]) is nn.Linear
+    torch.testing.assert_close(torch.log_softmax(net(H), 1), expected)
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipes.dropmax(), recipes.deterministic_attention(), recipes.sparsemax()]
+)
+def test_other_heads_refuse_to_revert(recipe: vd.Recipe) -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe)
+    with pytest.raises(VardropError, match="Expected a head that is a softmax"):
+        vd.revert(net)
+
+
+def test_the_branches_take_no_weight_decay() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipes.dropmax())
+    weights, noise = vd.parameter_groups(net, weight_decay=1e-4)
+    assert [len(g["params"]) for g in (weights, noise)] == [2, 4]
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: DropMax(5, 4).loss(H, Y + 4), r"Expected `y` to lie in 0\.\.3"),
+        (lambda: DropMax(5, 4).loss(H, Y - 9), r"Expected `y` to lie in 0\.\.3"),
+        (lambda: DropMax(5, 4).loss(H, Y[:3]), "Expected `y` to hold class indices"),
+        (lambda: DropMax(5, 4).loss(H, Y.float()), "Expected `y` to hold class indices"),
+        (lambda: DropMax(6, 4)(H), "Expected the last axis of the features to be 6"),
+        (lambda: DropMax(5, 1), "Expected at least 2 classes, but got 1"),
+        (lambda: DropMax(5, 4, temperature=0.0), "Expected `temperature` to be positive"),
+        (lambda: DropMax(5, 4, inference="r"), "Expected `inference` to be 'q' or 'p'"),
+        (lambda: DropMax(5, 4)(H, samples=0), "Expected `samples` to be at least 1"),
+        (lambda: SampledSoftmax(5, 4, share=0.0), r"Expected `share` to lie in \(0, 1\]"),
+        (lambda: ClassDropout(5, 4, drop_rate=1.0), "Expected `drop_rate`"),
+        (
+            lambda: vd.convert(nn.Sequential(nn.Linear(5, 1)), recipes.dropmax()),
+            "a head needs at least 2 classes",
+        ),
+        (
+            lambda: vd.convert(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), recipes.dropmax(), where="*"),
+            "Expected `where` to select one linear layer",
+        ),
+        (
+            lambda: vd.convert(nn.Sequential(nn.Conv2d(1, 2, 3)), recipes.dropmax()),
+            "a head takes the place of a linear layer",
+        ),
+        (
+            lambda: vd.ELBO(DropMax(5, 4), vd.Gaussian(), num_data=8),
+            r"Expected `likelihood` to be Categorical\(\)",
+        ),
+        (
+            lambda: vd.ELBO(nn.Sequential(DropMax(5, 4), DropMax(4, 4)), vd.Categorical(), 8),
+            "Expected at most one head",
+        ),
+        (
+            lambda: vd.ELBO(nn.Sequential(DropMax(5, 4), nn.LogSoftmax(1)), vd.Categorical(), 8)(H, Y),
+            "Expected the head to be the last step",
+        ),
+        (
+            lambda: vd.Recipe(gate=vd.BinaryDropout(), head=recipes.dropmax().head),
+            "Expected `head` to stand alone",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input(call, match: str) -> None:
+    with pytest.raises(VardropError, match=match):
+        call()
+
+
+def test_a_failed_pass_leaves_the_head_as_it_was() -> None:
+    net = nn.Sequential(DropMax(5, 4), nn.LogSoftmax(1))
+    with pytest.raises(VardropError):
+        vd.ELBO(net, vd.Categorical(), 8)(H, Y)
+    assert net(H).shape == (8, 4)
+
+
+def test_dropmax_learns_the_digits() -> None:
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x).float() / 16, torch.tensor(y)
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), DropMax(32, 10))
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=1000)
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
+    for epoch in range(8):
+        for batch in torch.randperm(1000, generator=torch.Generator().manual_seed(epoch)).split(
+            100
+        ):
+            optimizer.zero_grad()
+            elbo(x[batch], y[batch]).loss.backward()
+            optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        accuracy = (net(x[1000:]).argmax(1) == y[1000:]).float().mean()
+        retained = net[2].retain_probability(net[:2](x[1000:]))
+    assert accuracy > 0.85
+    target = functional.one_hot(y[1000:], 10).bool()
+    assert retained[target].mean() > retained[~target].mean() + 0.3

@@ -1,0 +1,129 @@
+"""Function draws: one net of frozen weights and masks, the same for every batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vardrop as vd
+from vardrop.errors import VardropError
+from vardrop.noisy import Noisy
+from vardrop.prediction import draw, draws
+
+RECIPES = [
+    vd.bayes_by_backprop(log_sigma2=-2.0),
+    vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True),
+    vd.variance_layer("sign"),
+    vd.dropconnect(0.3),
+    vd.binary_dropout(0.4),
+    vd.variational_dropout("A"),
+]
+
+
+def conv_net(recipe: vd.Recipe) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(36, 3),
+    )  # fmt: skip
+    return vd.convert(net, recipe)
+
+
+def images(rows: int = 5) -> Tensor:
+    return torch.randn(rows, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_row_gets_the_same_output_in_every_batch(recipe: vd.Recipe) -> None:
+    f, x = draw(conv_net(recipe), seed=0), images()
+    whole = f(x)
+    torch.testing.assert_close(torch.cat([f(x[2:]), f(x[:2])]), torch.cat([whole[2:], whole[:2]]))
+    torch.testing.assert_close(f(x[3:4]), whole[3:4])
+    f.train()
+    f.eval()
+    torch.testing.assert_close(f(x), whole)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_seed_gives_the_same_function_and_leaves_net_and_generator(recipe: vd.Recipe) -> None:
+    net = conv_net(recipe).train()
+    before = copy.deepcopy(net.state_dict())
+    state = torch.get_rng_state()
+    first, again, other = draw(net, seed=0), draw(net, seed=0), draw(net, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first(images()), again(images()))
+    assert not torch.equal(first(images()), other(images()))
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.training
+    assert not any(p.requires_grad for p in first.parameters())
+
+
+def test_the_drawn_net_is_made_of_plain_layers_and_can_be_copied() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), vd.sparse_vd())
+    f = draw(net, seed=0)
+    assert [type(m) for m in f] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert not any(isinstance(m, Noisy) for m in f.modules())
+    assert set(f.state_dict()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    x = torch.randn(2, 4)
+    assert torch.equal(copy.deepcopy(f)(x), f(x))
+    assert f(x.requires_grad_()).requires_grad
+
+
+def test_draws_are_different_functions_that_stay_as_they_are() -> None:
+    net = vd.convert(nn.Linear(4, 3), vd.bayes_by_backprop(log_sigma2=0.0))
+    x = torch.randn(2, 4)
+    functions = list(draws(net, 3, seed=0))
+    outputs = [f(x) for f in functions]
+    assert not torch.equal(outputs[0], outputs[1])
+    assert all(torch.equal(f(x), y) for f, y in zip(functions, outputs, strict=True))
+    assert torch.equal(outputs[0], draw(net, seed=0)(x))
+
+
+def test_weights_have_the_moments_of_the_posterior() -> None:
+    net = vd.convert(nn.Linear(3, 2), vd.bayes_by_backprop(log_sigma2=-1.0))
+    n = 2000
+    weights = torch.stack([f.weight for f in draws(net, n, seed=0)])
+    z = (weights.mean(0) - net.weight).abs() / (weights.std(0) / n**0.5)
+    assert z.max() < 6  # 6 comparisons, below 1e-7 together
+    ratio = weights.var(0) / net.variance() - 1
+    assert ratio.abs().max() < 6 * (2 / n) ** 0.5
+
+
+def test_tied_layers_draw_one_weight() -> None:
+    layer = nn.Linear(4, 4)
+    net = vd.convert(nn.Sequential(layer, nn.ReLU(), layer), vd.bayes_by_backprop())
+    f = draw(net)
+    assert f[0] is f[2]
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    f = draw(vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0)))
+    assert f[0].weight is f[1].weight
+
+
+def test_a_gate_holds_one_mask_for_all_rows() -> None:
+    net = nn.Sequential(vd.Gate(vd.BinaryDropout(0.5), units=50))
+    y = draw(net, seed=0)(torch.ones(4, 50))
+    assert (y == y[0]).all()
+    assert 0 < (y[0] == 0).sum() < 50
+    root = draw(vd.Gate(vd.BinaryDropout(0.5), units=50), seed=0)(torch.ones(4, 50))
+    assert torch.equal(root, y)
+
+
+def test_a_gate_registered_twice_is_held_once() -> None:
+    gate = vd.Gate(vd.BinaryDropout(0.5), units=50)
+    f = draw(nn.Sequential(gate, gate), seed=0)
+    assert f[0] is f[1]
+    assert set(f(torch.ones(1, 50)).unique().tolist()) == {0.0, 4.0}
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(VardropError, match="noisy modules or dropout, but got Linear"):
+        draw(nn.Linear(2, 1))
+    with pytest.raises(VardropError, match="`n` to be at least 1, but got 0"):
+        draws(nn.Linear(2, 1), 0)
+    lstm = nn.LSTM(2, 2, num_layers=2, dropout=0.5)
+    with pytest.raises(VardropError, match="dropout inside LSTM"):
+        draw(lstm)

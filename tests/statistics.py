@@ -1,0 +1,27 @@
+"""z-tests from the Monte-Carlo standard error, with one family-wise error rate for all tests."""
+
+import math
+
+import torch
+
+FAMILY_WISE = 1e-6
+
+
+def z_bound(comparisons):
+    """|z| that `comparisons` normal z-scores exceed with probability FAMILY_WISE in all."""
+    p = torch.tensor(1 - FAMILY_WISE / (2 * comparisons), dtype=torch.float64)
+    return float(math.sqrt(2) * torch.special.erfinv(2 * p - 1))
+
+
+def assert_mean(samples, expected):
+    """The mean over axis 0 of independent samples agrees with `expected`."""
+    samples = samples.double()
+    error = samples.std(0) / math.sqrt(len(samples))
+    z = (samples.mean(0) - expected).abs() / error.clamp(min=1e-12)
+    assert z.max() < z_bound(z.numel()), f"z = {z.max():.1f}"
+
+
+def assert_variance(samples, expected):
+    """The variance over axis 0 agrees with `expected`, by the standard error of (x - mean)^2."""
+    samples = samples.double()
+    assert_mean((samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected)

@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+from scipy import integrate
+
+import vardrop as vd
+from tests.statistics import assert_mean
+from vardrop.divergence import kl_divergence, register_kl
+from vardrop.posteriors import Axes, Bernoulli
+
+AXES = Axes((1,), (0,))
+WEIGHT = torch.tensor([[0.5, -1.0, 0.0], [2.0, 0.1, -0.3]], dtype=torch.float64)
+
+
+def kl(q, p, weight=WEIGHT):
+    return kl_divergence(q, p, weight, AXES, q.initial(weight, AXES), p.initial(weight))
+
+
+def quadrature(mean, variance, log_prob):
+    std = math.sqrt(variance)
+
+    def f(z):
+        w = mean + std * z
+        log_q = -0.5 * z * z - math.log(std) - 0.5 * math.log(2 * math.pi)
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        return density * (log_q - float(log_prob(torch.tensor(w, dtype=torch.float64), {})))
+
+    return integrate.quad(f, -12, 12, limit=200)[0]
+
+
+@pytest.mark.parametrize(
+    "prior", [vd.Normal(), vd.Normal(0.3, 0.5), vd.StudentT(1.0), vd.StudentT(0.1, 0.2)]
+)
+def test_gaussian_posterior_against_quadrature(prior):
+    q = vd.AdditiveGaussian(log_sigma2=-1.5)
+    expected = sum(quadrature(float(w), math.exp(-1.5), prior.log_prob) for w in WEIGHT.flatten())
+    assert float(kl(q, prior)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_student_bound_is_above_and_tends_to_ard():
+    q = vd.AdditiveGaussian(log_sigma2=-1.0)
+    assert kl(q, vd.StudentT(0.5, form="bound")) > kl(q, vd.StudentT(0.5))
+    shifted = lambda w: kl(q, vd.StudentT(1e-9, form="bound"), w)
+    zero = torch.zeros_like(WEIGHT)
+    ard = kl(q, vd.ARD()) - kl(q, vd.ARD(), zero)
+    assert float(shifted(WEIGHT) - shifted(zero)) == pytest.approx(float(ard), rel=1e-4)
+
+
+def test_ard_is_the_best_normal():
+    q = vd.AdditiveGaussian(log_sigma2=0.5)
+    best = sum(
+        kl(q, vd.Normal(std=math.sqrt(float(w) ** 2 + math.exp(0.5))), w.view(1, 1))
+        for w in WEIGHT.flatten()
+    )
+    assert float(kl(q, vd.ARD())) == pytest.approx(float(best), rel=1e-9)
+
+
+@pytest.mark.parametrize("per, sharing", [("weight", 1), ("input", 2), ("output", 3), ("layer", 6)])
+@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD(), vd.LogUniform("sigmoid")])
+def test_shared_alpha_counts_its_weights(per, sharing, prior):
+    q = vd.MultiplicativeGaussian(alpha=0.7, per=per)
+    assert q.initial(WEIGHT, AXES)["log_alpha"].numel() * sharing == WEIGHT.numel()
+    one = kl(vd.MultiplicativeGaussian(alpha=0.7), prior)
+    assert float(kl(q, prior)) == pytest.approx(float(one), rel=1e-9)
+
+
+def test_additive_and_multiplicative_agree_at_equal_alpha():
+    weight = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+    tensors = {"log_sigma2": math.log(0.3) + 2 * weight.abs().log()}
+    for prior in (vd.LogUniform(), vd.LogUniform("sigmoid"), vd.LogUniform("bound"), vd.ARD()):
+        additive = kl_divergence(vd.AdditiveGaussian(), prior, weight, AXES, tensors, {})
+        multiplicative = kl(vd.MultiplicativeGaussian(alpha=0.3), prior, weight)
+        assert float(additive) == pytest.approx(float(multiplicative), rel=1e-9)
+
+
+def test_monte_carlo_agrees_with_the_closed_form():
+    q = vd.AdditiveGaussian(log_sigma2=-1.0)
+    draws = torch.stack([kl(q, vd.MonteCarlo(vd.Normal(std=0.7))) for _ in range(4000)])
+    assert_mean(draws, kl(q, vd.Normal(std=0.7)))
+
+
+def test_scale_mixture_keeps_its_gradient_far_out():
+    w = torch.tensor(50.0, requires_grad=True)
+    vd.ScaleMixture(std1=1.0).log_prob(w, {}).backward()
+    assert w.grad == pytest.approx(-50.0, rel=1e-4)
+
+
+def test_bernoulli_quasi_kl_is_the_weight_decay_of_mc_dropout():
+    # length scale l = 1 / std: l^2 (1 - p) / 2 |M|^2 with M = m / (1 - p) for inverted dropout
+    p, length = 0.3, 2.0
+    stated = 0.5 * length**2 * (1 - p) * (WEIGHT / (1 - p)).square().sum()
+    assert float(kl(Bernoulli(p, per="input"), vd.Normal(std=1 / length))) == pytest.approx(
+        float(stated)
+    )
+
+
+def test_zero_mean_is_the_constant_of_the_log_uniform():
+    assert float(kl(vd.ZeroMean(), vd.LogUniform())) == 0.0
+
+
+def test_unregistered_pair_names_the_known_ones():
+    with pytest.raises(vd.UnregisteredKLError, match=r"\(AdditiveGaussian, ARD\).*MonteCarlo"):
+        kl(vd.AdditiveGaussian(), vd.ScaleMixture())
+
+
+def test_second_registration_is_an_error():
+    with pytest.raises(vd.VardropError, match="registered once"):
+        register_kl(vd.AdditiveGaussian, vd.ARD)(lambda *a: None)
+
+
+@pytest.mark.parametrize(
+    "q, p, match",
+    [
+        (vd.AdditiveGaussian(), vd.LogUniform("cubic"), "alpha <= 1 only.*max_alpha=1.0"),
+        (vd.MultiplicativeGaussian(max_alpha=2.0), vd.LogUniform("cubic"), "alpha <= 1 only"),
+        (vd.ZeroMean("sign"), vd.Normal(), "sign noise has no Gaussian density"),
+        (Bernoulli(0.5), vd.Normal(0.5), r"fixed N\(0, std\^2\)"),
+    ],
+)
+def test_refused_pairs(q, p, match):
+    with pytest.raises(vd.VardropError, match=match):
+        kl(q, p)
+
+
+def test_cubic_with_a_bound():
+    q = vd.MultiplicativeGaussian(alpha=0.5, max_alpha=1.0)
+    expected = vd.functional.log_uniform_kl_cubic(torch.tensor(math.log(0.5))) * WEIGHT.numel()
+    assert float(kl(q, vd.LogUniform("cubic"))) == pytest.approx(float(expected), rel=1e-6)

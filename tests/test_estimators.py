@@ -1,0 +1,219 @@
+"""Every estimator has the closed-form mean and variance, on every layer kind."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as TF
+
+import vardrop as vd
+from tests.statistics import assert_mean, assert_variance
+
+DRAWS = 4000
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 3), (2, 5)),
+    "conv1d_groups": (lambda: nn.Conv1d(4, 6, 3, groups=2, padding=1), (1, 4, 5)),
+    "conv2d_dilated": (lambda: nn.Conv2d(2, 3, 2, dilation=2, stride=2), (2, 2, 5, 5)),
+    "conv2d_depthwise": (lambda: nn.Conv2d(3, 6, 2, groups=3), (1, 3, 3, 3)),
+    "conv2d_zeros": (lambda: nn.Conv2d(1, 2, 3, padding=1), (2, 1, 3, 3)),
+    "conv2d_reflect": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), (2, 1, 3, 3),
+    ),
+    "conv2d_replicate": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="replicate"), (2, 1, 3, 3),
+    ),
+    "conv2d_circular": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (2, 1, 3, 3),
+    ),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), (1, 1, 3, 3, 3)),
+    "transposed1d": (lambda: nn.ConvTranspose1d(2, 4, 3, groups=2), (2, 2, 3)),
+    "transposed2d": (
+        lambda: nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, output_padding=1), (1, 2, 2, 2),
+    ),
+    "transposed3d": (lambda: nn.ConvTranspose3d(1, 2, 2), (1, 1, 2, 2, 2)),
+}  # fmt: skip
+ESTIMATORS = {
+    "weight_sample": vd.weight_sample,
+    "per_example": vd.per_example,
+    "local": vd.local_reparameterization,
+    "flipout": vd.flipout,
+}
+
+
+def layer_and_input(kind, recipe):
+    make, shape = LAYERS[kind]
+    layer = vd.convert(make().double(), recipe)
+    x = torch.randn(shape, dtype=torch.float64)
+    return layer, x
+
+
+def moments_by_matrix(layer, x):
+    """The map x -> y is linear in the weights: read its matrix off, weight by weight."""
+    with torch.no_grad(), vd.sampling(layer, on=False):
+        mean = layer(x)
+        weight = layer.weight.detach().clone()
+        columns = []
+        for i in range(weight.numel()):
+            basis = torch.zeros_like(weight)
+            basis.view(-1)[i] = 1.0
+            layer.weight.copy_(basis)
+            shifted = layer(x)
+            layer.weight.zero_()
+            columns.append(shifted - layer(x))
+        layer.weight.copy_(weight)
+    variance = layer.variance().detach().flatten()
+    matrix = torch.stack(columns, -1)
+    return mean, (matrix.square() * variance).sum(-1)
+
+
+def draws_of(layer, x, count=DRAWS):
+    with vd.sampling(layer), torch.no_grad():
+        return torch.stack([layer(x) for _ in range(count)])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_mean_and_variance(kind, estimator):
+    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
+    layer, x = layer_and_input(kind, recipe)
+    mean, variance = moments_by_matrix(layer, x)
+    draws = draws_of(layer, x, 3000)
+    assert_mean(draws, mean)
+    assert_variance(draws, variance)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        vd.variational_dropout("B", per="input"),
+        vd.variational_dropout("B", per="output", drop_rate=0.2),
+        vd.variance_layer("gaussian"),
+        vd.variance_layer("sign"),
+        vd.variance_layer("uniform"),
+        vd.variance_layer("sign", estimator=vd.local_reparameterization),
+        vd.dropconnect(0.3),
+        vd.dropconnect(0.3, estimator=vd.per_example),
+        vd.Recipe(vd.posteriors.Bernoulli(0.3, per="input"), estimator=vd.per_example),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["linear", "transposed1d"])
+def test_every_posterior(kind, recipe):
+    layer, x = layer_and_input(kind, recipe)
+    mean, variance = moments_by_matrix(layer, x)
+    assert_mean(draws := draws_of(layer, x), mean)
+    if not (recipe.posterior == vd.posteriors.Bernoulli(0.3, per="input") and kind != "linear"):
+        assert_variance(draws, variance)  # a mask shared over positions correlates the terms
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_bilinear_and_embedding(estimator):
+    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
+    bilinear = vd.convert(nn.Bilinear(3, 2, 2).double(), recipe)
+    a, b = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+    with vd.sampling(bilinear), torch.no_grad():
+        draws = torch.stack([bilinear(a, b) for _ in range(DRAWS)])
+    assert_mean(draws, TF.bilinear(a, b, bilinear.weight, bilinear.bias).detach())
+    assert_variance(draws, TF.bilinear(a * a, b * b, bilinear.variance()).detach())
+    table = vd.convert(nn.Embedding(4, 3, padding_idx=1).double(), recipe)
+    index = torch.tensor([0, 2, 2])
+    assert_mean(draws := draws_of(table, index), table.weight[index].detach())
+    assert_variance(draws, table.variance()[index].detach())
+    assert torch.equal(draws_of(table, torch.tensor([1]), 5), torch.zeros(5, 1, 3).double())
+
+
+def test_noisy_bias_adds_its_variance():
+    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), vd.Normal(), noisy_bias=True)
+    layer = vd.convert(nn.Linear(2, 3).double(), recipe)
+    draws = draws_of(layer, torch.zeros(1, 2, dtype=torch.float64))
+    assert_mean(draws, layer.bias.detach())
+    assert_variance(draws, torch.full((1, 3), float(torch.tensor(-2.0).exp()) + 1e-8))
+
+
+@pytest.mark.parametrize("estimator, correlated", [
+    ("weight_sample", True), ("per_example", False), ("local", False), ("flipout", False),
+])  # fmt: skip
+def test_examples_are_uncorrelated_but_for_a_shared_draw(estimator, correlated):
+    recipe = vd.Recipe(vd.AdditiveGaussian(-1.0), estimator=ESTIMATORS[estimator])
+    layer = vd.convert(nn.Linear(4, 1).double(), recipe)
+    x = torch.randn(1, 4, dtype=torch.float64).expand(2, 4)  # the same example twice
+    draws = draws_of(layer, x).squeeze(-1)
+    product = (draws[:, 0] - draws[:, 0].mean()) * (draws[:, 1] - draws[:, 1].mean())
+    variance = (x[0].square() * layer.variance()[0]).sum().detach()
+    assert_mean(product, variance if correlated else torch.tensor(0.0))
+
+
+def test_weight_space_and_feature_space_dropout_agree_to_the_bit():
+    torch.manual_seed(1)
+    weight = torch.randn(3, 4, requires_grad=True)
+    x, mask = torch.randn(2, 4), torch.tensor([2.0, 0.0, 2.0, 2.0])  # kept inputs scaled by 2
+    q = vd.posteriors.Bernoulli(0.5, per="input")
+    feature = TF.linear(x * mask, weight)
+    weights = TF.linear(x, q.sample(weight, mask.view(1, 4), {}))
+    assert torch.equal(feature, weights)
+    grads = [torch.autograd.grad(y.sum(), weight)[0] for y in (feature, weights)]
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_explicit_noise_repeats_output_and_gradient(estimator):
+    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=ESTIMATORS[estimator])
+    layer, x = vd.convert(nn.Linear(5, 3), recipe), torch.randn(4, 5)
+    weight_noise = (torch.randn(3, 5), None)
+    noise = {
+        "weight_sample": weight_noise,
+        "per_example": (torch.randn(4, 3, 5), None),
+        "local": torch.randn(4, 3),
+        "flipout": (weight_noise, torch.ones(4, 5), -torch.ones(4, 3)),
+    }[estimator]
+    outs = [layer(x, noise=noise) for _ in range(2)]
+    assert torch.equal(*outs)
+    grads = [torch.autograd.grad(y.sum(), layer.log_sigma2)[0] for y in outs]
+    assert torch.equal(*grads)
+
+
+def test_ten_draws_in_one_step_equal_stored_noise():
+    layer, x = vd.convert(nn.Linear(30, 20), vd.sparse_vd(log_sigma2=-3.0)), torch.randn(16, 30)
+    noise = torch.randn(10, 16, 20)
+    with torch.no_grad():
+        layer.weight.normal_()
+    grads = torch.autograd.grad(
+        sum(layer(x, noise=z).tanh().sum() for z in noise), [layer.weight, layer.log_sigma2]
+    )
+    weight, log_sigma2 = (
+        t.detach().double().requires_grad_() for t in (layer.weight, layer.log_sigma2)
+    )
+    double = x.double()
+    std = TF.linear(double**2, log_sigma2.exp()).add(1e-8).sqrt()
+    mean = TF.linear(double, weight, layer.bias.detach().double())
+    exact = torch.autograd.grad(
+        sum((mean + std * z).tanh().sum() for z in noise.double()), [weight, log_sigma2]
+    )
+    for mine, other in zip(grads, exact, strict=True):
+        assert float((mine.double() - other).norm() / other.norm()) <= 1e-6
+
+
+def gradient_variance(estimator, repeats=300):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    x, y = torch.randn(64, 20), torch.randint(5, (64,))
+    if estimator is not None:
+        vd.convert(net, vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=estimator))
+    grads = []
+    for _ in range(repeats):
+        batch = torch.randint(64, (32,))
+        loss = TF.cross_entropy(net(x[batch]), y[batch])
+        grads.append(torch.autograd.grad(loss, net[2].weight)[0].flatten())
+    return float(torch.stack(grads).var(0).mean())
+
+
+def test_gradient_variance_order():
+    none, local, example, batch = (
+        gradient_variance(e)
+        for e in (None, vd.local_reparameterization, vd.per_example, vd.weight_sample)
+    )
+    assert none < local < example < batch
+
+
+def test_flipout_needs_symmetric_noise():
+    with pytest.raises(vd.VardropError, match="not symmetric.*Use per_example"):
+        vd.Recipe(vd.posteriors.Bernoulli(0.5), estimator=vd.flipout)
