@@ -19,6 +19,10 @@ CASES = {
     "mlp 784-300-100-10 b100": (lambda: mlp(784, 300, 100, 10), (100, 784)),
     "mlp 784-1000-1000-10 b128": (lambda: mlp(784, 1000, 1000, 10), (128, 784)),
     "lenet5 b128": (lenet5, (128, 1, 28, 28)),
+    "lenet5 b128 channels-last": (
+        lambda: lenet5().to(memory_format=torch.channels_last),
+        (128, 1, 28, 28),
+    ),
 }
 RECIPES = {
     "sparse_vd (LRT, exact KL)": vd.sparse_vd(),
@@ -70,10 +74,15 @@ def measure(steps, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--case", default="", help="part of a case's name")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for case, (make, shape) in CASES.items():
+        if arguments.case not in case:
+            continue
         x, y = torch.rand(shape), torch.randint(10, (shape[0],))
+        if "channels-last" in case:
+            x = x.to(memory_format=torch.channels_last)
         steps = {("plain", fused): plain_step(make, x, y, fused) for fused in (False, True)} | {
             (name, fused): noisy_step(make, recipe, x, y, fused)
             for name, recipe in RECIPES.items()

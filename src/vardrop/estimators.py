@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vardrop.errors import VardropError
-from vardrop.functional import gaussian_output, random_signs
+from vardrop.functional import gaussian_output, normal_like, random_signs
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.values import Value
 
@@ -132,7 +132,7 @@ class LocalReparameterization(Estimator):
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean = affine.mean_output(inputs)
         variance = affine.variance_output(inputs, self.floor)
-        noise = torch.randn_like(variance) if noise is None else noise
+        noise = normal_like(variance) if noise is None else noise
         if mean is None:
             return variance.sqrt() * noise
         return gaussian_output(mean.expand_as(variance), variance, noise)

@@ -87,7 +87,7 @@ def test_padding_border_decides_whether_a_constant_folds(mode):
         net[0].bias[1] = 2.0
     small = shrink(net, torch.zeros(1, 1, 7, 7))
     assert small[0].out_channels == (2 if mode == "zeros" else 1)
-    text = "1 dead units of '0' stay: its constant meets the padding border of '1'."
+    text = "1 units of '0' stay: its constant meets the padding border of '1'."
     assert (text in small.report.notes) == (mode == "zeros")
     assert_equal(net, small, (1, 7, 7))
 
@@ -108,7 +108,7 @@ def test_layer_norm_keeps_its_units_and_says_so():
     with torch.no_grad():
         net[2].weight[:, 1:] = 0
     report = plan_shrink(net, torch.zeros(1, 3))
-    assert "3 dead units of '0' stay: '1' (LayerNorm) takes its units together." in report.notes
+    assert "3 units of '0' stay: '1' (LayerNorm) takes its units together." in report.notes
     small = shrink(net, torch.zeros(1, 3), drop_inputs=True)
     assert isinstance(small[2][0], Select)
     assert small[2][1].in_features == 1
@@ -145,11 +145,13 @@ def test_net_that_the_graph_library_cannot_follow_stays_whole():
     class Skip(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b, self.c = nn.Conv2d(3, 2, 1), nn.Conv2d(5, 2, 1), nn.Conv2d(7, 2, 1)
+            self.a, self.b = nn.Conv2d(3, 2, 1), nn.Conv2d(5, 2, 1)
+            self.c, self.d = nn.Conv2d(7, 7, 1), nn.Conv2d(7, 2, 1)
 
         def forward(self, x):
             x = torch.cat([x, self.a(x)], 1)  # the input itself has no layer before it
-            return self.c(torch.cat([x, self.b(x)], 1).relu())
+            x = torch.cat([x, self.b(x)], 1).relu()
+            return self.d(x + self.c(x))
 
     net = Skip()
     with torch.no_grad():
@@ -198,7 +200,7 @@ def test_groups_keep_equal_sizes():
         net[2].weight[3:, 3] = 0  # one input of the second
     small = shrink(net, torch.zeros(1, 2, 6, 6))
     assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
-    assert "1 dead units stay to keep shapes whole." in small.report.notes
+    assert "1 units stay to keep shapes whole." in small.report.notes
     assert_equal(net, small, (2, 6, 6))
 
 

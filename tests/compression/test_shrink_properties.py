@@ -8,7 +8,7 @@ from torch import nn
 from tests.compression.nets import sparsen
 from vardrop.compression import shrink
 
-SIZE = 6  # pixels
+SIZE = 18  # pixels
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.PReLU, nn.Identity)
 
 
@@ -92,7 +92,7 @@ def nets(draw):
 
 
 def example(channels, generator, count=3):
-    shape = (count, channels, SIZE + 2, SIZE + 2)
+    shape = (count, channels, SIZE, SIZE)
     return torch.randn(shape, generator=generator, dtype=torch.double)
 
 

@@ -194,9 +194,9 @@ def _cut_out(
             _resize_embedding(module, _left(name, module.embedding_dim, emitted))
     if drop_inputs:
         net, kept = _select_inputs(net, kept)
-    notes = [f"{n} dead units of '{name}' stay: {why}." for (name, why), n in dead.stays.items()]
+    notes = [f"{n} units of '{name}' stay: {why}." for (name, why), n in dead.stays.items()]
     if gone != dead.removed:
-        notes.append(f"{len(dead.removed) - len(gone)} dead units stay to keep shapes whole.")
+        notes.append(f"{len(dead.removed) - len(gone)} units stay to keep shapes whole.")
     return net, kept, notes
 
 

@@ -54,7 +54,7 @@ def run(
         with torch.no_grad(), sampling(net):
             means, log_variances = torch.stack([net(test_x) for _ in range(draws)]).unbind(-1)
     gates = [m for m in net.modules() if isinstance(m, Gate)]
-    rates = [torch.sigmoid(gate.tensors["drop_logit"]).item() for gate in gates]
+    rates = [torch.sigmoid(gate.tensors["drop_logit"].detach()).item() for gate in gates]
     return {
         "rmse": (means.mean(0) - test_y[:, 0]).square().mean().sqrt().item(),
         "epistemic": means.var(0).mean().sqrt().item(),

@@ -20,7 +20,7 @@ from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
 )
-from vardrop.functional.noise import clamp_max, gaussian_output, random_signs
+from vardrop.functional.noise import clamp_max, gaussian_output, normal_like, random_signs
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
 from vardrop.functional.truncated_log_normal import (
     log_normal_mass,
@@ -52,6 +52,7 @@ __all__ = [
     "logit_from_log",
     "normal_entropy",
     "normal_kl",
+    "normal_like",
     "random_signs",
     "truncated_log_normal_kl",
     "truncated_log_normal_log_moment",

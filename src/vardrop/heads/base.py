@@ -101,7 +101,6 @@ class Head(Noisy, nn.Linear):
         """Drop the rule of a head whose probabilities are a plain softmax."""
         self.check_linear()
         del self.rule
-        self.__dict__.pop("sampling", None)
 
     @property
     def num_classes(self) -> int:

@@ -34,6 +34,14 @@ class _Conv(Variational):
     def outputs(self) -> int:
         return self.out_channels
 
+    def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        (x,) = inputs
+        y = x * x
+        if x.dim() == 4 and x.shape[1] == 1 and x.stride(1) == 1 != y.stride(1):
+            # One channel fits both layouts and torch forgets which; convolutions would mix them.
+            y = y.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
+        return (y,)
+
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]
 

@@ -1,0 +1,71 @@
+"""What gates do in training: Beta-Bernoulli closes units, concrete dropout finds its rate."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from vardrop.data import Images, data_directory
+from vardrop.experiments import beta_bernoulli, concrete
+from vardrop.experiments.nets import mlp
+from vardrop.noisy import relevance
+from vardrop.objective import ELBO, Categorical
+from vardrop.training import train
+
+needs_mnist = pytest.mark.skipif(
+    not (data_directory() / "mnist").is_dir(), reason="MNIST is not in the data directory"
+)
+
+
+def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x).float() / 16, torch.tensor(y)
+    data = Images(x[:1400], y[:1400])
+    net = mlp(64, 32, 10)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 30):
+        pass
+    dense = beta_bernoulli.error(net, (x[1400:], y[1400:]))
+    setting = beta_bernoulli.Setting(gate_epochs=60, gate_lr=5e-2)
+    beta_bernoulli.sparsify(setting, net, data)
+    kept = {name: r.kept for name, r in relevance(net).items()}
+    always_off = (x == 0).all(0)
+    assert not kept["1.gate"][always_off].any()
+    assert kept["1.gate"][~always_off].float().mean() > 0.5
+    assert beta_bernoulli.error(net, (x[1400:], y[1400:])) < dense + 3.0
+
+
+def test_concrete_dropout_learns_a_lower_rate_from_more_data() -> None:
+    few = concrete.run(10, seed=0, width=64, epochs=600)
+    many = concrete.run(2000, seed=0, width=64, epochs=6)
+    assert many["hidden_rate"] < few["hidden_rate"] - 0.02
+    assert many["epistemic"] < few["epistemic"]
+    assert many["rmse"] < 1.5
+
+
+@pytest.mark.slow
+def test_concrete_dropout_on_the_line(tmp_path: Path) -> None:
+    done = concrete.sweep(tmp_path / "concrete.json", [10, 100, 1000, 10_000])
+
+    def mean(name: str, count: int) -> float:
+        return sum(done[f"{count}/{seed}"][name] for seed in range(3)) / 3
+
+    for name in ("hidden_rate", "epistemic"):
+        values = [mean(name, n) for n in (10, 100, 1000, 10_000)]
+        assert values[-1] < 0.75 * values[0], (name, values)
+        assert values == sorted(values, reverse=True), (name, values)
+    assert mean("aleatoric", 10_000) == pytest.approx(1.0, abs=0.1)
+    assert mean("rmse", 10_000) == pytest.approx(1.0, abs=0.1)
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_beta_bernoulli_on_lenet_500_300(tmp_path: Path) -> None:
+    setting = beta_bernoulli.Setting()
+    assert setting.dense_epochs + setting.gate_epochs <= 60
+    result = beta_bernoulli.run(tmp_path, setting)
+    inputs, first, second = result["units"]
+    assert result["error"] <= result["dense_error"] + 0.2
+    assert inputs <= 450
+    assert first + second <= 2 / 3 * 800
