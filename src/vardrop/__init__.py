@@ -5,17 +5,51 @@ elbo = vardrop.ELBO(net, vardrop.Categorical(), num_data=60_000)
 elbo(x, y).loss.backward()
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from vardrop import estimators, functional, gates, layers, metrics, posteriors, priors
-from vardrop.conversion import Plan, convert, plan, revert
-from vardrop.divergence import kl_divergence, register_kl
-from vardrop.errors import UnregisteredKLError, VardropError
+from vardrop.conversion import (
+    Plan,
+    convert,
+    plan,
+    revert,
+    to_variance,
+)  # fmt: skip
+from vardrop.divergence import (
+    kl_divergence,
+    register_kl,
+)  # fmt: skip
+from vardrop.errors import (
+    UnregisteredKLError,
+    VardropError,
+)  # fmt: skip
 from vardrop.estimators import (
     flipout,
     local_reparameterization,
     per_example,
     weight_sample,
-)
-from vardrop.gates import BinaryDropout, Gate, GaussianDropout
+)  # fmt: skip
+from vardrop.gates import (
+    BetaBernoulli,
+    BinaryDropout,
+    ConcreteDropout,
+    DependentBetaBernoulli,
+    Gate,
+    GaussianDropout,
+    HardConcrete,
+    LogNormal,
+    NormalJeffreys,
+    Standout,
+)  # fmt: skip
+from vardrop.heads import (
+    ClassDropout,
+    DeterministicAttention,
+    DropMax,
+    SampledSoftmax,
+    Softmax,
+    Sparsemax,
+)  # fmt: skip
 from vardrop.layers import (
     Bilinear,
     Conv1d,
@@ -26,8 +60,14 @@ from vardrop.layers import (
     ConvTranspose3d,
     Embedding,
     Linear,
-)
-from vardrop.noisy import kl, log_alpha, sampling
+)  # fmt: skip
+from vardrop.noisy import (
+    Relevance,
+    kl,
+    log_alpha,
+    relevance,
+    sampling,
+)  # fmt: skip
 from vardrop.objective import (
     ELBO,
     Bernoulli,
@@ -38,86 +78,236 @@ from vardrop.objective import (
     cyclical,
     linear_warmup,
     parameter_groups,
-)
-from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
-from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, ScaleMixture, StudentT
+)  # fmt: skip
+from vardrop.posteriors import (
+    AdditiveGaussian,
+    MultiplicativeGaussian,
+    ZeroMean,
+)  # fmt: skip
+from vardrop.priors import (
+    ARD,
+    LogUniform,
+    MonteCarlo,
+    Normal,
+    ScaleMixture,
+    StudentT,
+)  # fmt: skip
 from vardrop.recipes import (
     Recipe,
     ard,
     bayes_by_backprop,
+    bayesian_compression,
+    beta_bernoulli,
     binary_dropout,
+    class_dropout,
+    concrete_dropout,
+    dependent_beta_bernoulli,
+    deterministic_attention,
     dropconnect,
+    dropmax,
     gaussian_dropout,
+    l0,
+    mc_dropout,
+    sampled_softmax,
+    softmax,
     sparse_vd,
+    sparsemax,
+    standout,
+    structured_pruning,
     variance_layer,
     variational_dropout,
-)
-from vardrop.values import from_json, to_json
+)  # fmt: skip
+from vardrop.values import (
+    from_json,
+    to_json,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from vardrop.compression import (
+        choose_threshold,
+        compare,
+        export_onnx,
+        export_program,
+        fine_tune,
+        load,
+        pack,
+        plan_shrink,
+        reestimate_batchnorm,
+        save,
+        shrink,
+        sparsify,
+        unpack,
+    )  # fmt: skip
+    from vardrop.diagnostics import (
+        alpha_summary,
+        gradient_variance,
+        kappa,
+        likelihood_covariance,
+        noise_level,
+        permutation_test,
+        permute_variances,
+        sparsity,
+        transition,
+    )  # fmt: skip
+    from vardrop.prediction import (
+        Prediction,
+        apply_temperature,
+        conformal,
+        distil,
+        draw,
+        draws,
+        fit_temperature,
+        predict,
+    )  # fmt: skip
 
 __version__ = "0.1.0"
+
+# Verbs that `import vardrop` does not load until they are asked for.
+_LAZY = {
+    "vardrop.compression": (
+        "choose_threshold", "compare", "export_onnx", "export_program", "fine_tune", "load",
+        "pack", "plan_shrink", "reestimate_batchnorm", "save", "shrink", "sparsify", "unpack",
+    ),
+    "vardrop.diagnostics": (
+        "alpha_summary", "gradient_variance", "kappa", "likelihood_covariance", "noise_level",
+        "permutation_test", "permute_variances", "sparsity", "transition",
+    ),
+    "vardrop.prediction": (
+        "Prediction", "apply_temperature", "conformal", "distil", "draw", "draws",
+        "fit_temperature", "predict",
+    ),
+}  # fmt: skip
+_ROOM = {name: room for room, names in _LAZY.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOM:
+        return getattr(importlib.import_module(_ROOM[name]), name)
+    raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
+
 
 __all__ = [
     "ARD",
     "ELBO",
     "AdditiveGaussian",
     "Bernoulli",
+    "BetaBernoulli",
     "Bilinear",
     "BinaryDropout",
     "Categorical",
+    "ClassDropout",
+    "ConcreteDropout",
     "Conv1d",
     "Conv2d",
     "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "DependentBetaBernoulli",
+    "DeterministicAttention",
+    "DropMax",
     "Embedding",
     "Gate",
     "Gaussian",
     "GaussianDropout",
+    "HardConcrete",
     "HeteroscedasticGaussian",
     "Linear",
+    "LogNormal",
     "LogUniform",
     "MonteCarlo",
     "MultiplicativeGaussian",
     "Normal",
+    "NormalJeffreys",
     "Plan",
+    "Prediction",
     "Recipe",
+    "Relevance",
+    "SampledSoftmax",
     "ScaleMixture",
+    "Softmax",
+    "Sparsemax",
+    "Standout",
     "StudentT",
     "UnregisteredKLError",
     "VardropError",
     "ZeroMean",
+    "alpha_summary",
+    "apply_temperature",
     "ard",
     "bayes_by_backprop",
+    "bayesian_compression",
+    "beta_bernoulli",
     "binary_dropout",
+    "choose_threshold",
+    "class_dropout",
+    "compare",
+    "concrete_dropout",
+    "conformal",
     "constant",
     "convert",
     "cyclical",
+    "dependent_beta_bernoulli",
+    "deterministic_attention",
+    "distil",
+    "draw",
+    "draws",
     "dropconnect",
+    "dropmax",
     "estimators",
+    "export_onnx",
+    "export_program",
+    "fine_tune",
+    "fit_temperature",
     "flipout",
     "from_json",
     "functional",
     "gates",
     "gaussian_dropout",
+    "gradient_variance",
+    "kappa",
     "kl",
     "kl_divergence",
+    "l0",
     "layers",
+    "likelihood_covariance",
     "linear_warmup",
+    "load",
     "local_reparameterization",
     "log_alpha",
+    "mc_dropout",
     "metrics",
+    "noise_level",
+    "pack",
     "parameter_groups",
     "per_example",
+    "permutation_test",
+    "permute_variances",
     "plan",
+    "plan_shrink",
     "posteriors",
+    "predict",
     "priors",
+    "reestimate_batchnorm",
     "register_kl",
+    "relevance",
     "revert",
+    "sampled_softmax",
     "sampling",
+    "save",
+    "shrink",
+    "softmax",
     "sparse_vd",
+    "sparsemax",
+    "sparsify",
+    "sparsity",
+    "standout",
+    "structured_pruning",
     "to_json",
+    "to_variance",
+    "transition",
+    "unpack",
     "variance_layer",
     "variational_dropout",
     "weight_sample",
-]
+]  # fmt: skip

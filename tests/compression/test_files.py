@@ -39,7 +39,7 @@ def test_saved_net_comes_back(tmp_path, name, drop_inputs):
 @pytest.mark.parametrize("drop_inputs", [False, True])
 @pytest.mark.parametrize("name", NETS)
 def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
-    small, make, shape = small_net(name, recipe=True, drop_inputs=drop_inputs)
+    small, make, _ = small_net(name, recipe=True, drop_inputs=drop_inputs)
     report = pack(small, tmp_path / "net.vdp", tolerance=0.5)
     assert report.bytes == os.path.getsize(tmp_path / "net.vdp")
     assert report.dense_bytes == small.report.total("bytes")[0]

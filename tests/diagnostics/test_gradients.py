@@ -68,7 +68,9 @@ def test_gradient_of_the_noise_parameter(estimator, expected) -> None:
 def test_num_data_scales_by_its_square_and_repeats_add_pairs() -> None:
     net, data = linear_gaussian(), batches(4, 1.0)
     once = gradient_variance(net, data, half_square, noise=False)["weight"]
-    scaled = gradient_variance(net, data, half_square, noise=False, num_data=10, repeats=3)["weight"]
+    scaled = gradient_variance(net, data, half_square, noise=False, num_data=10, repeats=3)[
+        "weight"
+    ]
     assert scaled.value == pytest.approx(100 * once.value)
     assert (once.repetitions, scaled.repetitions) == (2, 6)
 
@@ -105,8 +107,8 @@ def test_estimator_is_restored_after_an_error() -> None:
 def test_errors() -> None:
     with pytest.raises(vd.VardropError, match="Expected `loader` to yield at least 4 batches"):
         gradient_variance(linear_gaussian(), batches(3, 1.0), half_square)
+    net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
     with pytest.raises(vd.VardropError, match="Expected an estimator that fits the posterior"):
-        net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
         gradient_variance(net, [], estimator=vd.flipout)
     with pytest.raises(vd.VardropError, match="Expected `net` to have noisy modules"):
         gradient_variance(nn.Linear(2, 2), [])

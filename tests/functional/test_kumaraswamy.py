@@ -113,6 +113,13 @@ def test_concrete_exceeds_one_half_with_its_probability() -> None:
     assert ((draws > 0.5).float().mean(0) - p).abs().div(error).max() < Z
 
 
+def test_concrete_draws_are_zero_before_they_are_denormal() -> None:
+    logit = torch.linspace(-12, 12, 1000)
+    draws = concrete(logit, torch.full_like(logit, 0.5), 0.1)
+    assert (draws == 0).any()
+    assert draws[draws > 0].min() > 1e-13
+
+
 def test_bernoulli_kl_and_entropy_match_torch() -> None:
     q, p = torch.randn(2, 50, dtype=torch.float64) * 3
     bernoulli = torch.distributions.Bernoulli

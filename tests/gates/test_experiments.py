@@ -24,10 +24,10 @@ def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
     data = Images(x[:1400], y[:1400])
     net = mlp(64, 32, 10)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 30):
+    for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 15):
         pass
     dense = beta_bernoulli.error(net, (x[1400:], y[1400:]))
-    setting = beta_bernoulli.Setting(gate_epochs=60, gate_lr=5e-2)
+    setting = beta_bernoulli.Setting(gate_epochs=30, gate_lr=1e-1)
     beta_bernoulli.sparsify(setting, net, data)
     kept = {name: r.kept for name, r in relevance(net).items()}
     always_off = (x == 0).all(0)
@@ -37,8 +37,8 @@ def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
 
 
 def test_concrete_dropout_learns_a_lower_rate_from_more_data() -> None:
-    few = concrete.run(10, seed=0, width=64, epochs=600)
-    many = concrete.run(2000, seed=0, width=64, epochs=6)
+    few = concrete.run(10, seed=0, width=64, epochs=400)
+    many = concrete.run(2000, seed=0, width=64, epochs=4)
     assert many["hidden_rate"] < few["hidden_rate"] - 0.02
     assert many["epistemic"] < few["epistemic"]
     assert many["rmse"] < 1.5

@@ -84,7 +84,7 @@ def test_draws_are_different_functions_that_stay_as_they_are() -> None:
 
 def test_weights_have_the_moments_of_the_posterior() -> None:
     net = vd.convert(nn.Linear(3, 2), vd.bayes_by_backprop(log_sigma2=-1.0))
-    n = 2000
+    n = 1000
     weights = torch.stack([f.weight for f in draws(net, n, seed=0)])
     z = (weights.mean(0) - net.weight).abs() / (weights.std(0) / n**0.5)
     assert z.max() < 6  # 6 comparisons, below 1e-7 together

@@ -61,10 +61,10 @@ def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_chunks_and_ways_of_drawing_have_one_distribution(name: str) -> None:
-    net, x, n = dense(RECIPES[name]), inputs(), 4000
+    net, x, n = dense(RECIPES[name]), inputs(), 1000
     draws = [
         predict(net, x, n, draw=draw, chunk=chunk, keep=n, seed=seed).draws
-        for seed, (draw, chunk) in enumerate([("local", 7), ("local", n), ("weights", None)])
+        for seed, (draw, chunk) in enumerate([("local", 30), ("local", n), ("weights", None)])
     ]
     for other in draws[1:]:
         assert z_score(draws[0], other) < Z
@@ -72,7 +72,7 @@ def test_chunks_and_ways_of_drawing_have_one_distribution(name: str) -> None:
 
 
 def test_the_prediction_is_that_of_a_plain_loop() -> None:
-    net, x, n = dense(), inputs(), 4000
+    net, x, n = dense(), inputs(), 2000
     with torch.no_grad(), vd.sampling(net):
         loop = torch.stack([net(x) for _ in range(n)])
     assert z_score(loop, predict(net, x, n, draw="local", keep=n).draws) < Z
@@ -108,7 +108,7 @@ def test_reductions_equal_those_of_all_draws_at_once() -> None:
 
 
 def test_probabilities_are_averaged_not_their_logarithms() -> None:
-    p = predict(dense(RECIPES["zero mean"]), inputs(), 64, keep=64, seed=0)
+    p = predict(dense(vd.bayes_by_backprop(log_sigma2=1.0)), inputs(), 64, keep=64, seed=0)
     geometric = p.draws.log_softmax(2).mean(0).softmax(1)
     assert (p.probs - geometric).abs().max() > 0.01
     torch.testing.assert_close(p.probs, p.draws.softmax(2).mean(0))
@@ -128,7 +128,8 @@ def test_the_mean_mode_is_the_weight_scaling_rule() -> None:
     net, x = dense(), inputs()
     p = predict(net, x, mode="mean")
     assert torch.equal(p.mean, net.eval()(x))
-    assert not p.epistemic.any()
+    assert p.epistemic.max() < 1e-6
+    assert not p.std.any()
     assert p.samples.tolist() == [1] * 4
 
 
@@ -145,7 +146,7 @@ def test_a_loader_gives_what_its_batches_give() -> None:
 def test_rows_are_split_where_one_draw_would_not_fit() -> None:
     net, x = dense(), inputs(9)
     assert row_limit(calls(net, x), 8 * 6 * 4 * 2) == 2
-    p = predict(net, x, 3000, draw="local", memory=8 * 6 * 4 * 2, keep=3000, seed=0)
+    p = predict(net, x, 3000, draw="local", chunk=500, memory=8 * 6 * 4 * 2, keep=3000, seed=0)
     assert z_score(p.draws, predict(net, x, 3000, draw="local", keep=3000, seed=1).draws) < Z
 
 
@@ -201,7 +202,7 @@ def test_a_net_that_vmap_cannot_carry_falls_back_to_a_loop_and_says_so() -> None
     net = nn.Sequential(nn.Linear(5, 8), NotForVmap(), nn.Linear(8, 3))
     vd.convert(net, RECIPES["posterior"])
     with pytest.warns(UserWarning, match=r"module '1' \(NotForVmap\) cannot run") as caught:
-        p = predict(net, inputs(), 3000, draw="local", keep=3000, chunk=100)
+        p = predict(net, inputs(), 1000, draw="local", keep=1000)
     assert len(caught) == 1
     net[1] = nn.Identity()
     assert z_score(p.draws, predict(net, inputs(), 3000, draw="local", keep=3000).draws) < Z
@@ -218,7 +219,7 @@ def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
     square = (p.draws - p.draws.mean(0)).square()
     assert ((square.mean(0) - expected).abs() / (square.std(0) / 4000**0.5)).max() < Z
     assert not net[1].running_mean.any()
-    whole = predict(net, inputs(), 4000, draw="weights", keep=4000, seed=1)
+    whole = predict(net, inputs(), 1000, draw="weights", keep=1000, seed=1)
     assert z_score(p.draws, whole.draws) < Z
 
 
@@ -309,7 +310,7 @@ def test_nets_that_cannot_be_predicted_are_refused() -> None:
         predict(nn.Linear(5, 3), inputs())
     assert predict(nn.Linear(5, 3), inputs(), mode="mean").probs.shape == (4, 3)
     with pytest.raises(VardropError, match=r"\(N, classes, ...\), but got \(4,\)"):
-        predict(nn.Sequential(dense(), nn.Flatten(0), nn.Unflatten(0, (4, 3)), Sum()), inputs())
+        predict(nn.Sequential(dense(), Sum()), inputs())
     with pytest.raises(VardropError, match="4 rows as the input has"):
         predict(nn.Sequential(dense(), nn.Flatten(0)), inputs())
     with pytest.raises(VardropError, match="one tensor, but got tuple"):

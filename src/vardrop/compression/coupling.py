@@ -172,9 +172,7 @@ def _checked(
         if unit.shape not in reasons:
             named = next((shared[n] for part in unit.shape for n in part if n in shared), "")
             reasons[unit.shape] = unit.reason or named or _trace(net, inputs, unit)
-        checked.append(
-            Unit(unit.emitters, unit.readers, unit.carriers, reasons[unit.shape])
-        )
+        checked.append(Unit(unit.emitters, unit.readers, unit.carriers, reasons[unit.shape]))
     return checked
 
 

@@ -91,7 +91,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as broken:
         raise VardropError(
-            f"Expected {path} to be a safetensors file, but got: {broken}. It is damaged or foreign."
+            f"Expected {path} to be a safetensors file, but got: {broken}. "
+            "It is damaged or foreign."
         ) from broken
     if metadata.get("vardrop") != _FORMAT or "plan" not in metadata:
         raise VardropError(

@@ -74,7 +74,9 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     """
     norms = [m for m in net.modules() if isinstance(m, _NORMS) and m.track_running_stats]
     if not norms:
-        raise VardropError("Expected `net` to have BatchNorm with running statistics, but got none.")
+        raise VardropError(
+            "Expected `net` to have BatchNorm with running statistics, but got none."
+        )
     modes = {m: m.training for m in net.modules()}
     momenta = [m.momentum for m in norms]
     try:

@@ -47,12 +47,12 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
 
 
 def _rules_text(found: dict[str, Relevance]) -> str:
-    return ", ".join(f"'{n}' {'>' if r.keep_above else '<'} {r.threshold}" for n, r in found.items())
+    return ", ".join(
+        f"'{n}' {'>' if r.keep_above else '<'} {r.threshold}" for n, r in found.items()
+    )
 
 
-def masked(
-    net: nn.Module, threshold: Thresholds = None
-) -> tuple[nn.Module, dict[str, Tensor]]:
+def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dict[str, Tensor]]:
     """A plain copy of a noisy net with its dead weights at zero, in evaluation mode.
 
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The

@@ -146,8 +146,8 @@ def _to_bytes(
     steps = _steps(net, deviations, tolerance)
     codes: list[Any] = []
     parts, plain, per_weight = [], b"", {}
-    for name, tensor in net.state_dict().items():
-        tensor = tensor.detach().cpu()
+    for name, value in net.state_dict().items():
+        tensor = value.detach().cpu()
         if name not in steps and tensor.is_floating_point():
             codes.append(None)
             plain += tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -204,9 +204,7 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
     return net
 
 
-def _decode(
-    net: nn.Module, codes: list[Any], payload: bytes, plain: bytes
-) -> dict[str, Tensor]:
+def _decode(net: nn.Module, codes: list[Any], payload: bytes, plain: bytes) -> dict[str, Tensor]:
     decoder, tensors, offset = Decoder(payload), {}, 0
     empty = net.state_dict()
     if len(codes) != len(empty):

@@ -112,7 +112,7 @@ def _count(name: str, value: Any, most: int) -> int:
 
 
 def _resize(name: str, module: Any, sizes: list[Any]) -> None:
-    """Set the sizes of a layer and give it tensors of the right shapes, never larger than before."""
+    """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
     keys = _SIZES[type(module)]
     for key, value in zip(keys, sizes, strict=False):
         setattr(module, key, _count(name, value, getattr(module, key)))
@@ -121,7 +121,8 @@ def _resize(name: str, module: Any, sizes: list[Any]) -> None:
         if shape is None:
             setattr(module, key, None)
         elif old is None or tuple(old.shape) != shape:
-            new = module.weight.new_empty(shape) if module.weight is not None else old.new_empty(shape)
+            like = module.weight if old is None else old
+            new = torch.empty(shape, dtype=like.dtype, device=like.device)
             setattr(module, key, new if key.startswith("running") else nn.Parameter(new))
 
 

@@ -182,7 +182,7 @@ def _unbalanced(lost: list[list[list[Place]]], sizes: list[int]) -> tuple[int, P
     if not alive:
         return 1, lost[1][0][0]
     for side in (0, 1):
-        want = max(1, max(left[side][g] for g in alive))
+        want = max(1, *(left[side][g] for g in alive))
         for g in alive:
             if left[side][g] < want:
                 return side, lost[side][g][0]

@@ -13,7 +13,7 @@ from vardrop.compression.layout import affine_layers, units
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Weights that are not zero, inputs, outputs, multiplications an example, bytes of one layer."""
+    """One layer: weights that are not zero, units, multiplications an example, bytes."""
 
     weights: int
     inputs: int

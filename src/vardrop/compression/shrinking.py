@@ -26,9 +26,9 @@ from vardrop.compression.layout import (
     units,
 )
 from vardrop.compression.masks import Thresholds, masked
+from vardrop.compression.parts import Select
 from vardrop.compression.removal import Dead, settle, shared_layers
 from vardrop.compression.report import LayerReport, ShrinkReport, layer_costs
-from vardrop.compression.parts import Select
 from vardrop.errors import VardropError
 
 _TOLERANCE = 1e-5
@@ -122,7 +122,7 @@ def _proven(
     deviations: dict[str, Tensor],
     drop_inputs: bool,
 ) -> tuple[nn.Module, dict[str, Tensor], list[str]]:
-    """Shrink with all units; where that is not equal, with the groups that are equal by themselves."""
+    """Shrink with all units; where that is not equal, with those that are equal by themselves."""
     small, kept, notes = _cut_out(plain, inputs, found, deviations, drop_inputs)
     if _equal(plain, small, inputs):
         return small, kept, notes

@@ -107,9 +107,7 @@ def choose_threshold(
     ((kind, limit),) = given.items()
     data = batches(validation)
     reference = score(masked(net, _never(net))[0], data, metric)
-    curve = tuple(
-        _point(net, t, data, metric, kind) for t in _candidates(_pooled(net), points)
-    )
+    curve = tuple(_point(net, t, data, metric, kind) for t in _candidates(_pooled(net), points))
     return Threshold(_best(curve, kind, limit, reference).threshold, reference, curve)
 
 

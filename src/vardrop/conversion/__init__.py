@@ -3,5 +3,6 @@
 from vardrop.conversion.apply import convert, revert
 from vardrop.conversion.plan import Plan, plan
 from vardrop.conversion.selection import Where
+from vardrop.conversion.variance import Swap, to_variance
 
-__all__ = ["Plan", "Where", "convert", "plan", "revert"]
+__all__ = ["Plan", "Swap", "Where", "convert", "plan", "revert", "to_variance"]

@@ -1,5 +1,26 @@
 """Readers of data sets: files with checksums in, tensors out."""
 
-from vardrop.data.images import IMAGE_SETS, Images, data_directory, load_images
+from vardrop.data.catalog import DATASETS, STRANGERS, load_dataset, load_strangers
+from vardrop.data.cifar import load_cifar10
+from vardrop.data.download import data_directory
+from vardrop.data.images import IMAGE_SETS, Images, load_images
+from vardrop.data.preprocessing import Preprocessing
+from vardrop.data.splits import Dataset, Part
+from vardrop.data.tables import describe, read_table
 
-__all__ = ["IMAGE_SETS", "Images", "data_directory", "load_images"]
+__all__ = [
+    "DATASETS",
+    "IMAGE_SETS",
+    "STRANGERS",
+    "Dataset",
+    "Images",
+    "Part",
+    "Preprocessing",
+    "data_directory",
+    "describe",
+    "load_cifar10",
+    "load_dataset",
+    "load_images",
+    "load_strangers",
+    "read_table",
+]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vardrop.data.download import find
 from vardrop.errors import VardropError
 
 _FILES = {
@@ -35,31 +34,10 @@ IMAGE_SETS: dict[str, dict[str, tuple[str, str]]] = {
 
 
 class Images(NamedTuple):
-    """Pixels in [0, 1], float32, (N, 1, 28, 28), and labels (N,)."""
+    """Pixels in [0, 1], float32, (N, channels, height, width), and labels (N,)."""
 
     x: Tensor
     y: Tensor
-
-
-def data_directory(directory: str | Path | None = None) -> Path:
-    """The directory of the image sets: the argument, VARDROP_DATA, or ../shared/data."""
-    chosen = directory or os.environ.get("VARDROP_DATA") or "../shared/data"
-    return Path(chosen)
-
-
-def _read(path: Path, md5: str) -> bytes:
-    if not path.is_file():
-        raise VardropError(
-            f"Expected the file {path}, but it is not there. Put the original IDX files there, or "
-            "set VARDROP_DATA to their directory."
-        )
-    raw = path.read_bytes()
-    if (found := hashlib.md5(raw).hexdigest()) != md5:
-        raise VardropError(
-            f"Expected the MD5 of {path} to be {md5}, but got {found}. The file is damaged or of "
-            "another version; fetch it again."
-        )
-    return gzip.decompress(raw)
 
 
 def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
@@ -68,15 +46,15 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
     Args:
         name: "mnist", "fashion-mnist" or "notmnist" (test only).
         split: "train" or "test".
-        directory: see `data_directory`.
+        directory: see `data_directory`; what is not there is fetched into a cache.
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name]:
         known = ", ".join(f"{n}/{s}" for n, splits in IMAGE_SETS.items() for s in splits)
         raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
-    root = data_directory(directory) / name
-    image_md5, label_md5 = IMAGE_SETS[name][split]
-    pixels = _read(root / _FILES[split][0], image_md5)
-    labels = _read(root / _FILES[split][1], label_md5)
+    pixels, labels = (
+        gzip.decompress(find(name, file, md5, directory))
+        for file, md5 in zip(_FILES[split], IMAGE_SETS[name][split], strict=True)
+    )
     _, count, rows, columns = struct.unpack(">4I", pixels[:16])
     x = torch.frombuffer(bytearray(pixels[16:]), dtype=torch.uint8)
     y = torch.frombuffer(bytearray(labels[8:]), dtype=torch.uint8)

@@ -3,7 +3,7 @@
 `fit` trains resumably; the threshold is chosen on examples held out of the training data, and the
 test set is looked at once, at the end. Run it with
 
-    python -m vardrop.experiments.compression lenet300 /tmp/lenet300
+    python -m vardrop.experiments.compression lenet300 /tmp/lenet300 results/compression
 
 Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks", sec. 5.3.
 """
@@ -12,175 +12,139 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.conversion import convert
-from vardrop.data import load_images
-from vardrop.experiments.nets import lenet5, mlp
-from vardrop.noisy import log_alpha
-from vardrop.objective import ELBO, Categorical, linear_warmup
+from vardrop.compression import (
+    PackReport,
+    choose_threshold,
+    compare,
+    export_onnx,
+    fine_tune,
+    masked,
+    pack,
+    save,
+    shrink,
+    sparsify,
+    unpack,
+)
+from vardrop.compression.extras import require
+from vardrop.compression.scoring import accuracy
+from vardrop.compression.sparse import race
+from vardrop.data import IMAGE_SETS, load_images
+from vardrop.experiments.sparse_lenets import NETS, SETTINGS, Setting, Split, error, fit, load_split
 from vardrop.recipes import sparse_vd
-
-_NETS: dict[str, Callable[[], nn.Module]] = {
-    "lenet300": lambda: mlp(784, 300, 100, 10),
-    "lenet5": lenet5,
-}
+from vardrop.values import to_json
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One run: Adam, its rate times a factor that is linear between the knots (epoch, factor)."""
-
-    net: str
-    knots: tuple[tuple[int, float], ...]
-    warmup: tuple[int, int]
-    batch_size: int = 100
-    lr: float = 1e-3
-    validation: int = 5000
-    seed: int = 0
-
-    @property
-    def epochs(self) -> int:
-        """The last knot."""
-        return self.knots[-1][0]
-
-    def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch."""
-        for (a, start), (b, end) in zip(self.knots, self.knots[1:], strict=False):
-            if a <= epoch < b:
-                return self.lr * (start + (end - start) * (epoch - a) / (b - a))
-        return self.lr * self.knots[-1][1]
-
-
-SETTINGS = {
-    "lenet300": Setting("lenet300", ((0, 1.0), (100, 1.0), (125, 0.75), (145, 0.0)), (5, 20)),
-    "lenet5": Setting("lenet5", ((0, 1.0), (4, 1.0), (10, 0.0)), (1, 4)),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """MNIST minus its mean image; `validation` comes from the end of the training data."""
-
-    train: tuple[Tensor, Tensor]
-    validation: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-
-
-def load_split(setting: Setting) -> Split:
-    """The data of a run."""
-    (x, y), (test_x, test_y) = load_images("mnist"), load_images("mnist", "test")
-    n = len(x) - setting.validation
-    mean = x[:n].mean(0)
-    return Split((x[:n] - mean, y[:n]), (x[n:] - mean, y[n:]), (test_x - mean, test_y))
-
-
-def fresh(setting: Setting) -> nn.Module:
-    """The noisy net before training: dense weights N(0, 0.01^2), biases 0, kernels as in torch."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setting.seed)
-        net = _NETS[setting.net]()
-        for module in net.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.01)
-                nn.init.zeros_(module.bias)
-    return convert(net, sparse_vd())
-
-
-def error(net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Share of wrong answers, in per cent."""
-    net.eval()
-    with torch.no_grad():
-        wrong = sum(
-            int((net(x).argmax(1) != y).sum())
-            for x, y in zip(data[0].split(1000), data[1].split(1000), strict=True)
+def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> dict[str, float]:
+    """Best seconds of each net in torch and of each file in onnxruntime, one thread, in turns."""
+    runtime = require("onnxruntime", "onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    calls: dict[str, Callable[[], Any]] = {n: partial(net.eval(), x) for n, net in nets.items()}
+    for name, path in onnx.items():
+        session = runtime.InferenceSession(path, options)
+        calls[f"onnx {name}"] = partial(
+            session.run, None, {session.get_inputs()[0].name: x.numpy()}
         )
-    return 100.0 * wrong / len(data[1])
-
-
-def _masked_figures(net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
-    """Validation error and |W| / |W != 0| of the net without the weights of log alpha >= 3."""
-    weights = {name: net.get_submodule(name).weight for name in log_alpha(net)}
-    kept = {name: la < 3 for name, la in log_alpha(net).items()}
-    before = {name: w.detach().clone() for name, w in weights.items()}
     with torch.no_grad():
-        for name, w in weights.items():
-            w.mul_(kept[name])
-        wrong = error(net, data)
-        for name, w in weights.items():
-            w.copy_(before[name])
-    left = sum(int(k.sum()) for k in kept.values())
-    return wrong, sum(k.numel() for k in kept.values()) / max(left, 1)
+        return race(calls)
 
 
-def _train_epoch(
-    setting: Setting, epoch: int, elbo: ELBO, optimizer: torch.optim.Optimizer, split: Split
-) -> tuple[float, float]:
-    """One epoch whose shuffling and noise follow from the seed and the epoch alone."""
-    for group in optimizer.param_groups:
-        group["lr"] = setting.rate(epoch)
-    elbo.set_beta(linear_warmup(*setting.warmup)(epoch))
-    elbo.train()
-    x, y = split.train
-    nll = kl = torch.zeros(())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1000 * (setting.seed + 1) + epoch)
-        batches = torch.randperm(len(x)).split(setting.batch_size)
-        for batch in batches:
-            out = elbo(x[batch], y[batch])
-            optimizer.zero_grad(set_to_none=True)
-            out.loss.backward()
-            optimizer.step()
-            nll, kl = nll + out.nll.detach(), kl + out.kl.detach()
-    return float(nll) / len(batches), float(kl) / len(batches)
+def _packed(
+    small: nn.Module, setting: Setting, split: Split, path: Path
+) -> tuple[float, nn.Module, PackReport]:
+    """The coarsest steps that cost at most 0.1 points of validation accuracy."""
+    best = None
+    for tolerance in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+        report = pack(small, path, tolerance, split.validation, accuracy)
+        drop = (report.score or 0.0) - (report.decoded_score or 0.0)
+        if best is None or drop <= 0.001:
+            best = tolerance, unpack(path, into=NETS[setting.net]()), report
+    assert best is not None
+    return best
 
 
-def fit(setting: Setting, directory: Path, split: Split) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """Train, or go on from the last checkpoint in `directory`; the net and its curve."""
-    directory.mkdir(parents=True, exist_ok=True)
-    checkpoint = directory / "checkpoint.pt"
-    net = fresh(setting)
-    elbo = ELBO(net, Categorical(), num_data=len(split.train[0]))
-    optimizer = torch.optim.Adam(elbo.parameters(), lr=setting.lr, fused=True)
-    curve: list[dict[str, Any]] = []
-    if checkpoint.is_file():
-        state = torch.load(checkpoint, weights_only=True)
-        net.load_state_dict(state["net"])
-        optimizer.load_state_dict(state["optimizer"])
-        curve = json.loads(state["curve"])
-    for epoch in range(len(curve), setting.epochs):
-        start = time.perf_counter()
-        nll, kl = _train_epoch(setting, epoch, elbo, optimizer, split)
-        seconds = time.perf_counter() - start
-        wrong, ratio = _masked_figures(net, split.validation)
-        curve.append(
-            {"epoch": epoch, "nll": nll, "kl": kl, "beta": float(elbo.beta),
-             "validation_error": wrong, "compression": ratio, "seconds": seconds}
-        )  # fmt: skip
-        print(json.dumps(curve[-1]), flush=True)
-        _save(checkpoint, net, optimizer, curve)
-    return net.eval(), curve
-
-
-def _save(
-    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, curve: list[dict[str, Any]]
-) -> None:
-    state = {
-        "net": net.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "curve": json.dumps(curve),
+def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> dict[str, Any]:
+    """Choose the threshold on validation data, shrink, pack, export; then look at the test."""
+    dense, x = masked(net, math.inf)[0], split.test[0]
+    chosen = choose_threshold(net, split.validation, accuracy, max_drop=setting.max_drop, points=61)
+    small = shrink(net, x[:1], chosen, drop_inputs=True)
+    if setting.fine_tune:
+        fine_tune_run(setting, small, split)
+    tolerance, decoded, packed = _packed(small, setting, split, directory / "net.vdp")
+    files = {"dense": directory / "dense.onnx", "small": directory / "small.onnx"}
+    export_onnx(dense, files["dense"], x[:1])
+    export_onnx(small, files["small"], x[:1])
+    save(small, directory / "net.safetensors")
+    nets = {"dense": dense, "small": small}
+    report: Any = small.report
+    foreign = load_images("notmnist", "test").x - split.mean
+    return {
+        "threshold": float(chosen),
+        "sweep": [dataclasses.asdict(p) for p in chosen.points],
+        "weights": report.total("weights"),
+        "compression": report.total("weights")[0]
+        / sum(int(p.count_nonzero()) for n, p in small.named_parameters() if "weight" in n),
+        "macs": report.total("macs"),
+        "layers": [dataclasses.asdict(r) for r in report.layers],
+        "notes": report.notes,
+        "test_error": {n: error(m, split.test) for n, m in (*nets.items(), ("packed", decoded))},
+        "pack": {"tolerance": tolerance, "ratio": packed.ratio, **dataclasses.asdict(packed)},
+        "latency": {
+            str(b): _latencies({**nets, "chosen": sparsify(small, x[:b])}, files, x[:b])
+            for b in (256, 1)
+        },
+        "table": dataclasses.asdict(compare(dense, small, split.test, foreign)),
     }
-    torch.save(state, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
+
+
+def fine_tune_run(setting: Setting, small: nn.Module, split: Split) -> None:
+    """Train what is left for a few epochs, shuffled by the seed."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    optimizer = torch.optim.Adam(small.parameters(), lr=setting.lr)
+    for epoch in range(setting.fine_tune):
+        for group in optimizer.param_groups:
+            group["lr"] = setting.lr * (1 - epoch / setting.fine_tune)
+        order = torch.randperm(len(split.train[0]), generator=generator).split(setting.batch_size)
+        batches = [(split.train[0][b], split.train[1][b]) for b in order]
+        fine_tune(small, batches, nn.functional.cross_entropy, optimizer)
+
+
+def run(name: str, directory: Path, results: Path) -> dict[str, Any]:
+    """Train (or resume), measure and write one JSON."""
+    setting = SETTINGS[name]
+    split = load_split(setting)
+    net, curve = fit(setting, directory, split)
+    start = time.perf_counter()
+    figures = measure(setting, net, split, directory)
+    record = {
+        "setting": dataclasses.asdict(setting),
+        "recipe": to_json(sparse_vd()),
+        "data": {"mnist": IMAGE_SETS["mnist"], "notmnist": IMAGE_SETS["notmnist"]},
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+        "seconds": {
+            "training": sum(e["seconds"] for e in curve),
+            "measuring": time.perf_counter() - start,
+        },
+        **figures,
+        "curve": curve,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 if __name__ == "__main__":
-    chosen = SETTINGS[sys.argv[1]]
-    fit(chosen, Path(sys.argv[2]), load_split(chosen))
+    run(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _LOG_HALF = -0.6931471805599453
+_NEGLIGIBLE = 1e-12
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -61,9 +62,10 @@ def concrete_logit(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
 
 
 def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """A relaxed Bernoulli draw in (0, 1), sigmoid((logit + logit(u)) / temperature).
+    """A relaxed Bernoulli draw in [0, 1], sigmoid((logit + logit(u)) / temperature).
 
-    It tends to a Bernoulli(sigmoid(logit)) draw as the temperature falls, and the probability of
+    Draws below 1e-12 are exactly zero: they change no sum, but the denormal numbers that they
+    lead to slow a matrix product tenfold. It tends to a Bernoulli(sigmoid(logit)) draw as the temperature falls, and the probability of
     exceeding 1/2 is sigmoid(logit) at every temperature.
 
     >>> import torch
@@ -72,7 +74,8 @@ def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
 
     Maddison, Mnih & Teh 2017, "The concrete distribution", app. B; Jang et al. 2017.
     """
-    return torch.sigmoid(concrete_logit(logit, noise, temperature))
+    draw = torch.sigmoid(concrete_logit(logit, noise, temperature))
+    return functional.threshold(draw, _NEGLIGIBLE, 0.0)
 
 
 def bernoulli_kl(logit_q: Tensor, logit_p: Tensor) -> Tensor:

@@ -46,8 +46,10 @@ def _diagonal(gradient: Tensor, tensor: Tensor) -> Tensor:
         units[torch.arange(len(index), device=tensor.device), index] = 1
         (rows,) = torch.autograd.grad(
             gradient, tensor, units.view(-1, *tensor.shape), retain_graph=True,
-            is_grads_batched=True, materialize_grads=True,
+            is_grads_batched=True, allow_unused=True,
         )  # fmt: skip
+        if rows is None:
+            return torch.zeros_like(tensor)
         parts.append(rows.flatten(1).gather(1, index[:, None]).squeeze(1))
     return torch.cat(parts).view(tensor.shape)
 

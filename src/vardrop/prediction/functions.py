@@ -30,6 +30,7 @@ class HeldNoise(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.seed = module, 0
+        self.side = getattr(module, "side", None)  # a layer asks its gate where it acts
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's output for the held noise."""
@@ -69,15 +70,13 @@ class FunctionSampler:
         self._held = [m for m in self.net.modules() if isinstance(m, HeldNoise)]
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
-        gate = layer.gate
+        gate, layer.gate = layer.gate, None
         layer.make_plain()
-        if gate is not None:
-            layer.make_noisy()  # without noise of its own: it goes on applying its gate
-            layer.gate = gate
-        elif type(layer) in _PLAIN:
+        if gate is None and type(layer) in _PLAIN:
             layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
         else:
-            layer.make_noisy()
+            layer.make_noisy()  # without noise of its own: it goes on applying its gate
+            layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
             self._sources.setdefault(source.kl_key(), _weight_drawer(source, layer))

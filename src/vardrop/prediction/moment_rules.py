@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from torch.nn import functional
 
 _NODES, _SCALE = 20, 1 / math.sqrt(2 * math.pi)
 _FAR = 12.0  # standard deviations
+_POOL_NODES, _WIDE = 12, 4.0
+_BLOCK = 2**17  # elements that stay in the cache together
 
 
 class Pair(NamedTuple):
@@ -23,6 +26,10 @@ class Pair(NamedTuple):
 
     mean: Tensor
     variance: Tensor | None
+
+
+class UnsupportedError(Exception):
+    """A torch function without a rule."""
 
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
@@ -76,11 +83,12 @@ def _leaky_relu(
     return leaky, (square - leaky.square()).clamp(min=0)
 
 
-def _hermite() -> tuple[Tensor, Tensor]:
+@cache
+def _hermite() -> tuple[tuple[float, float], ...]:
     """Nodes and weights of Gauss-Hermite quadrature for the standard normal (Golub & Welsch)."""
     off = torch.arange(1, _NODES, dtype=torch.float64).sqrt()
     values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return values, vectors[0].square()
+    return tuple(zip(values.tolist(), vectors[0].square().tolist(), strict=True))
 
 
 def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
@@ -89,7 +97,7 @@ def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
             return function(x.mean, *args, **kwargs), None
         std = x.variance.sqrt()
         mean, second = torch.zeros_like(std), torch.zeros_like(std)
-        for node, weight in zip(*(t.tolist() for t in _hermite()), strict=True):
+        for node, weight in _hermite():
             value = function(torch.add(x.mean, std, alpha=node), *args, **kwargs)
             mean.add_(value, alpha=weight)
             second.addcmul_(value, value, value=weight)
@@ -183,24 +191,24 @@ def _max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
+    rectified: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The largest of a window, two at a time.
-
-    Clark 1961, "The greatest of a finite set of random variables", eq. 2 and 3, independent.
-    """
+    """The largest of a window, and with `rectified` the largest of it and zero."""
     if x.variance is None:
-        pooled = functional.max_pool2d(x.mean, kernel_size, stride, padding, dilation, ceil_mode)
+        mean = x.mean.relu() if rectified else x.mean
+        pooled = functional.max_pool2d(mean, kernel_size, stride, padding, dilation, ceil_mode)
         return pooled, None
     height, width = (kernel_size,) * 2 if isinstance(kernel_size, int) else kernel_size
     if padding not in (0, (0, 0)) or dilation not in (1, (1, 1)) or ceil_mode or (
         stride is not None and stride not in (kernel_size, (height, width))
     ):  # fmt: skip
-        raise NotImplementedError("max_pool2d with overlap, padding or dilation")
-    means, variances = (_windows(t, height, width) for t in (x.mean, x.variance))
-    largest = Pair(means[0], variances[0])
-    for mean, variance in zip(means[1:], variances[1:], strict=True):
-        largest = _greater(largest, Pair(mean, variance))
-    return largest
+        raise UnsupportedError("max_pool2d with overlap, padding or dilation")
+    rows = max(1, _BLOCK * len(x.mean) // x.mean.numel())
+    parts = [
+        _largest(_windows(m, height, width), _windows(v, height, width), rectified)
+        for m, v in zip(x.mean.split(rows), x.variance.split(rows), strict=True)
+    ]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
 def _windows(t: Tensor, height: int, width: int) -> list[Tensor]:
@@ -209,15 +217,44 @@ def _windows(t: Tensor, height: int, width: int) -> list[Tensor]:
     return [t[..., i::height, j::width] for i in range(height) for j in range(width)]
 
 
-def _greater(a: Pair, b: Pair) -> Pair:
-    """max(a, b) = b + max(a - b, 0), with its second moment in closed form."""
-    assert a.variance is not None
-    assert b.variance is not None
-    above, tail, _ = _standardise(Pair(a.mean - b.mean, a.variance + b.variance))
-    mean = torch.lerp(b.mean, a.mean, above).add_(tail)
-    square_a, square_b = a.mean.square() + a.variance, b.mean.square() + b.variance
-    second = torch.lerp(square_b, square_a, above).addcmul_(a.mean + b.mean, tail)
-    return Pair(mean, second.addcmul_(mean, mean, value=-1).clamp_(min=0))
+def _largest(
+    means: list[Tensor], variances: list[Tensor], rectified: bool
+) -> tuple[Tensor, Tensor]:
+    """E M and Var M of the maximum M of independent normals, on its distribution function G.
+
+    For M >= a: E (M - a) = int_a^b (1 - G), E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt, where
+    G(t) is the product of the normal distribution functions.
+    """
+    tiny = torch.finfo(means[0].dtype).tiny
+    stds = [v.clamp(min=tiny).sqrt_() for v in variances]
+    low = torch.stack([m - _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
+    high = torch.stack([m + _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
+    if rectified:
+        low, high = low.clamp_(min=0), high.clamp_(min=0)
+    width = high.sub_(low)
+    slopes = [s.mul_(math.sqrt(2)).reciprocal_() for s in stds]
+    starts = [(low - m).mul_(k) for m, k in zip(means, slopes, strict=True)]
+    slopes = [k.mul_(width) for k in slopes]
+    first, second = torch.zeros_like(low), torch.zeros_like(low)
+    for node, weight in _legendre():
+        below = torch.ones_like(low)
+        for start, slope in zip(starts, slopes, strict=True):
+            below.mul_(torch.add(start, slope, alpha=node).erf_().add_(1).mul_(0.5))
+        first.add_(below.neg_().add_(1), alpha=weight)
+        second.add_(below, alpha=2 * weight * node)
+    excess = first.mul_(width)
+    variance = second.mul_(width).mul_(width).addcmul_(excess, excess, value=-1).clamp_(min=0)
+    return low.add_(excess), variance
+
+
+@cache
+def _legendre() -> tuple[tuple[float, float], ...]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch)."""
+    k = torch.arange(1, _POOL_NODES, dtype=torch.float64)
+    off = k / (4 * k.square() - 1).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    nodes, weights = (values + 1) / 2, vectors[0].square()
+    return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
 def _reshaping(function: Callable[..., Tensor]) -> Rule:

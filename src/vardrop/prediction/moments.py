@@ -16,20 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vardrop.errors import VardropError
 from vardrop.gates import BinaryDropout, Gate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy
 from vardrop.prediction.modes import drops, prepared
-from vardrop.prediction.moment_rules import RULES, Pair
+from vardrop.prediction.moment_rules import RULES, Pair, UnsupportedError
 
 
 class Gaussian:
     """A tensor of independent normal numbers; a variance of None means that they are certain.
 
-    With `rectified` the moments are those before a ReLU that has not been taken yet: pooling by the
-    maximum commutes with it, and is both cheaper and more exact before it.
+    With `rectified` the moments are those before a ReLU that has not been taken yet: a pooling by
+    the maximum takes it along, at less cost and more exactly.
     """
 
     def __init__(self, mean: Tensor, variance: Tensor | None, rectified: bool = False) -> None:
@@ -90,20 +91,15 @@ def _apply(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
     if name in ("relu", "relu_") and isinstance(args[0], Gaussian):
         return Gaussian(*args[0]._taken(), rectified=True)
     if name not in RULES:
-        raise _UnsupportedError(name)
-    pooled = name == "max_pool2d" and args[0].rectified
-    first = [args[0].raw] if pooled else [_unwrapped(args[0])]
-    rest = [_unwrapped(a) for a in args[1:]]
+        raise UnsupportedError(name)
+    if name == "max_pool2d" and args[0].rectified:
+        return Gaussian(*RULES[name](args[0].raw, *args[1:], **kwargs, rectified=True))
     options = {k: _unwrapped(v) for k, v in kwargs.items()}
-    return Gaussian(*RULES[name](*first, *rest, **options), rectified=pooled)
+    return Gaussian(*RULES[name](*(_unwrapped(a) for a in args), **options))
 
 
 def _unwrapped(value: Any) -> Any:
     return value._taken() if isinstance(value, Gaussian) else value
-
-
-class _UnsupportedError(Exception):
-    """A torch function without a rule."""
 
 
 def propagate(net: nn.Module, x: Tensor) -> Gaussian:
@@ -119,7 +115,7 @@ def propagate(net: nn.Module, x: Tensor) -> Gaussian:
     with prepared(net, noise=False), _analytic(net) as entered, torch.no_grad():
         try:
             output = net(Gaussian(x, None))
-        except _UnsupportedError as error:
+        except UnsupportedError as error:
             name, module = entered[-1] if entered else ("(net)", net)
             raise VardropError(
                 f"Expected modules with known moments, but got '{name}' "
@@ -167,42 +163,41 @@ def _module_rule(module: nn.Module) -> Callable[..., Gaussian] | None:
         return lambda x: _noisy_layer(module, x)
     if isinstance(module, Gate):
         return lambda x: _gate(module, x)
-    if isinstance(module, Noisy) or (drops(module) and not isinstance(module, nn.Dropout)):
-        return _refuse(module)
     if isinstance(module, nn.Dropout):
         return lambda x: _scaled(x, None, torch.tensor(module.p / (1 - module.p)).to(x.mean))
+    if isinstance(module, Noisy) or drops(module):
+        return _refuse
     return None
 
 
-def _refuse(module: nn.Module) -> Callable[..., Gaussian]:
-    def refuse(*_: Any, **__: Any) -> Gaussian:
-        raise _UnsupportedError("noise of its own")
-
-    return refuse
+def _refuse(*_: Any, **__: Any) -> Gaussian:
+    raise UnsupportedError("noise of its own")
 
 
 def _noisy_layer(layer: Variational, x: Gaussian) -> Gaussian:
     """E y = op(m, M); Var y = op(m^2 + v, V) + op(v, M^2) for x ~ (m, v), w ~ (M, V)."""
-    if layer.gate is not None:
+    op = getattr(layer, "_op", functional.linear if isinstance(layer, nn.Linear) else None)
+    if op is None or isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        raise UnsupportedError("a noisy product without known moments")
+    if layer.gate is not None and layer.gate.side == "input":
         x = _gate(layer.gate, x)
-    op = getattr(layer, "_op", torch.nn.functional.linear)
-    if not isinstance(layer, nn.Linear) and not hasattr(layer, "_op"):
-        raise _UnsupportedError("a noisy product without known moments")
-    mean = op(x.mean, layer.weight, layer.bias)
-    square = x.mean.square()
-    variance = None
+    y = Gaussian(op(x.mean, layer.weight, layer.bias), _output_variance(layer, op, x))
+    return _gate(layer.gate, y) if layer.gate is not None and layer.gate.side == "output" else y
+
+
+def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Gaussian) -> Tensor | None:
+    certain = x.known_variance is None
+    parts = []
     if layer.posterior is not None:
-        spread = layer.variance()
-        bias = layer._affine(op)
-        noise = None
-        if bias.bias_tensors is not None and bias.bias is not None:
-            noise = bias.posterior.variance(bias.bias, bias.bias_tensors)
-        second = square if x.known_variance is None else square + x.known_variance
-        variance = op(second, spread, noise)
-    if x.known_variance is not None and not (layer.posterior and layer.posterior.zero_mean):
-        passed = op(x.known_variance, layer.weight.square(), None)
-        variance = passed if variance is None else variance.add_(passed)
-    return Gaussian(mean, variance)
+        affine = layer._affine(op)
+        bias = None
+        if affine.bias is not None and affine.bias_tensors is not None:
+            bias = layer.posterior.variance(affine.bias, affine.bias_tensors)
+        second = x.mean.square() if certain else x.mean.square().add_(x.variance)
+        parts.append(op(second, layer.variance(), bias))
+    if not certain and not (layer.posterior and layer.posterior.zero_mean):
+        parts.append(op(x.variance, layer.weight.square(), None))
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
 
 
 def _gate(gate: Gate, x: Gaussian) -> Gaussian:
@@ -214,7 +209,7 @@ def _gate(gate: Gate, x: Gaussian) -> Gaussian:
         shape[gate.axis] = log_alpha.numel()
         alpha = log_alpha.exp().to(x.mean).view(shape)
     else:
-        raise _UnsupportedError(f"{type(gate.noise).__name__}, whose variance is not known")
+        raise UnsupportedError(f"{type(gate.noise).__name__}, whose variance is not known")
     return _scaled(x, mean, alpha)
 
 

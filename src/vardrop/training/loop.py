@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vardrop.errors import VardropError
 from vardrop.objective import ELBO
+from vardrop.training.finite import NotFiniteError
+from vardrop.training.processes import ALONE, World
+from vardrop.training.step import Step
+
+Schedule = Callable[[float], float]
 
 
 class Epoch(NamedTuple):
@@ -22,6 +27,111 @@ class Epoch(NamedTuple):
     beta: float
 
 
+class Loop:
+    """A training and where it stands: `run` goes on from there, `state` is what it needs to.
+
+    Args:
+        elbo: the objective; its net is put into training mode at every epoch.
+        optimizer: over the parameters of `elbo`.
+        x, y: the training data.
+        epochs: how many in all.
+        batch_size: examples a step; the last, shorter batch is used too.
+        beta: schedule of the KL weight by epoch.
+        rate: schedule by epoch of the factor on every group's initial learning rate.
+        seed: of the shuffling, which has a generator of its own.
+        step: how to make one step; a plain `Step` by default.
+        world: the processes that share each batch.
+    """
+
+    def __init__(
+        self,
+        elbo: ELBO,
+        optimizer: torch.optim.Optimizer,
+        x: Tensor,
+        y: Tensor,
+        epochs: int,
+        batch_size: int = 100,
+        beta: Schedule | None = None,
+        rate: Schedule | None = None,
+        seed: int = 0,
+        step: Step | None = None,
+        world: World = ALONE,
+    ) -> None:
+        _check(x, y, batch_size)
+        self.elbo, self.optimizer, self.x, self.y = elbo, optimizer, x, y
+        self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
+        self.step, self.world = step or Step(elbo, optimizer), world
+        self.epoch = self.position = 0
+        self.sums = torch.zeros(3, device=x.device)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._shuffle = self._generator.get_state()  # as it was before this epoch's order
+        self._base = [group["lr"] for group in optimizer.param_groups]
+
+    @property
+    def steps(self) -> int:
+        """Steps an epoch."""
+        return -(-len(self.x) // self.batch_size)
+
+    def run(self, after_step: Callable[[], None] | None = None) -> Iterator[Epoch]:
+        """Train to the last epoch, yielding after every one."""
+        while self.epoch < self.epochs:
+            self._begin_epoch()
+            for batch in self._batches():
+                self._step(batch)
+                if after_step is not None:
+                    after_step()
+            yield self._end_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.elbo.train()
+        if self.beta is not None:
+            self.elbo.set_beta(self.beta(self.epoch))
+        factor = self.rate(self.epoch) if self.rate is not None else 1.0
+        for group, lr in zip(self.optimizer.param_groups, self._base, strict=True):
+            group["lr"] = lr * factor
+
+    def _batches(self) -> tuple[Tensor, ...]:
+        self._generator.set_state(self._shuffle)
+        order = torch.randperm(len(self.x), generator=self._generator)
+        return order.split(self.batch_size)[self.position :]
+
+    def _step(self, batch: Tensor) -> None:
+        rows, weight = self.world.share(batch)
+        try:
+            self.sums += self.step(self.x[rows], self.y[rows], weight)
+        except NotFiniteError as found:
+            raise NotFiniteError(
+                f"Expected a finite loss, but got {found} in epoch {self.epoch + 1}, step "
+                f"{self.position + 1}. Lower the learning rate, clip the gradients or lengthen "
+                "the KL warm-up."
+            ) from None
+        self.position += 1
+
+    def _end_epoch(self) -> Epoch:
+        loss, nll, kl = (self.world.mean(self.sums) / self.position).tolist()
+        done = Epoch(self.epoch, loss, nll, kl, float(self.elbo.beta))
+        self.epoch, self.position = self.epoch + 1, 0
+        self.sums = torch.zeros_like(self.sums)
+        self._shuffle = self._generator.get_state()
+        return done
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Where the training stands: tensors, and plain values."""
+        tensors = {"sums": self.sums, "shuffle": self._shuffle, "noise": torch.get_rng_state()}
+        if self.x.is_cuda:
+            tensors["noise_cuda"] = torch.cuda.get_rng_state(self.x.device)
+        return tensors, {"epoch": self.epoch, "position": self.position}
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Stand where `state` was taken; sets the global generator, which draws the noise."""
+        self.epoch, self.position = values["epoch"], values["position"]
+        self.sums = tensors["sums"].to(self.sums.device)
+        self._shuffle = tensors["shuffle"]
+        torch.set_rng_state(tensors["noise"])
+        if self.x.is_cuda:
+            torch.cuda.set_rng_state(tensors["noise_cuda"], self.x.device)
+
+
 def train(
     elbo: ELBO,
     optimizer: torch.optim.Optimizer,
@@ -29,41 +139,26 @@ def train(
     y: Tensor,
     epochs: int,
     batch_size: int = 100,
-    beta: Callable[[float], float] | None = None,
-    rate: Callable[[float], float] | None = None,
+    beta: Schedule | None = None,
+    rate: Schedule | None = None,
     seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train on tensors, yielding after every epoch.
+    """Train on tensors, yielding after every epoch. The arguments are those of `Loop`.
 
-    Args:
-        elbo: the objective; its net is put into training mode at every epoch.
-        optimizer: over the parameters of `elbo`.
-        x, y: the training data.
-        epochs: how many.
-        batch_size: examples a step; the last, shorter batch is used too.
-        beta: schedule of the KL weight by epoch.
-        rate: schedule by epoch of the factor on every group's initial learning rate.
-        seed: of the shuffling, which has a generator of its own.
+    >>> import torch, vardrop as vd
+    >>> from vardrop.training import train
+    >>> elbo = vd.ELBO(vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd()), vd.Categorical(), 20)
+    >>> x, y = torch.randn(20, 4), torch.arange(20) % 3
+    >>> [e.epoch for e in train(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2)]
+    [0, 1]
     """
+    return Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed).run()
+
+
+def _check(x: Tensor, y: Tensor, batch_size: int) -> None:
     if len(x) != len(y) or len(x) == 0:
         raise VardropError(
             f"Expected `x` and `y` to have the same positive length, but got {len(x)} and {len(y)}."
         )
-    generator = torch.Generator().manual_seed(seed)
-    base = [group["lr"] for group in optimizer.param_groups]
-    for epoch in range(epochs):
-        elbo.train()
-        if beta is not None:
-            elbo.set_beta(beta(epoch))
-        for group, lr in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = lr * (rate(epoch) if rate is not None else 1.0)
-        sums, steps = torch.zeros(3), 0
-        for batch in torch.randperm(len(x), generator=generator).split(batch_size):
-            out = elbo(x[batch], y[batch])
-            optimizer.zero_grad(set_to_none=True)
-            out.loss.backward()
-            optimizer.step()
-            sums += torch.stack([out.loss.detach(), out.nll.detach(), out.kl.detach()])
-            steps += 1
-        loss, nll, kl = (sums / steps).tolist()
-        yield Epoch(epoch, loss, nll, kl, float(elbo.beta))
+    if batch_size < 1:
+        raise VardropError(f"Expected `batch_size` to be at least 1, but got {batch_size}.")

@@ -1,0 +1,92 @@
+"""Compress a run: choose the threshold on validation data, shrink, save, measure on test data."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.application.run import Run
+from vardrop.compression import choose_threshold, export_onnx, masked, save, shrink
+from vardrop.compression.report import ShrinkReport
+from vardrop.errors import VardropError
+from vardrop.layers import Variational
+from vardrop.training.checkpoint import read_tensors, write_json, write_tensors
+from vardrop.training.recording import noisy
+
+SMALL = "small.safetensors"
+
+
+def compress(
+    run: Run,
+    max_drop: float | None = None,
+    sparsity: float | None = None,
+    onnx: str | Path | None = None,
+) -> nn.Module:
+    """Take out of a trained net what its method calls dead, and keep the small net with the run.
+
+    Args:
+        run: a run whose method selects weights or units.
+        max_drop: how much accuracy (or, in regression, RMSE) may be lost on validation data;
+            0.002 where nothing is given.
+        sparsity: the share to drop, instead.
+        onnx: also write the small net as ONNX to this file.
+
+    Returns:
+        The small plain net; `small.report` says what went. results.json has the figures.
+    """
+    if not noisy(run.net):
+        raise VardropError(
+            f"Expected a run with a method to compress, but {run.directory} is plain. "
+            "Train with a method such as sparse_vd."
+        )
+    if max_drop is None and sparsity is None:
+        max_drop = 0.002
+    metric = _accuracy if run.data.task == "classification" else _minus_rmse(run)
+    chosen = choose_threshold(
+        run.net, tuple(run.data.validation), metric, max_drop=max_drop, sparsity=sparsity
+    )
+    example = run.data.validation.x[:1]
+    small = shrink(run.net, example, chosen)
+    found = _figures(run, small, metric, float(chosen))
+    found["bytes"] = save(small, run.directory / SMALL)
+    if onnx is not None:
+        found["onnx_bytes"] = export_onnx(small, onnx, example)
+    curve = [
+        {"threshold": p.threshold, "sparsity": p.sparsity, "metric": p.score} for p in chosen.points
+    ]
+    _store(run, float(chosen), {"compression": found, "curve": curve})
+    return small
+
+
+def _accuracy(output: Tensor, y: Tensor) -> float:
+    return float((output.argmax(1) == y).double().mean())
+
+
+def _minus_rmse(run: Run) -> Any:
+    found = run.data.preprocessing
+    scale = 1.0 if found is None else found.target_std
+    return lambda output, y: -scale * float((output - y).square().mean().sqrt())
+
+
+@torch.no_grad()
+def _figures(run: Run, small: nn.Module, metric: Any, threshold: float) -> dict[str, Any]:
+    report: ShrinkReport = small.report  # type: ignore[assignment]
+    before, after = report.total("weights")
+    x, y = run.data.test
+    means, _ = masked(run.net, dict.fromkeys(_modules(run), _never(run)))
+    return {
+        "threshold": threshold,
+        "test_score_before": metric(_outputs(means, x), y),
+        "test_score_after": metric(_outputs(small, x), y),
+        "weights_before": before,
+        "weights_after": after,
+        "sparsity": 1 - after / before,
+        "compression": report.compression,
+        "macs_before": report.total("macs")[0],
+        "macs_after": report.total("macs")[1],
+        "layers": [_row(layer) for layer in report.layers],
+    }

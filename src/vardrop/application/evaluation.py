@@ -1,0 +1,123 @@
+"""Score a run: on validation data while it trains, on test data at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vardrop import metrics
+from vardrop.application.run import SAMPLES, Run, predicted
+from vardrop.compression import masked
+from vardrop.data import Dataset, Part, load_strangers
+from vardrop.layers import Variational
+from vardrop.noisy import log_alpha, relevance
+from vardrop.training.checkpoint import read_tensors, write_json, write_tensors
+from vardrop.training.recording import noisy
+
+if TYPE_CHECKING:
+    from vardrop.objective import ELBO
+    from vardrop.prediction import Prediction
+
+_SHOWN = 16  # images in the report
+_VALIDATION_SAMPLES = 8
+
+
+def validation_scores(elbo: ELBO, part: Part, data: Dataset) -> dict[str, float]:
+    """NLL and accuracy, or NLL and RMSE in the units of the target.
+
+    The net's means predict; draws do where the means are zero by construction.
+    """
+    empty_means = any(
+        isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
+        for m in elbo.net.modules()
+    )
+    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
+    nll = -float(p.log_prob(part.y).mean())
+    if p.classifies:
+        return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y))}
+    scale = data.preprocessing.target_std if data.preprocessing is not None else 1.0
+    rmse = scale * float((p.mean - part.y).square().mean().sqrt())
+    return {"nll": nll, "rmse": rmse}
+
+
+def write_results(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
+    """Measure a run, and write results.json and arrays.safetensors."""
+    p = run.predict(run.data.test.x, samples)
+    arrays_path = run.directory / "arrays.safetensors"
+    arrays = read_tensors(arrays_path)[0] if arrays_path.is_file() else {}
+    results: dict[str, Any] = {
+        "ood": {}, "compression": {}, "curve": [], **run.results, "task": run.data.task,
+    }  # fmt: skip
+    if p.classifies:
+        results["metrics"] = _class_scores(p, run.data.test.y)
+        arrays |= _class_arrays(p, run.data)
+    else:
+        results["metrics"], found = _regression(p, run)
+        arrays |= found
+    for name in ood:
+        other = run.predict(load_strangers(name, run.data.shape, run.config.data.directory), samples)
+        results["ood"] = {**results["ood"], name: _told_apart(p, other)}
+        arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = other.entropy, other.epistemic
+    arrays = {**_layer_arrays(run), **arrays}
+    write_tensors(arrays_path, arrays)
+    write_json(run.directory / "results.json", results)
+    return results
+
+
+def _class_scores(p: Prediction, y: Tensor) -> dict[str, float]:
+    scores = {f.__name__: f for f in (metrics.accuracy, metrics.nll, metrics.brier, metrics.ece)}
+    return {name: float(f(p.probs, y)) for name, f in scores.items()}  # type: ignore[operator]
+
+
+def _class_arrays(p: Prediction, data: Dataset) -> dict[str, Tensor]:
+    arrays = {
+        "probs": p.probs,
+        "labels": data.test.y,
+        "entropy_in": p.entropy,
+        "epistemic_in": p.epistemic,
+    }
+    if data.kind == "image":
+        order = p.entropy.argsort()
+        arrays["images_most_certain"] = data.test.x[order[:_SHOWN]]
+        arrays["images_least_certain"] = data.test.x[order.flip(0)[:_SHOWN]]
+    return arrays
+
+
+def _regression(p: Prediction, run: Run) -> tuple[dict[str, float], dict[str, Tensor]]:
+    found = run.data.preprocessing
+    assert found is not None  # every regression comes from a table
+    y = run.data.test.y * found.target_std + found.target_mean
+    lower, upper = p.interval(0.95)
+    scores = {
+        "rmse": float((p.mean - y).square().mean().sqrt()),
+        "nll": -float(p.log_prob(y).mean()),
+        "crps": float(metrics.crps_gaussian(p.mean, p.std, y)),
+        "coverage95": float(metrics.interval_coverage(lower, upper, y)),
+        "width95": float(metrics.interval_width(lower, upper)),
+    }
+    arrays = {"x": run.data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
+    return scores, arrays
+
+
+def _told_apart(p: Prediction, other: Prediction) -> dict[str, float]:
+    found = {"auroc_entropy": float(metrics.auroc(p.entropy, other.entropy))}
+    if int(p.samples.max()) > 1:
+        found["auroc_epistemic"] = float(metrics.auroc(p.epistemic, other.epistemic))
+    return found
+
+
+@torch.no_grad()
+def _layer_arrays(run: Run) -> dict[str, Tensor]:
+    """log alpha and weights of the noisy layers, before and after the method's own pruning."""
+    if not noisy(run.net):
+        return {}
+    layers = {n: m for n, m in run.net.named_modules() if isinstance(m, Variational)}
+    arrays = {f"log_alpha.{name}": la for name, la in log_alpha(run.net).items()}
+    arrays |= {f"weight.{name}": layer.weight for name, layer in layers.items()}
+    if relevance(run.net):
+        pruned, _ = masked(run.net)
+        arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}
+    return arrays

@@ -1,0 +1,190 @@
+"""`fit`: data, net and method in; a trained run in its directory out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vardrop.application.config import Config, Data, free_directory, prepare
+from vardrop.application.evaluation import validation_scores, write_results
+from vardrop.application.nets import build_net
+from vardrop.application.run import Run, likelihood_for, load_run, load_same_data
+from vardrop.conversion import convert
+from vardrop.data import Dataset, Part
+from vardrop.data.preprocessing import Task
+from vardrop.errors import VardropError
+from vardrop.objective import ELBO, parameter_groups
+from vardrop.recipes import Recipe, sparse_vd
+from vardrop.training import Loop, Recorder, Settings, Step
+from vardrop.training.checkpoint import load_module, read_tensors, write_tensors
+from vardrop.training.observers import Bar, Observer, on_terminal
+from vardrop.training.processes import World, joined
+from vardrop.training.recording import BEST, CHECKPOINT, noisy
+
+_SPARSE = sparse_vd()
+
+
+def fit(
+    data: str | Path,
+    net: str | nn.Module = "mlp",
+    recipe: Recipe | None = _SPARSE,
+    *,
+    out: str | Path | None = None,
+    target: str | None = None,
+    task: Task | None = None,
+    drop: Sequence[str] = (),
+    directory: str | Path | None = None,
+    where: str | None = None,
+    exclude: str | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a net on named data or a table, keep everything in a directory, score it on test data.
+
+    Args:
+        data: a name such as "digits" or "mnist", or a CSV or Parquet file; see `load_dataset`.
+        net: "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place.
+        recipe: the method; None leaves the net as it is, plain or converted by you.
+        out: the directory; runs/<data>-<number> by default. One that holds files is an error.
+        target, task, drop: of a table; see `load_dataset`.
+        directory: of the image sets.
+        where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
+        force: overwrite a run in `out`.
+        observer: is told about steps and epochs; a progress bar on a terminal by default.
+        settings: how to train; see `Settings`.
+
+    >>> import tempfile, vardrop as vd
+    >>> from vardrop.application import fit
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fit("iris", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+    >>> sorted(run.results["metrics"])
+    ['accuracy', 'brier', 'ece', 'nll']
+    """
+    data_path = Path(data)
+    name = str(data_path.resolve()) if data_path.is_file() else str(data)
+    config = Config(
+        Data(name, target, task, tuple(drop), None if directory is None else str(directory)),
+        net if isinstance(net, str) else type(net).__name__,
+        not isinstance(net, str),
+        recipe, where, exclude, Settings.from_json(settings),
+    )  # fmt: skip
+    path = Path(out) if out is not None else free_directory(name)
+    with joined() as world:
+        dataset = config.data.load(config.settings.seed)
+        model = _fresh(config, dataset) if isinstance(net, str) else net
+        if world.first:
+            prepare(path, force)
+            config.write(path, dataset)
+        return _train(config, path, dataset, model, observer, world, resuming=False)
+
+
+def resume(
+    out: str | Path, net: nn.Module | None = None, observer: Observer | None = None, **changes: Any
+) -> Run:
+    """Go on with a run from its last checkpoint, as if it had never stopped.
+
+    Args:
+        out: the directory of the run.
+        net: a fresh net of your own, where `fit` was given one.
+        observer: as for `fit`.
+        changes: settings to change from here on, such as a lower `lr`.
+    """
+    path = Path(out)
+    config = Config.read(path)
+    settings = Settings.from_json({**config.settings.to_json(), **changes})
+    config = dataclasses.replace(config, settings=settings)
+    with joined() as world:
+        dataset = load_same_data(config, path)
+        model = _fresh(config, dataset, net)
+        if changes and world.first:
+            config.write(path, dataset)
+        return _train(config, path, dataset, model, observer, world, resuming=True)
+
+
+def _fresh(config: Config, data: Dataset, net: nn.Module | None = None) -> nn.Module:
+    if config.own_net:
+        if net is None:
+            raise VardropError(
+                f"Expected `net`, because this run trains a net of your own ({config.net}), but "
+                "got none. Pass a fresh one."
+            )
+        return net
+    with torch.random.fork_rng():
+        torch.manual_seed(config.settings.seed)
+        return build_net(config.net, data.shape, data.outputs)
+
+
+def _train(
+    config: Config, path: Path, data: Dataset, net: nn.Module, observer: Observer | None,
+    world: World, resuming: bool,
+) -> Run:  # fmt: skip
+    checkpoint = path / CHECKPOINT
+    phase = read_tensors(checkpoint)[1]["phase"] if resuming and checkpoint.is_file() else None
+    watch = observer or (Bar() if on_terminal() and world.first else Observer())
+    net.to(config.settings.torch_device())
+    with torch.random.fork_rng():
+        if config.settings.pretrain and phase != "fit":
+            _phase(config, path, data, net, watch, world, "pretrain", phase == "pretrain")
+        if config.method is not None:
+            convert(net, config.method, config.where, config.exclude)
+        elbo = _phase(config, path, data, net, watch, world, "fit", phase == "fit")
+    if not world.first:
+        return Run(path, config, data, elbo)
+    if not (path / BEST).is_file():
+        write_tensors(path / BEST, elbo.state_dict(), {"epoch": None})
+    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    run = Run(path, config, data, elbo)
+    write_results(run)
+    return load_run(path, net=None, elbo=elbo, data=data)
+
+
+def _phase(
+    config: Config, path: Path, data: Dataset, net: nn.Module, observer: Observer, world: World,
+    name: str, resuming: bool,
+) -> ELBO:  # fmt: skip
+    """One part of the training: the plain net (pretrain) or the noisy one (fit)."""
+    settings, plain = config.settings, name == "pretrain" or not noisy(net)
+    torch.manual_seed(settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
+    device = settings.torch_device()
+    x, y = (t.to(device) for t in data.train)
+    elbo = ELBO(
+        net, likelihood_for(data.task), len(x), 0.0 if plain else settings.beta, settings.samples
+    ).to(device)
+    optimizer = torch.optim.Adam(
+        parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay), fused=True
+    )
+    step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
+    epochs = settings.pretrain if name == "pretrain" else settings.epochs
+    beta = None if plain else settings.schedule()
+    loop = Loop(
+        elbo, optimizer, x, y, epochs, settings.batch_size, beta, settings.factor(epochs),
+        settings.seed, step, world,
+    )  # fmt: skip
+    recorder = _recorder(config, path, data, observer, name, plain)
+    if resuming:
+        recorder.resume(loop)
+    recorder.run(loop)
+    return elbo
+
+
+def _recorder(
+    config: Config, path: Path, data: Dataset, observer: Observer, name: str, plain: bool
+) -> Recorder:
+    settings, part = config.settings, Part(*data.validation)
+    final = name == "fit"
+    return Recorder(
+        path,
+        name,
+        settings.pretrain if final else 0,
+        lambda elbo: validation_scores(elbo, part, data),
+        (0 if plain else settings.warm) if final else float("inf"),
+        settings.patience if final else None,
+        settings.checkpoint_seconds,
+        observer,
+    )

@@ -1,0 +1,190 @@
+"""A run: a trained net with its data and its directory, ready to predict and to report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.application.config import Config
+from vardrop.application.nets import build_net
+from vardrop.conversion import convert
+from vardrop.data import Dataset, read_table
+from vardrop.data.preprocessing import Task
+from vardrop.errors import VardropError
+from vardrop.objective import ELBO, Categorical, Gaussian
+from vardrop.prediction import Prediction, predict
+from vardrop.training import read_history
+from vardrop.training.checkpoint import load_module, read_json, read_tensors
+from vardrop.training.recording import BEST, noisy
+
+if TYPE_CHECKING:
+    import pandas
+
+_BATCH = 1000
+SAMPLES = 32
+
+
+def likelihood_for(task: Task) -> nn.Module:
+    """Classes, or one value with a deviation that is learned."""
+    return Categorical() if task == "classification" else Gaussian(learned=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run that `fit` trained or `load_run` read.
+
+    >>> import tempfile, vardrop as vd
+    >>> from vardrop.application import fit
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+    >>> run.predict(run.data.test.x[:3])
+    Prediction(3 rows, gaussian, 32 draws)
+    """
+
+    directory: Path
+    config: Config
+    data: Dataset
+    elbo: ELBO
+    results: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{k} {v:.4g}" for k, v in self.results.get("metrics", {}).items())
+        return f"Run({str(self.directory)!r}: {self.config.net} on {self.data.name}, {scores})"
+
+    @property
+    def net(self) -> nn.Module:
+        """The trained net; noisy, unless the method is none."""
+        return self.elbo.net
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record an epoch."""
+        return read_history(self.directory)
+
+    def inputs(self, x: Tensor | pandas.DataFrame | str | Path) -> Tensor:
+        """Inputs of the net from a tensor, a table, or a file with one."""
+        if isinstance(x, Tensor):
+            return x
+        if self.data.preprocessing is None:
+            raise VardropError(
+                "Expected a tensor for a run on images, but got a table. Pass images of shape "
+                f"(N, {', '.join(map(str, self.data.shape))})."
+            )
+        table = read_table(x) if isinstance(x, str | Path) else x
+        source = str(x) if isinstance(x, str | Path) else "the table"
+        return self.data.preprocessing.inputs(table, source)
+
+    def predict(
+        self, x: Tensor | pandas.DataFrame | str | Path, samples: int = SAMPLES
+    ) -> Prediction:
+        """The predictive distribution of new rows, in the units of the target.
+
+        Args:
+            x: inputs of the net, or a table (or CSV or Parquet file) like that of the training.
+            samples: draws of the noise.
+        """
+        return self.in_units(predicted(self.elbo, self.inputs(x), samples, self.config.settings.seed))
+
+    def in_units(self, p: Prediction) -> Prediction:
+        """A prediction of scaled targets in the units of the target."""
+        found = self.data.preprocessing
+        if p.classifies or found is None:
+            return p
+        mean, std = found.target_mean, found.target_std
+        return dataclasses.replace(
+            p,
+            noise_std=p.noise_std * std,
+            mean=p.mean * std + mean,
+            output_variance=p.output_variance * std**2,
+            expected=p.expected * std**2,
+            standard_error=p.standard_error * std,
+            draws=p.draws * std + mean,
+        )
+
+    def evaluate(self, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
+        """Score the run on test data, and tell it from other sets; stored in results.json."""
+        from vardrop.application.evaluation import write_results
+
+        self.results.update(write_results(self, ood, samples))
+        return self.results
+
+    def compress(self, **budget: Any) -> nn.Module:
+        """Take out what the method calls dead; see `vardrop.application.compress`."""
+        from vardrop.application.compressing import compress
+
+        return compress(self, **budget)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the report, one HTML file; its path."""
+        from vardrop.report import report
+
+        return report([self.directory], out)
+
+
+def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
+    """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
+    gaussian = isinstance(elbo.likelihood, Gaussian)
+    std = float(elbo.likelihood.log_std.exp()) if isinstance(elbo.likelihood, Gaussian) else 0.0
+    still = samples == 0 or not noisy(elbo.net)
+    return predict(
+        elbo.net,
+        x.split(_BATCH),
+        max(samples, 1),
+        mode="mean" if still else "sample",
+        likelihood="gaussian" if gaussian else "categorical",
+        noise_std=std,
+        seed=seed,
+    )
+
+
+def load_same_data(config: Config, path: Path) -> Dataset:
+    """The data of a run; an error where they are not what it was trained on."""
+    data = config.data.load(config.settings.seed)
+    if data.checksum != config.checksum:
+        raise VardropError(
+            f"Expected the data {data.name} that {path} was trained on, with {config.checksum}, "
+            f"but got {data.checksum}. The data have changed since."
+        )
+    return data
+
+
+def load_run(
+    directory: str | Path,
+    net: nn.Module | None = None,
+    elbo: ELBO | None = None,
+    data: Dataset | None = None,
+) -> Run:
+    """Read a run from its directory, with the net of its best epoch.
+
+    Args:
+        directory: what `fit` wrote.
+        net: a fresh net of your own, where `fit` was given one.
+        elbo, data: the objective and the data, where they are at hand already.
+    """
+    path = Path(directory)
+    config = Config.read(path)
+    found = data if data is not None else load_same_data(config, path)
+    objective = elbo if elbo is not None else _objective(config, path, found, net)
+    results = read_json(path / "results.json") if (path / "results.json").is_file() else {}
+    return Run(path, config, found, objective, results)
+
+
+def _objective(config: Config, path: Path, data: Dataset, net: nn.Module | None) -> ELBO:
+    if config.own_net and net is None:
+        raise VardropError(
+            f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "
+            "Pass a fresh one."
+        )
+    with torch.random.fork_rng():
+        model = build_net(config.net, data.shape, data.outputs) if net is None else net
+    if config.method is not None:
+        convert(model, config.method, config.where, config.exclude)
+    beta = config.settings.beta if noisy(model) else 0.0
+    elbo = ELBO(model, likelihood_for(data.task), len(data.train.x), beta)
+    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    return elbo

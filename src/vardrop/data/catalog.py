@@ -1,0 +1,184 @@
+"""Data by name: embedded sets, image sets, CSV and Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vardrop.data.cifar import load_cifar10
+from vardrop.data.images import IMAGE_SETS, Images, load_images
+from vardrop.data.preprocessing import Preprocessing, Task
+from vardrop.data.splits import Dataset, Part, checksum, shuffled
+from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn, read_table
+from vardrop.errors import VardropError
+
+if TYPE_CHECKING:
+    import pandas
+
+_TABLES: dict[str, Task] = {
+    "iris": "classification",
+    "wine": "classification",
+    "breast_cancer": "classification",
+    "diabetes": "regression",
+}
+_TRAINABLE = ("mnist", "fashion-mnist", "cifar10")
+DATASETS = ("digits", *_TABLES, *_TRAINABLE)
+STRANGERS = ("digits", *IMAGE_SETS, "cifar10", "photos")
+_VALIDATION, _TEST = 0.1, 0.2
+
+
+def load_dataset(
+    name: str | Path,
+    target: str | None = None,
+    task: Task | None = None,
+    drop: Sequence[str] = (),
+    directory: str | Path | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Load data for training, validation and test.
+
+    A tenth is held out for validation; a fifth for test, where there is no test set by custom.
+
+    Args:
+        name: "digits", "iris", "wine", "breast_cancer" or "diabetes" (embedded in scikit-learn);
+            "mnist", "fashion-mnist" or "cifar10"; or a CSV or Parquet file.
+        target: the target column of a file.
+        task: "classification" or "regression"; inferred from the target where None.
+        drop: columns of a file to leave out.
+        directory: of the image sets; see `data_directory`.
+        seed: of the split.
+
+    >>> load_dataset("digits").sizes()
+    {'train': 1258, 'validation': 180, 'test': 359}
+    """
+    name = str(name)
+    if name == "digits":
+        return _digits(seed)
+    if name in _TABLES:
+        return _embedded(name, seed)
+    if name in _TRAINABLE:
+        return _images(name, directory, seed)
+    if Path(name).suffix.lower() in SUFFIXES:
+        return _file(Path(name), target, task, drop, seed)
+    raise VardropError(
+        f"Expected data to be one of {', '.join(DATASETS)}, or a file that ends in "
+        f"{', '.join(SUFFIXES)}, but got {name!r}."
+    )
+
+
+def _digits(seed: int) -> Dataset:
+    x, y = digits()
+    test, validation, train = shuffled(len(x), (_TEST, _VALIDATION), seed, "digits")
+    parts = (Part(x[rows], y[rows]) for rows in (train, validation, test))
+    return Dataset("digits", "image", "classification", *parts, _names(10), checksum(x, y))
+
+
+def digits() -> Images:
+    """scikit-learn's 1797 digits of 8 x 8, pixels in [0, 1]."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
+    return Images(x, torch.tensor(found.target))
+
+
+def _images(name: str, directory: str | Path | None, seed: int) -> Dataset:
+    (x, y), (test_x, test_y) = (_split_of(name, s, directory) for s in ("train", "test"))
+    validation, train = shuffled(len(x), (_VALIDATION,), seed, name)
+    parts = Part(x[train], y[train]), Part(x[validation], y[validation]), Part(test_x, test_y)
+    total = checksum(x, y, test_x, test_y)
+    return Dataset(name, "image", "classification", *parts, _names(10), total)
+
+
+def _split_of(name: str, split: str, directory: str | Path | None) -> Images:
+    if name == "cifar10":
+        return load_cifar10(split, directory)
+    return load_images(name, split, directory)
+
+
+def _names(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
+def _embedded(name: str, seed: int) -> Dataset:
+    from sklearn import datasets
+
+    loaders: dict[str, Callable[..., Any]] = {n: getattr(datasets, f"load_{n}") for n in _TABLES}
+    found = loaders[name](as_frame=True)
+    table = found.frame
+    if _TABLES[name] == "classification":
+        table["target"] = [str(found.target_names[i]) for i in found.target]
+    total = f"sha256:{hashlib.sha256(table.to_csv().encode()).hexdigest()}"
+    return _table(name, table, "target", _TABLES[name], (), total, seed)
+
+
+def _file(
+    path: Path, target: str | None, task: Task | None, drop: Sequence[str], seed: int
+) -> Dataset:
+    table = read_table(path)
+    target = check_target(table, target, str(path))
+    if unknown := [name for name in drop if name not in table.columns]:
+        raise VardropError(f"Expected {path} to have the column '{unknown[0]}' to drop, but it has none.")
+    total = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return _table(
+        str(path), table, target, task or infer_task(table[target], str(path)), drop, total, seed
+    )
+
+
+def _table(
+    name: str, table: pandas.DataFrame, target: str, task: Task, drop: Sequence[str],
+    total: str, seed: int,
+) -> Dataset:  # fmt: skip
+    test, validation, train = shuffled(len(table), (_TEST, _VALIDATION), seed, name)
+    found = learn(table, train.tolist(), target, task, drop, name)
+    parts = [_part(table.iloc[rows.tolist()], found, name) for rows in (train, validation, test)]
+    return Dataset(name, "table", task, *parts, found.classes, total, found)
+
+
+def _part(table: pandas.DataFrame, found: Preprocessing, source: str) -> Part:
+    return Part(found.inputs(table, source), found.targets(table[found.target], source))
+
+
+def load_strangers(
+    name: str, shape: tuple[int, ...], directory: str | Path | None = None
+) -> Tensor:
+    """Test images of another set, brought to the shape (channels, height, width) of a net.
+
+    Args:
+        name: an image set, or "photos": patches of scikit-learn's two photographs.
+        shape: the shape of one input.
+        directory: of the image sets.
+    """
+    if len(shape) != 3:
+        raise VardropError(
+            f"Expected a net on images to compare with {name!r}, but got inputs of shape {shape}."
+        )
+    if name not in STRANGERS:
+        raise VardropError(
+            f"Expected other data among {', '.join(STRANGERS)}, but got {name!r}."
+        )
+    x = _strangers(name, directory)
+    grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
+    sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
+    return sized.expand(-1, shape[0], -1, -1).contiguous()
+
+
+def _strangers(name: str, directory: str | Path | None) -> Tensor:
+    if name == "digits":
+        return digits().x
+    if name == "photos":
+        return _photos()
+    return _split_of(name, "test", directory).x
+
+
+def _photos() -> Tensor:
+    from sklearn.datasets import load_sample_images
+
+    pictures = torch.stack([torch.tensor(p) for p in load_sample_images().images])
+    x = pictures.permute(0, 3, 1, 2).float() / 255
+    return x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 32, 32)

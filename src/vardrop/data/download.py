@@ -1,0 +1,65 @@
+"""Files that are found in a directory or, failing that, fetched once into a cache and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from vardrop.errors import VardropError
+
+# Where each set's original files are published. notMNIST has to be put in place by hand.
+SOURCES = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "cifar10": "https://www.cs.toronto.edu/~kriz/",
+}
+
+
+def data_directory(directory: str | Path | None = None) -> Path:
+    """The directory of the image sets: the argument, VARDROP_DATA, or ../shared/data."""
+    chosen = directory or os.environ.get("VARDROP_DATA") or "../shared/data"
+    return Path(chosen)
+
+
+def find(name: str, file: str, md5: str, directory: str | Path | None = None) -> bytes:
+    """The content of one file of a set, from the directory or the cache, checked by MD5."""
+    path = data_directory(directory) / name / file
+    if not path.is_file():
+        path = _fetch(name, file, md5, path)
+    raw = path.read_bytes()
+    if (found := hashlib.md5(raw).hexdigest()) != md5:
+        raise VardropError(
+            f"Expected the MD5 of {path} to be {md5}, but got {found}. The file is damaged or of "
+            "another version; fetch it again."
+        )
+    return raw
+
+
+def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
+    """Download a file into pooch's cache; the file there, if it was fetched before."""
+    remedy = "Put the original files there, or set VARDROP_DATA to their directory."
+    if name not in SOURCES:
+        raise VardropError(f"Expected the file {absent}, but it is not there. {remedy}")
+    try:
+        import pooch
+    except ImportError as missing:
+        raise VardropError(
+            f"Expected the file {absent}, but it is not there. {remedy} "
+            "With `pip install pooch` it is fetched."
+        ) from missing
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        fetched = pooch.retrieve(
+            url=SOURCES[name] + file,
+            known_hash=f"md5:{md5}",
+            fname=file,
+            path=pooch.os_cache("vardrop") / name,
+        )
+    except Exception as failure:
+        reason = " ".join(str(failure).split())[:200]
+        raise VardropError(
+            f"Expected the file {absent}, but it is not there, and fetching it from "
+            f"{SOURCES[name]} failed: {reason}. {remedy}"
+        ) from failure
+    return Path(fetched)

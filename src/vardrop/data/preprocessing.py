@@ -1,0 +1,135 @@
+"""From a table to tensors: what the training part showed, stored and applied to every table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from vardrop.errors import VardropError
+
+if TYPE_CHECKING:
+    import pandas
+
+Task = Literal["classification", "regression"]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Number:
+    """A numeric column: holes get the median, then mean 0 and deviation 1; `holes` marks them."""
+
+    name: str
+    median: float
+    mean: float
+    std: float
+    holes: bool
+
+    def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
+        """One column of the tensor, or two where holes are marked."""
+        found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
+        empty = found.isnan()
+        scaled = (torch.where(empty, self.median, found) - self.mean) / self.std
+        return [scaled.float(), empty.float()] if self.holes else [scaled.float()]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories: one 0/1 column each; a hole or an unknown category has none."""
+
+    name: str
+    categories: tuple[str, ...]
+
+    def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
+        """As many columns of the tensor as there are categories."""
+        texts = [None if hole else str(v) for v, hole in zip(values, values.isna(), strict=True)]
+        return [torch.tensor([float(t == c) for t in texts]) for c in self.categories]
+
+
+Column = Number | Category
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What the training part of a table showed: its columns, its target, the target's scale."""
+
+    target: str
+    task: Task
+    columns: tuple[Column, ...]
+    classes: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+    def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
+        """The inputs (N, features) of any table with these columns."""
+        if missing := [c.name for c in self.columns if c.name not in table.columns]:
+            raise VardropError(
+                f"Expected {source} to have the columns of the training data, but got none named "
+                f"{', '.join(map(repr, missing))}."
+            )
+        parts = [part for c in self.columns for part in c.apply(table[c.name], source)]
+        return torch.stack(parts, 1)
+
+    def targets(self, values: pandas.Series, source: str) -> Tensor:
+        """Class numbers (N,), or scaled values (N, 1)."""
+        if self.task == "regression":
+            found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
+            return ((found - self.target_mean) / self.target_std).float().unsqueeze(1)
+        index = {name: i for i, name in enumerate(self.classes)}
+        for row, value in enumerate(values, 1):
+            if label(value) not in index:
+                raise VardropError(
+                    f"Expected the classes {', '.join(self.classes)} in column '{self.target}' of "
+                    f"{source}, but got {value!r} in row {row}, which the training part lacks."
+                )
+        return torch.tensor([index[label(v)] for v in values])
+
+    def to_json(self) -> dict[str, Any]:
+        """The preprocessing as plain dictionaries."""
+        columns = [
+            {"kind": "number" if isinstance(c, Number) else "category", **asdict(c)}
+            for c in self.columns
+        ]
+        return {"version": VERSION, **asdict(self), "columns": columns}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Preprocessing:
+        """The preprocessing that `to_json` described."""
+        if data.get("version") != VERSION:
+            raise VardropError(
+                f"Expected preprocessing of version {VERSION}, but got {data.get('version')!r}."
+            )
+        fields = {k: v for k, v in data.items() if k != "version"}
+        fields["columns"] = tuple(_column(dict(c)) for c in data["columns"])
+        return cls(**{**fields, "classes": tuple(data["classes"])})
+
+
+def _column(data: dict[str, Any]) -> Column:
+    if data.pop("kind") == "number":
+        return Number(**data)
+    return Category(data["name"], tuple(data["categories"]))
+
+
+def label(value: Any) -> str:
+    """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def numbers(values: pandas.Series, source: str) -> pandas.Series:
+    """A column as floats, holes as NaN; an error names the first row that is no finite number."""
+    import pandas
+
+    found = pandas.to_numeric(values, errors="coerce").astype("float64")
+    wrong = (found.isna() & values.notna()) | found.isin([math.inf, -math.inf])
+    if bool(wrong.any()):
+        row = int(wrong.to_numpy().argmax())
+        raise VardropError(
+            f"Expected numbers in column '{values.name}' of {source}, but got "
+            f"{values.iloc[row]!r} in row {row + 1}."
+        )
+    return found

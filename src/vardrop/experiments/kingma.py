@@ -1,0 +1,156 @@
+"""Kingma, Salimans & Welling 2015: the KL fits, table 1, the cost of an epoch, figure 1."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop import functional
+from vardrop.conversion import convert
+from vardrop.data import load_images
+from vardrop.diagnostics import gradient_variance
+from vardrop.estimators import (
+    Estimator,
+    flipout,
+    local_reparameterization,
+    per_example,
+    weight_sample,
+)
+from vardrop.experiments.nets import mlp
+from vardrop.objective import ELBO, Categorical, parameter_groups
+from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
+from vardrop.training import train
+
+_ESTIMATORS: dict[str, Estimator] = {
+    "local": local_reparameterization,
+    "per_example": per_example,
+    "flipout": flipout,
+    "per_batch": weight_sample,
+}
+
+
+def kl_approximations(seed: int) -> dict[str, Any]:
+    """The largest distance of each approximation from the exact KL, log alpha in [-12, 12]."""
+    grid = torch.linspace(-12, 12, 2401, dtype=torch.float64)
+    exact = functional.log_uniform_kl(0.5 * torch.exp(-grid))
+    forms = {
+        "sigmoid": (functional.log_uniform_kl_sigmoid(grid), grid <= 12),
+        "cubic, alpha <= 1": (functional.log_uniform_kl_cubic(grid), grid <= 0),
+        "cubic at log alpha 2": (functional.log_uniform_kl_cubic(grid), (grid - 2).abs() < 5e-3),
+        "ARD": (0.5 * nn.functional.softplus(-grid), grid <= 12),
+    }
+    figures = {name: float((f - exact).abs()[part].max()) for name, (f, part) in forms.items()}
+    curve = [
+        {"log_alpha": float(grid[i]), "exact": float(exact[i])}
+        | {name: float(f[i]) for name, (f, part) in forms.items() if bool(part[i])}
+        for i in range(0, len(grid), 20)
+    ]
+    return {"figures": figures, "curve": curve}
+
+
+def _type_b(width: int) -> nn.Module:
+    net = mlp(784, width, width, width, 10)
+    convert(net, variational_dropout("B", drop_rate=0.2), where="1")
+    return convert(net, variational_dropout("B", drop_rate=0.5), exclude="1")
+
+
+def gradient_variances(
+    seed: int, epochs: int = 10, width: int = 1024, batch: int = 1000, batches: int = 24,
+    example_batches: int = 4, examples: int = 60_000,
+) -> dict[str, Any]:  # fmt: skip
+    """Table 1: variance of the gradient of N * mean loss, top and bottom layer, by estimator."""
+    x, y = (t[:examples] for t in load_images("mnist"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = _type_b(width)
+        elbo = ELBO(net, Categorical(), num_data=len(x), kl_value_every=10)
+        optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
+        for _ in train(elbo, optimizer, x, y, epochs, batch_size=batch, seed=seed):
+            pass
+        order = torch.randperm(len(x))
+        parts = [(x[i], y[i]) for i in order.split(min(batch, len(x) // batches))[:batches]]
+        figures: dict[str, float] = {}
+        for name, estimator in {"none": None, **_ESTIMATORS}.items():
+            loader = parts[:example_batches] if name == "per_example" else parts
+            found = gradient_variance(
+                net, loader, estimator=estimator, noise=estimator is not None, num_data=len(x)
+            )
+            figures[f"{name}, top"] = found["7.weight"].value
+            figures[f"{name}, bottom"] = found["1.weight"].value
+    for name in ("none", "per_example", "flipout", "per_batch"):
+        figures[f"{name} / local, top"] = figures[f"{name}, top"] / figures["local, top"]
+    return {"figures": figures}
+
+
+def epoch_seconds(
+    seed: int, width: int = 1024, batch: int = 1000, rows: int = 1000
+) -> dict[str, Any]:
+    """Seconds of one training epoch of 60 000 examples, measured on `rows` of them."""
+    figures = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        x, y = torch.rand(rows, 784), torch.randint(10, (rows,))
+        for name, estimator, size in (
+            ("local", local_reparameterization, batch),
+            ("per_example", per_example, 50),
+        ):
+            net = _type_b(width)
+            for layer in net:
+                layer.estimator = estimator  # type: ignore[assignment]
+            elbo = ELBO(net, Categorical(), num_data=60_000)
+            optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
+            next(train(elbo, optimizer, x[:size], y[:size], 1, batch_size=size))
+            start = time.process_time()
+            next(train(elbo, optimizer, x, y, 1, batch_size=size))
+            figures[f"{name}, seconds an epoch"] = (time.process_time() - start) * 60_000 / rows
+    local, example = figures.values()
+    return {"figures": figures | {"ratio": example / local}}
+
+
+METHODS: dict[str, tuple[Recipe, Recipe] | None] = {  # for the inputs, for the hidden units
+    "none": None,
+    "binary": (binary_dropout(0.2), binary_dropout(0.5)),
+    "gaussian_a": (gaussian_dropout(0.2, "A"), gaussian_dropout(0.5, "A")),
+    "gaussian_b": (gaussian_dropout(0.2, "B"), gaussian_dropout(0.5, "B")),
+    "vd_a": (variational_dropout("A", drop_rate=0.2), variational_dropout("A")),
+    "vd_a2": (variational_dropout("A2", drop_rate=0.2), variational_dropout("A2")),
+    "vd_b": (variational_dropout("B", drop_rate=0.2), variational_dropout("B")),
+}
+
+
+def _error(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    net.eval()
+    with torch.no_grad():
+        return 100 * float((net(x).argmax(1) != y).float().mean())
+
+
+def width_errors(
+    seed: int, width: int = 100, epochs: int = 60, methods: tuple[str, ...] = tuple(METHODS),
+    examples: int = 50_000,
+) -> dict[str, Any]:  # fmt: skip
+    """Figure 1a: test error at the epoch of the smallest error on 10 000 validation images."""
+    x, y = load_images("mnist")
+    test_x, test_y = load_images("mnist", "test")
+    figures, curve = {}, []
+    for name in methods:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net, recipes = mlp(784, width, width, width, 10), METHODS[name]
+            if recipes is not None:
+                convert(convert(net, recipes[0], where="1"), recipes[1], exclude="1")
+            elbo = ELBO(net, Categorical(), examples, beta=0.0 if recipes is None else 1.0)
+            optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
+            best, error = 101.0, 100.0
+            for step in train(
+                elbo, optimizer, x[:examples], y[:examples], epochs, seed=seed,
+                rate=lambda e: min(1.0, 2 - 2 * e / epochs),
+            ):  # fmt: skip
+                found = _error(net, x[50_000:], y[50_000:])
+                curve.append({"method": name, "epoch": step.epoch, "validation_error": found})
+                if found < best:
+                    best, error = found, _error(net, test_x, test_y)
+        figures[f"{name}, {width} units"] = error
+    return {"figures": figures, "curve": curve}

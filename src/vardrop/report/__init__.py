@@ -1,0 +1,32 @@
+"""Pictures and the report: they read what a run wrote, and never run a model."""
+
+from vardrop.report.page import report
+from vardrop.report.pictures import (
+    alpha_histograms,
+    certain_examples,
+    layer_sparsity,
+    regression_band,
+    reliability_diagram,
+    risk_coverage_curve,
+    sparsity_curve,
+    training_curves,
+    uncertainty_histograms,
+    weight_maps,
+)
+from vardrop.report.run import Run, read_run
+
+__all__ = [
+    "Run",
+    "alpha_histograms",
+    "certain_examples",
+    "layer_sparsity",
+    "read_run",
+    "regression_band",
+    "reliability_diagram",
+    "report",
+    "risk_coverage_curve",
+    "sparsity_curve",
+    "training_curves",
+    "uncertainty_histograms",
+    "weight_maps",
+]

@@ -1,0 +1,134 @@
+"""Which pictures a report shows, and which arrays of a run each of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+
+from vardrop.errors import VardropError
+from vardrop.report import pictures
+from vardrop.report.run import Run
+
+# A picture may come in several parts, such as one a layer; no part means that data is absent.
+Parts = dict[str, Axes]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of picture: where it stands, what it shows, for which task, and how it is drawn."""
+
+    section: str
+    title: str
+    caption: str
+    draw: Callable[[Run], Parts]
+    task: str | None = None
+    photo: bool = False
+
+    def of(self, run: Run) -> Parts:
+        """The parts of this picture for a run; unfit data is an error that names the directory."""
+        try:
+            return self.draw(run)
+        except (ValueError, TypeError, KeyError, RuntimeError, IndexError) as error:
+            raise VardropError(
+                f"Expected the files of `{run.path}` to hold what the picture "
+                f"{self.title!r} needs, but got: {error} Check history.jsonl, results.json and "
+                "arrays.safetensors there, or run the command again."
+            ) from error
+
+    def suits(self, run: Run) -> bool:
+        """Whether the picture has a meaning for the run's task."""
+        return self.task is None or run.task is None or run.task == self.task
+
+
+def _training(run: Run) -> Parts:
+    return {"": pictures.training_curves(run.history)} if run.history else {}
+
+
+def threshold(run: Run) -> float:
+    """The threshold on log alpha that the run pruned with, else the usual 3."""
+    found = (run.results.get("compression") or {}).get("threshold")
+    return 3.0 if found is None else float(found)
+
+
+def _alpha(run: Run) -> Parts:
+    layers = run.layers("log_alpha")
+    return {"": pictures.alpha_histograms(layers, threshold(run))} if layers else {}
+
+
+def _layers(run: Run) -> Parts:
+    pruned = run.layers("weight_pruned")
+    shares = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
+    if not shares and run.history:
+        shares = run.history[-1].get("sparsity") or {}
+    return {"": pictures.layer_sparsity(shares)} if shares else {}
+
+
+def _curve(run: Run) -> Parts:
+    curve = run.results.get("curve")
+    name = "accuracy" if run.task == "classification" else "score"
+    return {"": pictures.sparsity_curve(curve, name)} if curve else {}
+
+
+def _weights(run: Run) -> Parts:
+    pruned = run.layers("weight_pruned")
+    layers = run.layers("weight")
+    return {name: pictures.weight_maps(w, pruned.get(name)) for name, w in layers.items()}
+
+
+def _reliability(run: Run) -> Parts:
+    arrays = run.arrays
+    if not {"probs", "labels"} <= arrays.keys():
+        return {}
+    return {"": pictures.reliability_diagram(arrays["probs"], arrays["labels"])}
+
+
+def _uncertainty(run: Run) -> Parts:
+    parts = {}
+    for key, label in (("entropy", "entropy"), ("epistemic", "epistemic uncertainty")):
+        if f"{key}_in" in run.arrays:
+            inside, outside = run.arrays[f"{key}_in"], run.sets(f"{key}_out")
+            parts[label] = pictures.uncertainty_histograms(inside, outside, f"{label} (nats)")
+    return parts
+
+
+def _risk(run: Run) -> Parts:
+    arrays = run.arrays
+    if {"probs", "labels"} <= arrays.keys():
+        confidence, guess = arrays["probs"].max(-1)
+        mistakes = (guess != arrays["labels"]).float()
+        return {"": pictures.risk_coverage_curve(1 - confidence, mistakes)}
+    if {"y", "mean", "lower", "upper"} <= arrays.keys():
+        width = (arrays["upper"] - arrays["lower"]).flatten()
+        errors = (arrays["y"].flatten() - arrays["mean"].flatten()).abs()
+        return {"": pictures.risk_coverage_curve(width, errors, "mean absolute error")}
+    return {}
+
+
+def _examples(run: Run) -> Parts:
+    most, least = (run.arrays.get(f"images_{which}_certain") for which in ("most", "least"))
+    return {} if most is None and least is None else {"": pictures.certain_examples(most, least)}
+
+
+def _band(run: Run) -> Parts:
+    arrays = run.arrays
+    if not {"y", "mean", "lower", "upper"} <= arrays.keys():
+        return {}
+    x = arrays.get("x", torch.stack([arrays["mean"].flatten()] * 2, 1))
+    return {"": pictures.regression_band(x, *(arrays[k] for k in ("y", "mean", "lower", "upper")))}
+
+
+KINDS = (
+    Kind("Training and sparsity", "Training curves", "NLL an example, KL of all weights and its weight beta by epoch.", _training),
+    Kind("Training and sparsity", "log alpha by layer", "Weights to the right of the threshold are mostly noise and can go.", _alpha),
+    Kind("Training and sparsity", "Sparsity by layer", "Share of the weights of each layer that pruning removes.", _layers),
+    Kind("Training and sparsity", "Score against sparsity", "What removing more weights costs; one point a threshold.", _curve),
+    Kind("Training and sparsity", "Weights before and after", "Red is positive, blue negative, white zero.", _weights),
+    Kind("Certainty", "Reliability", "Dots on the diagonal mean that confidence comes true; large dots hold many cases.", _reliability, "classification"),
+    Kind("Certainty", "Uncertainty in and out of domain", "The further the outlines lie to the right of the bars, the better strange data is noticed.", _uncertainty, "classification"),
+    Kind("Certainty", "Interval of prediction", "Observed values should lie in the band as often as it promises.", _band, "regression"),
+    Kind("Certainty", "Risk and coverage", "Error among the cases that are answered when the least certain are turned away.", _risk),
+    Kind("Certainty", "Most and least certain cases", "What the model finds clear, and what it finds hard.", _examples, "classification", photo=True),
+)  # fmt: skip

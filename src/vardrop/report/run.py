@@ -1,0 +1,122 @@
+"""A run directory as data: what was run, how it went, what came out, and arrays for pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from vardrop.errors import VardropError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its directory and the content of its files; a file that is absent reads as empty."""
+
+    path: Path
+    config: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    results: Mapping[str, Any]
+    arrays: Mapping[str, Tensor]
+
+    @property
+    def task(self) -> str | None:
+        """ "classification" or "regression", where the results say so."""
+        return self.results.get("task")
+
+    def layers(self, prefix: str) -> dict[str, Tensor]:
+        """The arrays called `<prefix>.<layer>`, by layer."""
+        start = prefix + "."
+        found = {k.removeprefix(start): v for k, v in self.arrays.items() if k.startswith(start)}
+        # The file keeps no order; the history lists the layers as the net has them.
+        known = list((self.history[-1].get("sparsity") or {}) if self.history else ())
+        rank = {name: i for i, name in enumerate(known)}
+        return {k: found[k] for k in sorted(found, key=lambda k: (rank.get(k, len(rank)), k))}
+
+    def sets(self, prefix: str) -> dict[str, Tensor]:
+        """The arrays called `<prefix>_<name>`, by name."""
+        start = prefix + "_"
+        return {k.removeprefix(start): v for k, v in self.arrays.items() if k.startswith(start)}
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory; config.json must be there, the other files may be absent.
+
+    Args:
+        path: the directory that `vardrop fit` wrote.
+    """
+    if not (path / "config.json").is_file():
+        raise VardropError(
+            f"Expected `{path}` to be a run directory, but got no file {path / 'config.json'}. "
+            "Pass the directory that `vardrop fit --out` wrote."
+        )
+    config, results = _object(path / "config.json"), path / "results.json"
+    return Run(
+        path=path,
+        config=config,
+        history=_history(path / "history.jsonl"),
+        results=_results(results) if results.is_file() else {},
+        arrays=_arrays(path / "arrays.safetensors"),
+    )
+
+
+def _broken(path: Path, wanted: str, found: object) -> VardropError:
+    return VardropError(
+        f"Expected `{path}` to hold {wanted}, but got {found}. "
+        "The file is damaged; restore it or run the command again."
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A file with one JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise _broken(path, "a JSON object", error) from error
+    if not isinstance(found, dict):
+        raise _broken(path, "a JSON object", type(found).__name__)
+    return found
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """The results, once every known part has its type."""
+    found = _object(path)
+    for part, kind in {"metrics": dict, "ood": dict, "compression": dict, "curve": list}.items():
+        if not isinstance(found.get(part) or kind(), kind):
+            raise _broken(path, f"`{part}` as a JSON {kind.__name__}", found[part])
+    return found
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    """A file with one JSON object a line; a last line that a crash cut short is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (ValueError, OSError) as error:
+        raise _broken(path, "text", error) from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise _broken(path, f"one JSON object a line, in line {number}", error) from error
+        if not isinstance(row, dict):
+            raise _broken(path, f"one JSON object a line, in line {number}", type(row).__name__)
+        rows.append(row)
+    return rows
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        return {}
+    try:
+        return load(path.read_bytes())
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise _broken(path, "tensors in the safetensors format", error) from error

@@ -1,0 +1,133 @@
+"""Who is told about a training: a progress bar, JSON lines, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vardrop.errors import VardropError
+from vardrop.noisy import Noisy, log_alpha
+
+if TYPE_CHECKING:
+    from vardrop.objective import ELBO
+    from vardrop.training.loop import Loop
+
+
+class Observer:
+    """Is told about a training; this one stays silent."""
+
+    def start(self, first_epoch: int, loop: Loop) -> None:
+        """A phase begins, or goes on."""
+
+    def step(self, loop: Loop) -> None:
+        """A step is done."""
+
+    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+        """An epoch is done."""
+
+    def stop(self) -> None:
+        """The phase is over, by its end or by an error."""
+
+
+class Several(Observer):
+    """Passes everything on to several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+
+    def start(self, first_epoch: int, loop: Loop) -> None:
+        for observer in self.observers:
+            observer.start(first_epoch, loop)
+
+    def step(self, loop: Loop) -> None:
+        for observer in self.observers:
+            observer.step(loop)
+
+    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+        for observer in self.observers:
+            observer.epoch(record, elbo)
+
+    def stop(self) -> None:
+        for observer in self.observers:
+            observer.stop()
+
+
+class JsonLines(Observer):
+    """Prints one JSON object an epoch to standard output."""
+
+    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+        print(json.dumps({"event": "epoch", **record}), flush=True)
+
+
+class Bar(Observer):
+    """A line with the epoch, examples a second and the time that remains; for terminals."""
+
+    def __init__(self, label: str = "training") -> None:
+        self.label = label
+
+    def start(self, first_epoch: int, loop: Loop) -> None:
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[rate]} examples/s"),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[scores]}"),
+        )
+        total, done = loop.epochs * loop.steps, loop.epoch * loop.steps + loop.position
+        self._task = self._bar.add_task(
+            self.label, total=total, completed=done, rate="-", scores=""
+        )
+        self._bar.start()
+
+    def step(self, loop: Loop) -> None:
+        speed = self._bar.tasks[self._task].speed
+        rate = "-" if speed is None else f"{speed * loop.batch_size:,.0f}"
+        text = f"{self.label}: epoch {loop.epoch + 1}/{loop.epochs}"
+        self._bar.update(self._task, advance=1, description=text, rate=rate)
+
+    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+        shown = {"loss": record["loss"], **record["validation"]}
+        text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        self._bar.update(self._task, scores=text)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+class TensorBoard(Observer):
+    """Writes NLL, KL, beta, validation scores, sparsity and alpha histograms for TensorBoard."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as absent:
+            raise VardropError(
+                "Expected TensorBoard to be installed, but it is not. "
+                "Run `pip install tensorboard`, or leave the option out."
+            ) from absent
+        self._writer = SummaryWriter(str(directory))
+
+    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+        step = record["epoch"]
+        for name in ("loss", "nll", "kl", "beta"):
+            self._writer.add_scalar(f"train/{name}", record[name], step)
+        for group in ("validation", "sparsity"):
+            for name, value in record[group].items():
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+        if any(isinstance(m, Noisy) for m in elbo.net.modules()):
+            for name, values in log_alpha(elbo.net).items():
+                self._writer.add_histogram(f"log_alpha/{name}", values, step)
+
+    def stop(self) -> None:
+        self._writer.flush()
+
+
+def on_terminal() -> bool:
+    """Whether standard error is a terminal, where a progress bar can be seen."""
+    return sys.stderr.isatty()

@@ -1,0 +1,95 @@
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.compression.nets import NETS, sparsen
+from vardrop.compression import Draws, export_onnx, export_program, shrink
+from vardrop.errors import VardropError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def run(path, *tensors):
+    session = onnxruntime.InferenceSession(path)
+    feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    return torch.from_numpy(session.run(None, feed)[0])
+
+
+def shrunken(name):
+    make, shape = NETS[name]
+    net = sparsen(make(), torch.Generator().manual_seed(0))
+    return shrink(net, torch.zeros(1, *shape), drop_inputs=True), shape
+
+
+def check_onnx(tmp_path, name):
+    small, shape = shrunken(name)
+    size = export_onnx(small, tmp_path / "net.onnx", torch.zeros(1, *shape))
+    assert size == (tmp_path / "net.onnx").stat().st_size
+    for batch in (1, 5):
+        x = torch.randn(batch, *shape)
+        found = run(tmp_path / "net.onnx", x)
+        assert torch.allclose(found, small(x).detach(), rtol=0, atol=1e-5)
+
+
+def test_onnx_equals_torch(tmp_path):
+    check_onnx(tmp_path, "residual")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NETS if n != "residual"])
+def test_onnx_equals_torch_for_every_net(tmp_path, name):
+    check_onnx(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_program_equals_the_net_at_any_batch(name):
+    small, shape = shrunken(name)
+    program = export_program(small, torch.zeros(1, *shape))
+    for batch in (2, 7):
+        x = torch.randn(batch, *shape)
+        assert torch.allclose(program.module()(x), small(x), atol=1e-6)
+
+
+def noisy_net():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    return vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
+
+
+@pytest.mark.slow
+def test_ensemble_graph_takes_its_noise(tmp_path):
+    net, x = noisy_net(), torch.randn(5, 1, 4, 4)
+    export_onnx(net, tmp_path / "net.onnx", x[:1], samples=3)
+    draws = Draws(net, (x,), 3)
+    noise = draws.noise_like((x,))
+    assert noise.shape == (3, 5, 2 * 4 + 3)
+    assert torch.allclose(run(tmp_path / "net.onnx", x, noise), draws(x, noise), atol=1e-5)
+
+
+def test_draws_are_those_of_the_layers():
+    net, x = noisy_net(), torch.randn(5, 1, 4, 4)
+    noise = torch.randn(2, 5, 11)
+    found = Draws(net, (x,), 2)(x, noise)
+    for s in range(2):
+        hidden = net[0](x, noise=noise[s, :, :8].view(5, 2, 2, 2)).relu()
+        assert torch.allclose(found[s], net[3](hidden.flatten(1), noise=noise[s, :, 8:]))
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_errors():
+    with pytest.raises(VardropError, match="Expected `samples` to be at least 1, but got 0"):
+        Draws(noisy_net(), (torch.zeros(1, 1, 4, 4),), 0)
+    net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.dropconnect())
+    with pytest.raises(VardropError, match="drawn by local reparameterisation, but got '0'"):
+        Draws(net, (torch.zeros(1, 2),), 2)
+
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(VardropError, match="Expected `net` to be exportable"):
+        export_program(Branch(), torch.zeros(1, 2))

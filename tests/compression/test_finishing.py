@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.compression.nets import Residual
+from vardrop.compression import compare, fine_tune, reestimate_batchnorm
+from vardrop.errors import VardropError
+
+
+def test_fine_tuning_lowers_the_loss_and_keeps_zeros():
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        net[0].weight[torch.rand(8, 5) < 0.5] = 0
+    zeros = net[0].weight == 0
+    x, y = torch.randn(64, 5), torch.randint(0, 3, (64,))
+    before = functional.cross_entropy(net(x), y)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1)
+    fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=40)
+    assert functional.cross_entropy(net(x), y) < 0.9 * before
+    assert torch.equal(net[0].weight == 0, zeros)
+    assert not net[0].weight._backward_hooks
+    with pytest.raises(VardropError, match="Expected `epochs` to be at least 1, but got 0"):
+        fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=0)
+
+
+def test_batchnorm_statistics_are_those_of_the_data():
+    net = Residual().eval()
+    data = [torch.randn(50, 3, 8, 8) * 2 + 1 for _ in range(4)]
+    reestimate_batchnorm(net, [(x, None) for x in data])
+    with torch.no_grad():
+        first = [net.stem(x) for x in data]
+    mean = torch.stack([f.mean((0, 2, 3)) for f in first]).mean(0)
+    variance = torch.stack([f.var((0, 2, 3)) for f in first]).mean(0)
+    assert torch.allclose(net.norm.running_mean, mean, atol=1e-5)
+    assert torch.allclose(net.norm.running_var, variance, rtol=1e-4)
+    assert not net.norm.training
+    assert net.norm.momentum == 0.1
+    with pytest.raises(VardropError, match="Expected `net` to have BatchNorm"):
+        reestimate_batchnorm(nn.Linear(2, 2), [])
+
+
+@torch.no_grad()
+def test_comparison_table():
+    net = nn.Linear(4, 3)
+    x, y, foreign = torch.randn(60, 4), torch.randint(0, 3, (60,)), 10 * torch.randn(40, 4)
+    result = compare(net, net, (x, y), foreign)
+    found = result.before
+    assert found.accuracy == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
+    assert found.nll == pytest.approx(float(functional.cross_entropy(net(x), y)), rel=1e-5)
+    inside, outside = (torch.special.entr(net(t).softmax(1)).sum(1) for t in (x, foreign))
+    above = (outside[:, None] > inside).double().mean()
+    assert found.auroc == pytest.approx(float(above), abs=1e-6)
+    assert (found.macs, found.bytes) == (12, result.after.bytes)
+    assert {"accuracy", "auroc", "latency"} <= set(str(result).split())
+    assert "auroc" not in str(compare(net, net, (x, y)))

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.compression import Threshold, choose_threshold, plan_shrink, shrink
+from vardrop.compression.scoring import accuracy
+from vardrop.errors import VardropError
+
+
+def net_and_data():
+    """A linear classifier whose weights die one after the other as the threshold falls."""
+    net = vd.convert(nn.Linear(10, 2, bias=False), vd.sparse_vd()).eval()
+    with torch.no_grad():
+        net.weight.copy_(torch.stack([torch.arange(1.0, 11), -torch.arange(1.0, 11)]))
+        net.log_sigma2.fill_(0.0)  # log alpha = -2 log |weight|: large weights are relevant
+    x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+    return net, (x, net(x).argmax(1))
+
+
+def test_curve_is_what_masking_gives():
+    net, (x, y) = net_and_data()
+    t = choose_threshold(net, (x, y), accuracy, sparsity=0.0)
+    assert t.reference == 1.0
+    for p in t.points:
+        kept = vd.log_alpha(net)[""] < p.threshold
+        assert p.sparsity == pytest.approx(1 - float(kept.double().mean()))
+        assert p.score == accuracy(x @ (net.weight * kept).t(), y)
+    assert [p.sparsity for p in t.points] == sorted(p.sparsity for p in t.points)
+
+
+def test_budgets():
+    net, data = net_and_data()
+    drop = choose_threshold(net, data, accuracy, max_drop=0.1)
+    chosen = next(p for p in drop.points if p.threshold == float(drop))
+    assert chosen.score >= 0.9
+    sparser = [p for p in drop.points if p.sparsity > chosen.sparsity]
+    assert sparser
+    assert all(p.score < 0.9 for p in sparser)
+    half = choose_threshold(net, data, accuracy, sparsity=0.5)
+    chosen = next(p for p in half.points if p.threshold == float(half))
+    assert 0.5 <= chosen.sparsity <= 0.6
+    macs = choose_threshold(net, data, accuracy, macs=12)
+    assert plan_shrink(net, data[0][:1], macs, drop_inputs=True).total("macs")[1] <= 12
+    sizes = choose_threshold(net, data, accuracy, sparsity=0.0).points
+    few = choose_threshold(net, data, accuracy, bytes=160)
+    assert len(few.points) == len(sizes)
+    assert next(p for p in few.points if p.threshold == float(few)).bytes <= 160
+
+
+def test_gates_are_kept_above():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    with torch.no_grad():
+        for parameter in net[2].gate.parameters():
+            parameter.add_(torch.linspace(-2, 2, 4))
+    score = vd.noisy.relevance(net)["2.gate"].score
+    data = (torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
+    t = choose_threshold(net, data, accuracy, sparsity=0.5)
+    assert int((score > float(t)).sum()) <= 2
+    assert shrink(net, data[0][:1], t)[0].out_features <= 2
+
+
+def test_text_and_plot():
+    net, data = net_and_data()
+    t = choose_threshold(net, [(data[0][:200], data[1][:200])], accuracy, max_drop=0.5)
+    assert str(t).startswith("threshold ")
+    assert sum(line.startswith("*") for line in str(t).splitlines()) == 1
+    line = t.plot().get_lines()[0]
+    assert len(line.get_xdata()) == len(t.points)
+    assert isinstance(t, Threshold)
+
+
+def test_errors():
+    net, data = net_and_data()
+    with pytest.raises(VardropError, match=r"Expected one of `max_drop`.*but got \[\]"):
+        choose_threshold(net, data, accuracy)
+    with pytest.raises(VardropError, match=r"but got \['max_drop', 'macs'\]"):
+        choose_threshold(net, data, accuracy, max_drop=0.1, macs=1)
+    with pytest.raises(VardropError, match="Expected a threshold with `bytes` within 1"):
+        choose_threshold(net, data, accuracy, bytes=1)
+    with pytest.raises(VardropError, match="Expected a threshold with `max_drop` within -1"):
+        choose_threshold(net, data, accuracy, max_drop=-1.0)
+    with pytest.raises(VardropError, match="Expected `net` to have a method that tells dead"):
+        choose_threshold(nn.Linear(10, 2), data, accuracy, sparsity=0.5)
+    with pytest.raises(VardropError, match="Expected inputs and targets of one length"):
+        choose_threshold(net, (data[0], data[1][:3]), accuracy, sparsity=0.5)
+    with pytest.raises(VardropError, match="Expected data to score on"):
+        choose_threshold(net, [], accuracy, sparsity=0.5)
+
+
+def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():
+    net, data = net_and_data()
+    with torch.no_grad():
+        net.weight[:, :3] = 0
+        net.log_sigma2[:, 3] = 200.0
+    t = choose_threshold(net, data, accuracy, sparsity=0.3)
+    assert math.isfinite(float(t))

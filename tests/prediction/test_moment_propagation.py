@@ -1,0 +1,198 @@
+"""Moment propagation against quadrature, closed forms and many samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.integrate import quad
+from torch import Tensor, nn
+from torch.nn import functional
+
+import vardrop as vd
+from vardrop.errors import VardropError
+from vardrop.experiments.nets import mlp
+from vardrop.prediction import predict
+from vardrop.prediction.moment_rules import RULES, Pair
+from vardrop.prediction.moments import Gaussian, propagate
+
+ACTIVATIONS = {
+    "relu": functional.relu,
+    "leaky_relu": functional.leaky_relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "softplus": functional.softplus,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("mean, std", [(0.0, 1.0), (1.5, 0.7), (-2.0, 0.5), (0.3, 0.01)])
+def test_activations_against_quadrature(name: str, mean: float, std: float) -> None:
+    function = ACTIVATIONS[name]
+
+    def moment(power: int) -> float:
+        def integrand(z: float) -> float:
+            value = float(function(torch.tensor(mean + std * z, dtype=torch.float64)))
+            return value**power * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+        kink = -mean / std
+        points = [kink] if -12 < kink < 12 else None
+        return quad(integrand, -12, 12, points=points, limit=200, epsabs=1e-12)[0]
+
+    expected = moment(1), moment(2) - moment(1) ** 2
+    pair = Pair(*(torch.tensor([v], dtype=torch.float64) for v in (mean, std**2)))
+    found = RULES[name](pair)
+    # Rectifiers are closed forms; the others take 20 nodes, and tanh has poles near the axis.
+    tolerance = 1e-9 if "relu" in name else 1e-4
+    for a, b in zip(found, expected, strict=True):
+        assert float(a) == pytest.approx(b, abs=tolerance)
+
+
+def test_the_largest_of_four_normals_against_samples() -> None:
+    mean, variance = torch.tensor([0.3, -0.2, 0.1, 0.5]), torch.tensor([1.0, 0.5, 2.0, 0.1])
+    found = RULES["max_pool2d"](Pair(mean.view(1, 1, 2, 2), variance.view(1, 1, 2, 2)), 2)
+    noise = torch.randn(1_000_000, 4, generator=torch.Generator().manual_seed(0))
+    largest = (mean + variance.sqrt() * noise).amax(1)
+    assert float(found[0]) == pytest.approx(float(largest.mean()), abs=6e-3)
+    assert float(found[1]) == pytest.approx(float(largest.var()), rel=0.01)
+    both = RULES["max_pool2d"](
+        Pair(mean.view(1, 1, 2, 2) - 1, variance.view(1, 1, 2, 2)), 2, rectified=True
+    )
+    assert float(both[0]) == pytest.approx(float((largest - 1).relu().mean()), abs=6e-3)
+    assert float(both[1]) == pytest.approx(float((largest - 1).relu().var()), rel=0.01)
+
+
+def test_linear_parts_are_exact() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
+    net[1].running_mean.normal_()
+    net[1].running_var.uniform_(0.5, 2)
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0), where="0")
+    x = torch.randn(5, 3).double()
+    found = propagate(net, x)
+    torch.testing.assert_close(found.mean, net(x))
+    scale = net[1].weight / (net[1].running_var + net[1].eps).sqrt()
+    hidden = x.square() @ net[0].variance().T * scale.square()
+    torch.testing.assert_close(found.variance, hidden @ net[2].weight.square().T)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x + torch.relu(self.inner(x)).view(-1, 3) + 1.0
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        vd.convert(nn.Sequential(Residual()), vd.bayes_by_backprop(None, -3.0)),
+        nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 2)),
+        vd.convert(nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2)), vd.binary_dropout(0.3), "1"),
+        vd.convert(nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2)), vd.gaussian_dropout(), "1"),
+        vd.convert(
+            nn.Sequential(nn.Conv1d(1, 4, 2), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(4, 2)),
+            vd.Recipe(vd.AdditiveGaussian(-3.0), noisy_bias=True),
+        ),
+    ],
+    ids=["residual", "dropout", "binary gate", "gaussian gate", "conv, noisy bias"],
+)
+def test_whole_nets_against_samples(net: nn.Module) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(3, 1, 3) if isinstance(net[0], nn.Conv1d) else torch.randn(3, 3)
+    options = {"likelihood": "gaussian", "keep": 0}
+    sampled = predict(net, x, 20_000, draw="local", seed=0, **options)
+    found = predict(net, x, mode="moments", **options)
+    scale = sampled.mean.abs().max()
+    assert (found.mean - sampled.mean).abs().max() < 0.02 * scale + 6 * sampled.standard_error.max()
+    open_units = sampled.std > 0.1 * sampled.std.max()
+    assert (found.std / sampled.std - 1)[open_units].abs().max() < 0.1
+
+
+def _small_conv_net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("log_sigma2", [-6.0, -4.0])
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_moments_of_every_layer_against_100_000_samples(kind: str, log_sigma2: float) -> None:
+    torch.manual_seed(0)
+    net = mlp(16, 64, 32, 4) if kind == "dense" else _small_conv_net()
+    x = torch.randn(2, 16) if kind == "dense" else torch.randn(1, 1, 14, 14)
+    vd.convert(net, vd.sparse_vd(log_sigma2=log_sigma2))
+    for depth in range(1, len(net) + 1):
+        if not any(isinstance(m, vd.layers.Variational) for m in net[:depth]):
+            continue
+        part = nn.Sequential(net[:depth], nn.Flatten())
+        p = predict(part, x, 100_000, draw="local", likelihood="gaussian", seed=1, keep=0)
+        found = propagate(part, x)
+        # Mean: 2 % of the layer's size. Deviation: 10 % of every unit that is not almost shut,
+        # for the sampled deviation of a unit that opens once in a thousand draws is no reference.
+        assert (found.mean - p.mean).norm() < 0.02 * p.mean.norm(), depth
+        open_units = p.std > 0.2 * p.std.max()
+        assert (found.variance.sqrt() / p.std - 1)[open_units].abs().max() < 0.1, depth
+
+
+def test_uncertainty_of_the_moments_is_that_of_samples() -> None:
+    torch.manual_seed(0)
+    net = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0))
+    x = torch.randn(8, 16)
+    sampled = predict(net, x, 20_000, draw="local", seed=0)
+    found = predict(net, x, 20_000, mode="moments")
+    assert (found.probs - sampled.probs).abs().max() < 0.02
+    assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
+    again = predict(net, x, 20_000, mode="moments")
+    assert torch.equal(found.probs, again.probs)
+
+
+def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
+    net = vd.convert(nn.Sequential(nn.Linear(3, 4), nn.Softmax(1)), vd.sparse_vd()).train()
+    with pytest.raises(VardropError, match=r"'1' \(Softmax\), which calls softmax"):
+        propagate(net, torch.zeros(1, 3))
+    assert net.training
+    assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
+    drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
+    with pytest.raises(VardropError, match=r"'1' \(Dropout2d\), which calls noise of its own"):
+        propagate(drop, torch.zeros(1, 1, 2, 2))
+    pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
+    with pytest.raises(VardropError, match=r"'1' \(MaxPool2d\), which calls max_pool2d with over"):
+        propagate(pool, torch.zeros(1, 1, 4, 4))
+    bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
+    with pytest.raises(VardropError, match="without known moments"):
+        propagate(Doubling(bilinear), torch.zeros(1, 2))
+    with pytest.raises(VardropError, match="one tensor, but got tuple"):
+        propagate(Pairing(), torch.zeros(1, 2))
+
+
+class Doubling(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Pairing(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def test_certain_numbers_cost_no_variance() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LeakyReLU(), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(2, 3)
+    found = propagate(net, x)
+    assert found.known_variance is None
+    torch.testing.assert_close(found.mean, net(x))
+    total = Gaussian(x, None) + Gaussian(x, torch.ones(2, 3))
+    assert torch.equal(total.variance, torch.ones(2, 3))
+    product = Gaussian(x, torch.ones(2, 3)) * Gaussian(2 * x, torch.ones(2, 3))
+    torch.testing.assert_close(product.variance, 5 * x.square() + 1)

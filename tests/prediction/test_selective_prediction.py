@@ -1,0 +1,132 @@
+"""Selective prediction: noise only for the weights that the likelihood feels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import vardrop as vd
+from vardrop.errors import VardropError
+from vardrop.metrics import accuracy
+from vardrop.prediction import predict
+from vardrop.prediction.selective import SelectedNoise, measure, select
+from vardrop.training import train
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = load_digits()
+    x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return x[:1200], y[:1200], x[1200:], y[1200:]
+
+
+@pytest.fixture(scope="module")
+def variance_net() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(),
+        nn.Linear(64, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 10),
+    )  # fmt: skip
+    vd.convert(net, vd.variance_layer(), where="3")
+    x, y, *_ = digits()
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=len(x), beta=0.0)
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+    for _ in train(elbo, optimizer, x, y, epochs=25):
+        pass
+    return net.eval()
+
+
+def test_a_variance_net_needs_under_half_of_its_noise(variance_net: nn.Module) -> None:
+    x, _, test, y = digits()
+    kappa = measure(variance_net, x, "categorical", 0.0)
+    threshold = float(kappa["3"].abs().quantile(0.6))
+    full = predict(variance_net, test, 100, seed=0)
+    some = predict(
+        variance_net, test, 100, mode="selective", threshold=threshold, kappa=kappa, seed=0
+    )
+    mean = predict(variance_net, test, mode="mean")
+    assert some.share == pytest.approx(0.4, abs=0.01)
+    assert accuracy(full.probs, y) > 0.95
+    assert accuracy(some.probs, y) > accuracy(full.probs, y) - 0.005
+    assert accuracy(mean.probs, y) < 0.2
+
+
+def test_without_kappa_it_is_measured_on_the_first_batch(variance_net: nn.Module) -> None:
+    x, *_ = digits()
+    p = predict(variance_net, x.split(600), 8, mode="selective", threshold=1e-3, seed=0)
+    assert 0 < p.share < 1
+    assert predict(variance_net, x, 8, mode="selective", threshold=0.0).share > 0.9
+    assert predict(variance_net, x, 8, mode="selective", threshold=1e9).share == 0.0
+
+
+@pytest.mark.parametrize("draw", ["local", "weights"])
+def test_only_the_selected_weights_are_noisy(draw: str) -> None:
+    net = vd.convert(nn.Linear(3, 2), vd.bayes_by_backprop(log_sigma2=0.0))
+    kappa = {"": torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])}
+    n = 4000
+    p = predict(
+        net, torch.eye(3), n, mode="selective", threshold=0.5, kappa=kappa, draw=draw,
+        likelihood="gaussian", keep=n, seed=0,
+    )  # fmt: skip
+    variance = p.draws.var(0)
+    assert variance[0, 0] == pytest.approx(1.0, abs=6 * (2 / n) ** 0.5)
+    variance[0, 0] = 0
+    assert variance.max() < 1e-6  # what the floor of local reparameterisation leaves
+    assert type(net.posterior) is vd.AdditiveGaussian
+
+
+def test_kappa_of_a_linear_classifier_is_exact_in_expectation() -> None:
+    torch.manual_seed(0)
+    net = vd.convert(nn.Linear(3, 4), vd.bayes_by_backprop(log_sigma2=-20.0))
+    x = torch.randn(50, 3)
+    probs = net.eval()(x).softmax(1)
+    # - E_x p (1 - p) x^2, from the softmax; 64 probes a weight, six standard errors of a square.
+    exact = -(probs * (1 - probs)).T @ x.square() / 50 * torch.exp(torch.tensor(-20.0))
+    found = measure(net, x, "categorical", 0.0)[""]
+    assert (found / exact - 1).abs().max() < 6 * (2 / 64) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "likelihood, outputs, exact",
+    [("gaussian", 1, 4.0), ("bernoulli", 1, 0.25), ("heteroscedastic", 2, None)],
+)
+def test_scores_of_the_other_likelihoods(
+    likelihood: str, outputs: int, exact: float | None
+) -> None:
+    net = vd.convert(nn.Linear(1, outputs, bias=False), vd.bayes_by_backprop(log_sigma2=0.0))
+    with torch.no_grad():
+        net.weight.zero_()
+        net.log_sigma2.fill_(-30.0)
+    found = measure(net, torch.ones(20_000, 1), likelihood, 0.5)[""] / -net.variance()
+    # N(0, s^2): 1 / s^2. Bernoulli: p (1 - p). Log variance: 1 for the mean, 1/2 for itself.
+    expected = torch.tensor([[1.0], [0.5]]) if exact is None else torch.tensor([[exact]])
+    assert (found / expected - 1).abs().max() < 6 * (2 / 64) ** 0.5
+
+
+def test_selected_noise_answers_as_a_posterior() -> None:
+    whole = vd.AdditiveGaussian(0.0)
+    q = SelectedNoise(whole)
+    axes = vd.Linear.axes
+    weight = torch.ones(1, 2)
+    tensors = {**q.initial(weight, axes), "sampled": torch.tensor([[1.0, 0.0]])}
+    assert q.variance(weight, tensors).tolist() == [[1.0, 0.0]]
+    assert q.deviation(weight, torch.ones(1, 2), tensors).tolist() == [[1.0, 0.0]]
+    assert torch.equal(q.log_alpha(weight, tensors), whole.log_alpha(weight, tensors))
+    assert q.symmetric
+    assert q.learned
+    assert not q.zero_mean
+    assert vd.from_json(vd.to_json(q)) == q
+
+
+def test_bad_input_is_refused() -> None:
+    net = vd.convert(nn.Linear(3, 2), vd.sparse_vd())
+    x = torch.ones(2, 3)
+    with pytest.raises(VardropError, match="`threshold` to be at least 0"):
+        select(net, x, -1.0, None, "categorical", 0.0)
+    with pytest.raises(VardropError, match=r"none for \[''\]"):
+        select(net, x, 0.1, {}, "categorical", 0.0)
+    with pytest.raises(VardropError, match="noisy weights for mode"):
+        predict(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), x, mode="selective", threshold=0.1)

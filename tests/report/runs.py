@@ -1,0 +1,129 @@
+"""Run directories as `vardrop fit` writes them, made of invented numbers."""
+
+import json
+import math
+
+import torch
+from safetensors.torch import save_file
+
+LAYERS = {"conv1": (6, 1, 5, 5), "conv2": (16, 6, 5, 5), "fc1": (120, 256), "fc2": (10, 120)}
+RECIPE = {
+    "type": "Recipe",
+    "version": 1,
+    "posterior": {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -8.0},
+    "prior": {"type": "LogUniform", "version": 1},
+    "estimator": None,
+}
+
+
+def config(name, command, seed=0):
+    return {
+        "command": command,
+        "net": "lenet5",
+        "method": RECIPE,
+        "seed": seed,
+        "versions": {"vardrop": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
+        "data": {"name": name, "md5": "9fb629c4189551a2d022fa330f9573f3"},
+        "sizes": {"train": 54000, "validation": 6000, "test": 10000},
+    }
+
+
+def history(epochs):
+    for epoch in range(epochs):
+        fade = math.exp(-epoch / 5)
+        yield {
+            "epoch": epoch,
+            "loss": 0.9 * fade + 0.2,
+            "nll": 0.9 * fade + 0.05,
+            "kl": 9e4 * fade + 2e4,
+            "beta": min(1.0, epoch / 10),
+            "validation": {"nll": 0.8 * fade + 0.07, "accuracy": 0.98 - 0.1 * fade},
+            "sparsity": {name: 0.9 * (1 - fade) for name in LAYERS},
+            "seconds": 1.5,
+        }
+
+
+def _classes(rows, generator):
+    logits = 4 * torch.randn(rows, 10, generator=generator)
+    probs = logits.softmax(-1)
+    return probs, probs.multinomial(1, generator=generator)[:, 0]
+
+
+def _entropy(probs):
+    return -(probs * probs.log()).sum(-1)
+
+
+def arrays(seed=0, rows=400):
+    g = torch.Generator().manual_seed(seed)
+    probs, labels = _classes(rows, g)
+    other = torch.randn(rows, 10, generator=g).softmax(-1)
+    found = {
+        "probs": probs,
+        "labels": labels,
+        "entropy_in": _entropy(probs),
+        "entropy_out_fashion-mnist": _entropy(other),
+        "epistemic_in": 0.1 * _entropy(probs),
+        "epistemic_out_fashion-mnist": 0.3 * _entropy(other),
+        "images_most_certain": torch.rand(16, 1, 28, 28, generator=g),
+        "images_least_certain": torch.rand(16, 1, 28, 28, generator=g),
+    }
+    for name, shape in LAYERS.items():
+        weight = 0.1 * torch.randn(shape, generator=g)
+        log_alpha = 4 * torch.randn(shape, generator=g) + 1
+        found[f"log_alpha.{name}"] = log_alpha
+        found[f"weight.{name}"] = weight
+        found[f"weight_pruned.{name}"] = weight * (log_alpha < 3)
+    return found
+
+
+def results():
+    return {
+        "task": "classification",
+        "metrics": {"accuracy": 0.9912, "nll": 0.0312, "ece": 0.0043, "brier": 0.0151},
+        "ood": {"fashion-mnist": {"auroc": 0.981, "aupr": 0.979, "fpr95": 0.07}},
+        "compression": {
+            "threshold": 3.0,
+            "sparsity": 0.986,
+            "ratio": 71.4,
+            "bytes": {"before": 1724320, "after": 24120},
+            "layers": [
+                {"layer": "conv1", "weights": 150, "left": 60},
+                {"layer": "fc1", "weights": 30720, "left": 410},
+            ],
+        },
+        "curve": [
+            {"threshold": t, "sparsity": 0.99 - 0.02 * t, "metric": 0.97 + 0.004 * t}
+            for t in range(6)
+        ],
+    }
+
+
+def write(path, *, config, history=(), results=None, arrays=None):
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    if history:
+        (path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
+    if results is not None:
+        (path / "results.json").write_text(json.dumps(results))
+    if arrays is not None:
+        save_file(arrays, path / "arrays.safetensors")
+    return path
+
+
+def classification(path, name="mnist", seed=0):
+    command = f"vardrop fit {name} --net lenet5 --method sparse_vd --epochs 30 --out {path.name}"
+    found = config(name, command, seed)
+    parts = {"history": list(history(30)), "results": results(), "arrays": arrays(seed)}
+    return write(path, config=found, **parts)
+
+
+def regression(path):
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(200, generator=g) * 6
+    mean, spread = x.sin(), 0.1 + 0.1 * x
+    y = mean + spread * torch.randn(200, generator=g)
+    band = {"x": x, "y": y, "mean": mean, "lower": mean - 2 * spread, "upper": mean + 2 * spread}
+    scores = {"task": "regression", "metrics": {"rmse": 0.31, "coverage": 0.95}}
+    command = "vardrop fit houses.csv --target price --method bayes_by_backprop"
+    parts = {"history": list(history(5)), "results": scores, "arrays": band}
+    return write(path, config=config("houses.csv", command), **parts)
