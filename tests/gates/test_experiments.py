@@ -37,8 +37,8 @@ def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
 
 
 def test_concrete_dropout_learns_a_lower_rate_from_more_data() -> None:
-    few = concrete.run(10, seed=0, width=64, epochs=400)
-    many = concrete.run(2000, seed=0, width=64, epochs=4)
+    few = concrete.run(10, seed=0, width=64, steps=400)
+    many = concrete.run(2000, seed=0, width=64, steps=400)
     assert many["hidden_rate"] < few["hidden_rate"] - 0.02
     assert many["epistemic"] < few["epistemic"]
     assert many["rmse"] < 1.5
@@ -46,13 +46,13 @@ def test_concrete_dropout_learns_a_lower_rate_from_more_data() -> None:
 
 @pytest.mark.slow
 def test_concrete_dropout_on_the_line(tmp_path: Path) -> None:
-    done = concrete.sweep(tmp_path / "concrete.json", [10, 100, 1000, 10_000])
+    done = concrete.sweep(tmp_path / "concrete.json", list(concrete.COUNTS))
 
     def mean(name: str, count: int) -> float:
         return sum(done[f"{count}/{seed}"][name] for seed in range(3)) / 3
 
     for name in ("hidden_rate", "epistemic"):
-        values = [mean(name, n) for n in (10, 100, 1000, 10_000)]
+        values = [mean(name, n) for n in concrete.COUNTS]
         assert values[-1] < 0.75 * values[0], (name, values)
         assert values == sorted(values, reverse=True), (name, values)
     assert mean("aleatoric", 10_000) == pytest.approx(1.0, abs=0.1)

@@ -27,12 +27,12 @@ def run(check, layer):
             raise AssertionError(f"{check} fails for {layer} under {name}") from error
 
 
-@pytest.mark.parametrize("check, layer", rows(slow=False))
+@pytest.mark.parametrize("check, layer", list(rows(slow=False)))
 def test_contract(check, layer):
     run(check, layer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check, layer", rows(slow=True))
+@pytest.mark.parametrize("check, layer", list(rows(slow=True)))
 def test_contract_traced(check, layer):
     run(check, layer)

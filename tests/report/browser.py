@@ -11,10 +11,17 @@ import time
 
 CHROMIUM = shutil.which("chromium")
 _FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--disable-dev-shm-usage --remote-debugging-pipe"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 _PATIENCE = 60
 
 
@@ -95,7 +102,10 @@ def page(profile):
         theirs.append(fcntl.fcntl(pipe[given], fcntl.F_DUPFD_CLOEXEC, 10))
         os.close(pipe[given])
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    actions = [*quiet, *((os.POSIX_SPAWN_DUP2, fd, n) for fd, n in zip(theirs, (3, 4)))]
+    actions = [
+        *quiet,
+        *((os.POSIX_SPAWN_DUP2, fd, n) for fd, n in zip(theirs, (3, 4), strict=True)),
+    ]
     command = [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     process = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=actions, setpgroup=0)
     for fd in theirs:

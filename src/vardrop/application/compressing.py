@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.application.run import Run
+from vardrop.application.run import Run, predicted
 from vardrop.compression import choose_threshold, export_onnx, masked, save, shrink
 from vardrop.compression.report import ShrinkReport
 from vardrop.errors import VardropError
@@ -46,10 +46,9 @@ def compress(
     if max_drop is None and sparsity is None:
         max_drop = 0.002
     metric = _accuracy if run.data.task == "classification" else _minus_rmse(run)
-    chosen = choose_threshold(
-        run.net, tuple(run.data.validation), metric, max_drop=max_drop, sparsity=sparsity
-    )
-    example = run.data.validation.x[:1]
+    x, y = run.data.validation
+    chosen = choose_threshold(run.net, (x, y), metric, max_drop=max_drop, sparsity=sparsity)
+    example = x[:1]
     small = shrink(run.net, example, chosen)
     found = _figures(run, small, metric, float(chosen))
     found["bytes"] = save(small, run.directory / SMALL)
@@ -75,18 +74,28 @@ def _minus_rmse(run: Run) -> Any:
 @torch.no_grad()
 def _figures(run: Run, small: nn.Module, metric: Any, threshold: float) -> dict[str, Any]:
     report: ShrinkReport = small.report  # type: ignore[assignment]
-    before, after = report.total("weights")
+    (before, after), (macs, macs_left) = report.total("weights"), report.total("macs")
     x, y = run.data.test
-    means, _ = masked(run.net, dict.fromkeys(_modules(run), _never(run)))
+    outputs = torch.cat([small(batch) for batch in x.split(1000)])
     return {
         "threshold": threshold,
-        "test_score_before": metric(_outputs(means, x), y),
-        "test_score_after": metric(_outputs(small, x), y),
+        "test_score_before": metric(predicted(run.elbo, x, 0, 0).mean, y),
+        "test_score_after": metric(outputs, y),
         "weights_before": before,
         "weights_after": after,
         "sparsity": 1 - after / before,
         "compression": report.compression,
-        "macs_before": report.total("macs")[0],
-        "macs_after": report.total("macs")[1],
-        "layers": [_row(layer) for layer in report.layers],
+        "macs_before": macs,
+        "macs_after": macs_left,
+        "layers": [dataclasses.asdict(layer) for layer in report.layers],
     }
+
+
+def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
+    write_json(run.directory / "results.json", {**run.results, **found})
+    path = run.directory / "arrays.safetensors"
+    arrays = read_tensors(path)[0] if path.is_file() else {}
+    pruned, _ = masked(run.net, threshold)
+    layers = [n for n, m in run.net.named_modules() if isinstance(m, Variational)]
+    arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
+    write_tensors(path, arrays)

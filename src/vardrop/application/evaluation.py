@@ -43,8 +43,17 @@ def validation_scores(elbo: ELBO, part: Part, data: Dataset) -> dict[str, float]
     return {"nll": nll, "rmse": rmse}
 
 
-def write_results(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
-    """Measure a run, and write results.json and arrays.safetensors."""
+def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
+    """Score a run on test data, tell those from other sets, and keep the results with the run.
+
+    Args:
+        run: a trained run.
+        ood: image sets that the net was not trained on; see `load_strangers`.
+        samples: draws of the noise.
+
+    Returns:
+        The content of results.json: `metrics`, and `ood` with areas under the ROC curve.
+    """
     p = run.predict(run.data.test.x, samples)
     arrays_path = run.directory / "arrays.safetensors"
     arrays = read_tensors(arrays_path)[0] if arrays_path.is_file() else {}
@@ -58,9 +67,14 @@ def write_results(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> 
         results["metrics"], found = _regression(p, run)
         arrays |= found
     for name in ood:
-        other = run.predict(load_strangers(name, run.data.shape, run.config.data.directory), samples)
+        other = run.predict(
+            load_strangers(name, run.data.shape, run.config.data.directory), samples
+        )
         results["ood"] = {**results["ood"], name: _told_apart(p, other)}
-        arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = other.entropy, other.epistemic
+        arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = (
+            other.entropy,
+            other.epistemic,
+        )
     arrays = {**_layer_arrays(run), **arrays}
     write_tensors(arrays_path, arrays)
     write_json(run.directory / "results.json", results)
@@ -119,5 +133,5 @@ def _layer_arrays(run: Run) -> dict[str, Tensor]:
     arrays |= {f"weight.{name}": layer.weight for name, layer in layers.items()}
     if relevance(run.net):
         pruned, _ = masked(run.net)
-        arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}
+        arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
     return arrays

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from vardrop.application.config import Config, Data, free_directory, prepare
-from vardrop.application.evaluation import validation_scores, write_results
+from vardrop.application.evaluation import evaluate, validation_scores
 from vardrop.application.nets import build_net
-from vardrop.application.run import Run, likelihood_for, load_run, load_same_data
+from vardrop.application.run import Run, likelihood_for, load_same_data
 from vardrop.conversion import convert
-from vardrop.data import Dataset, Part
+from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.objective import ELBO, parameter_groups
@@ -81,6 +81,8 @@ def fit(
         if world.first:
             prepare(path, force)
             config.write(path, dataset)
+            if observer is not None and dataset.preprocessing is not None:
+                observer.describe(describe(dataset.preprocessing))
         return _train(config, path, dataset, model, observer, world, resuming=False)
 
 
@@ -134,14 +136,14 @@ def _train(
         if config.method is not None:
             convert(net, config.method, config.where, config.exclude)
         elbo = _phase(config, path, data, net, watch, world, "fit", phase == "fit")
+    run = Run(path, config, data, elbo)
     if not world.first:
-        return Run(path, config, data, elbo)
+        return run
     if not (path / BEST).is_file():
         write_tensors(path / BEST, elbo.state_dict(), {"epoch": None})
     load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
-    run = Run(path, config, data, elbo)
-    write_results(run)
-    return load_run(path, net=None, elbo=elbo, data=data)
+    evaluate(run)
+    return run
 
 
 def _phase(

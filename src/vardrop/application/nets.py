@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -16,7 +17,7 @@ Shape = tuple[int, ...]
 def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
     sizes = (prod(shape), *widths)
     layers: list[nn.Module] = [nn.Flatten()]
-    for n, m in zip(sizes[:-1], sizes[1:], strict=True):
+    for n, m in pairwise(sizes):
         layers += [nn.Linear(n, m), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

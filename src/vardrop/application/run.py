@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,6 @@ class Run:
     config: Config
     data: Dataset
     elbo: ELBO
-    results: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{k} {v:.4g}" for k, v in self.results.get("metrics", {}).items())
@@ -65,6 +63,12 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """One record an epoch."""
         return read_history(self.directory)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What was measured so far; empty before the end of the training."""
+        path = self.directory / "results.json"
+        return read_json(path) if path.is_file() else {}
 
     def inputs(self, x: Tensor | pandas.DataFrame | str | Path) -> Tensor:
         """Inputs of the net from a tensor, a table, or a file with one."""
@@ -88,7 +92,9 @@ class Run:
             x: inputs of the net, or a table (or CSV or Parquet file) like that of the training.
             samples: draws of the noise.
         """
-        return self.in_units(predicted(self.elbo, self.inputs(x), samples, self.config.settings.seed))
+        return self.in_units(
+            predicted(self.elbo, self.inputs(x), samples, self.config.settings.seed)
+        )
 
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of scaled targets in the units of the target."""
@@ -106,19 +112,6 @@ class Run:
             draws=p.draws * std + mean,
         )
 
-    def evaluate(self, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
-        """Score the run on test data, and tell it from other sets; stored in results.json."""
-        from vardrop.application.evaluation import write_results
-
-        self.results.update(write_results(self, ood, samples))
-        return self.results
-
-    def compress(self, **budget: Any) -> nn.Module:
-        """Take out what the method calls dead; see `vardrop.application.compress`."""
-        from vardrop.application.compressing import compress
-
-        return compress(self, **budget)
-
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one HTML file; its path."""
         from vardrop.report import report
@@ -129,7 +122,11 @@ class Run:
 def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
     gaussian = isinstance(elbo.likelihood, Gaussian)
-    std = float(elbo.likelihood.log_std.exp()) if isinstance(elbo.likelihood, Gaussian) else 0.0
+    std = (
+        float(elbo.likelihood.log_std.detach().exp())
+        if isinstance(elbo.likelihood, Gaussian)
+        else 0.0
+    )
     still = samples == 0 or not noisy(elbo.net)
     return predict(
         elbo.net,
@@ -153,25 +150,17 @@ def load_same_data(config: Config, path: Path) -> Dataset:
     return data
 
 
-def load_run(
-    directory: str | Path,
-    net: nn.Module | None = None,
-    elbo: ELBO | None = None,
-    data: Dataset | None = None,
-) -> Run:
+def load_run(directory: str | Path, net: nn.Module | None = None) -> Run:
     """Read a run from its directory, with the net of its best epoch.
 
     Args:
         directory: what `fit` wrote.
         net: a fresh net of your own, where `fit` was given one.
-        elbo, data: the objective and the data, where they are at hand already.
     """
     path = Path(directory)
     config = Config.read(path)
-    found = data if data is not None else load_same_data(config, path)
-    objective = elbo if elbo is not None else _objective(config, path, found, net)
-    results = read_json(path / "results.json") if (path / "results.json").is_file() else {}
-    return Run(path, config, found, objective, results)
+    data = load_same_data(config, path)
+    return Run(path, config, data, _objective(config, path, data, net))
 
 
 def _objective(config: Config, path: Path, data: Dataset, net: nn.Module | None) -> ELBO:

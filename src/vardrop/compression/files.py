@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.compression.extras import require
-from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild, replaced
+from vardrop.compression.parts import replaced
+from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild
 from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
 

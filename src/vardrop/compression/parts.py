@@ -32,6 +32,11 @@ class Select(nn.Module):
         return f"units={len(self.index)}, axis={self.axis}"
 
 
+def is_selecting(module: nn.Module) -> bool:
+    """Whether a module is a layer behind a `Select`."""
+    return type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is Select
+
+
 class Scale(nn.Module):
     """Multiply every unit along one axis by a constant: what is left of a gate on its own.
 
@@ -59,3 +64,11 @@ class Scale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"units={len(self.factor)}, axis={self.axis}"
+
+
+def replaced(net: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """The net with one module put in place of another."""
+    if not name:
+        return module
+    net.set_submodule(name, module)
+    return net

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.compression.layout import AFFINE, CARRIERS
-from vardrop.compression.parts import Scale, Select
+from vardrop.compression.parts import Scale, Select, is_selecting, replaced
 from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
 
@@ -24,11 +24,6 @@ _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.PReLU: ("num_parameters",),
     nn.Embedding: ("num_embeddings", "embedding_dim"),
 }
-
-
-def is_selecting(module: nn.Module) -> bool:
-    """Whether a module is a layer behind a `Select`."""
-    return type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is Select
 
 
 def describe(net: nn.Module) -> dict[str, Any]:
@@ -57,14 +52,6 @@ def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
             dense = net.get_submodule(name).dense()  # type: ignore[operator]
             net = replaced(net, name, dense)
     return net, names
-
-
-def replaced(net: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The net with one module put in place of another."""
-    if not name:
-        return module
-    net.set_submodule(name, module)
-    return net
 
 
 def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.compression.flow import Inputs, as_inputs, evaluating, hooks, run
+from vardrop.compression.parts import is_selecting, replaced
 from vardrop.errors import VardropError
 
-_MARGIN = 0.95  # CSR has to win clearly, so that a noisy clock does not choose it
+_MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
 
 
 class SparseLinear(nn.Module):
@@ -44,37 +45,43 @@ class SparseLinear(nn.Module):
         self.register_buffer("rows", weight.crow_indices().to(torch.int32))
         self.register_buffer("columns", weight.col_indices().to(torch.int32))
         self.register_buffer("values", weight.values())
-        bias = None if layer.bias is None else layer.bias.detach().clone().unsqueeze(1)
-        self.register_buffer("bias", bias)
-        self._weight: Tensor | None = None
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+        self._ready: tuple[Tensor, Tensor | None] | None = None
 
-    @property
-    def weight(self) -> Tensor:
-        """The weight as a CSR tensor."""
-        if self._weight is None or self._weight.values().data_ptr() != self.values.data_ptr():
-            size = (self.out_features, self.in_features)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._weight = torch.sparse_csr_tensor(self.rows, self.columns, self.values, size)
-        return self._weight
+    def _tensors(self) -> tuple[Tensor, Tensor | None]:
+        """The weight as a CSR tensor on the memory of the buffers, and the bias; built once."""
+        size = (self.out_features, self.in_features)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weight = torch.sparse_csr_tensor(self.rows, self.columns, self.values, size)
+        self._ready = weight, self.bias
+        return self._ready
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._ready = None  # the buffers move
+        return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weight": None}  # CSR tensors cannot be copied
+        return {**self.__dict__, "_ready": None}  # CSR tensors cannot be copied
 
     def forward(self, input: Tensor) -> Tensor:
         """The output of the dense layer."""
+        weight, bias = self._ready or self._tensors()
+        if len(input) == 1 and input.dim() == 2:  # a single example: a product with a vector
+            x = input.reshape(-1)
+            y = torch.mv(weight, x) if bias is None else torch.addmv(bias, weight, x)
+            return y.unsqueeze(0)
         x = input.reshape(-1, self.in_features).t()
-        weight = self.weight
-        y = weight @ x if self.bias is None else torch.addmm(self.bias, weight, x)
+        y = weight @ x if bias is None else torch.addmm(bias.unsqueeze(1), weight, x)
         return y.t().reshape(*input.shape[:-1], self.out_features)
 
     def dense(self) -> nn.Linear:
         """The plain layer again."""
         layer = nn.Linear(self.in_features, self.out_features, self.bias is not None)
         with torch.no_grad():
-            layer.weight.copy_(self.weight.to_dense())
+            layer.weight.copy_(self._tensors()[0].to_dense())
             if self.bias is not None:
-                layer.bias.copy_(self.bias.squeeze(1))
+                layer.bias.copy_(self.bias)
         return layer.to(self.values).eval()
 
     def extra_repr(self) -> str:
@@ -99,23 +106,45 @@ def race(calls: dict[str, Callable[[], Any]], rounds: int = 10) -> dict[str, flo
     return {name: min(t[name] for t in times) for name in calls}
 
 
-def _layer_inputs(net: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    seen: dict[str, Tensor] = {}
+def _layer_inputs(net: nn.Module, inputs: Inputs) -> dict[str, tuple[nn.Module, Tensor]]:
+    """Every dense layer, together with the `Select` before it, and what it is given."""
+    seen: dict[str, tuple[nn.Module, Tensor]] = {}
 
     def note(name: str) -> Callable[..., None]:
-        return lambda layer, args: seen.update({name: args[0].detach().clone()})
+        return lambda layer, args: seen.update({name: (layer, args[0].detach().clone())})
 
-    layers = {name: m for name, m in net.named_modules() if type(m) is nn.Linear}
-    with hooks(*(m.register_forward_pre_hook(note(name)) for name, m in layers.items())):
+    selecting = {n: m for n, m in net.named_modules() if is_selecting(m) and _is_linear(m[1])}
+    inside = {m[1] for m in selecting.values()}
+    layers = {n: m for n, m in net.named_modules() if _is_linear(m) and m not in inside}
+    handles = [m.register_forward_pre_hook(note(n)) for n, m in (layers | selecting).items()]
+    with hooks(*handles):
         run(net, inputs)
     return seen
 
 
-def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
-    """A copy of a plain net in which dense layers run as CSR where that is faster here.
+def _is_linear(module: Any) -> bool:
+    return type(module) is nn.Linear
 
-    Every `nn.Linear` is timed both ways at the example's batch size, then the whole net; the plain
-    net comes back where nothing is gained. For prediction on CPU.
+
+def _candidates(module: Any, inputs: int) -> list[nn.Module]:
+    """Other ways to run a dense layer: as CSR, and without the `Select` before it."""
+    if _is_linear(module):
+        return [SparseLinear(module)]
+    select, layer = module
+    full = nn.Linear(inputs, layer.out_features, layer.bias is not None).to(layer.weight)
+    with torch.no_grad():
+        full.weight.zero_().index_copy_(1, select.index, layer.weight)
+        if layer.bias is not None:
+            full.bias.copy_(layer.bias)
+    return [nn.Sequential(select, SparseLinear(layer)), full, SparseLinear(full)]
+
+
+def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
+    """A copy of a plain net in which every dense layer runs in the way that is fastest here.
+
+    Each `nn.Linear` is timed as it is, as CSR, and (behind a `Select`) with all of its inputs, at
+    the example's batch size; then the whole net. The plain net comes back where nothing is gained.
+    For prediction on CPU.
 
     Args:
         net: a plain net, such as the result of `shrink`.
@@ -128,21 +157,19 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     inputs = as_inputs(example_input)
     if any(p.device.type != "cpu" for p in net.parameters()):
         raise VardropError("Expected `net` to be on the CPU, but got another device. Call .cpu().")
-    sparse = copy.deepcopy(net)
-    changed = False
+    fast = copy.deepcopy(net)
     with torch.no_grad():
-        for name, x in _layer_inputs(net, inputs).items():
-            layer = net.get_submodule(name)
-            candidate = SparseLinear(layer)  # type: ignore[arg-type]
-            times = race({"csr": partial(candidate, x), "dense": partial(layer, x)}, rounds=3)
-            if times["csr"] < _MARGIN * times["dense"]:
-                changed = True
-                if not name:
-                    return candidate
-                sparse.set_submodule(name, candidate)
-    if changed:
-        with evaluating(net), evaluating(sparse):
-            times = race({"csr": partial(sparse, *inputs), "dense": partial(net, *inputs)}, 5)
-        if times["csr"] < times["dense"]:
-            return sparse
-    return copy.deepcopy(net)
+        for name, (layer, x) in _layer_inputs(net, inputs).items():
+            best = _fastest(layer, x)
+            if best is not layer:
+                fast = replaced(fast, name, best.eval())
+    with evaluating(net), evaluating(fast):
+        times = race({"fast": partial(fast, *inputs), "net": partial(net, *inputs)}, rounds=5)
+    return fast if times["fast"] < times["net"] else copy.deepcopy(net)
+
+
+def _fastest(layer: nn.Module, x: Tensor) -> nn.Module:
+    ways = [layer, *_candidates(layer, x.shape[-1])]
+    times = race({str(i): partial(way, x) for i, way in enumerate(ways)}, rounds=3)
+    best = min(range(1, len(ways)), key=lambda i: times[str(i)])
+    return ways[best] if times[str(best)] < _MARGIN * times["0"] else layer

@@ -74,8 +74,9 @@ def load_dataset(
 def _digits(seed: int) -> Dataset:
     x, y = digits()
     test, validation, train = shuffled(len(x), (_TEST, _VALIDATION), seed, "digits")
-    parts = (Part(x[rows], y[rows]) for rows in (train, validation, test))
-    return Dataset("digits", "image", "classification", *parts, _names(10), checksum(x, y))
+    first, second, last = (Part(x[rows], y[rows]) for rows in (train, validation, test))
+    total = checksum(x, y)
+    return Dataset("digits", "image", "classification", first, second, last, _names(10), total)
 
 
 def digits() -> Images:
@@ -123,7 +124,9 @@ def _file(
     table = read_table(path)
     target = check_target(table, target, str(path))
     if unknown := [name for name in drop if name not in table.columns]:
-        raise VardropError(f"Expected {path} to have the column '{unknown[0]}' to drop, but it has none.")
+        raise VardropError(
+            f"Expected {path} to have the column '{unknown[0]}' to drop, but it has none."
+        )
     total = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     return _table(
         str(path), table, target, task or infer_task(table[target], str(path)), drop, total, seed
@@ -136,8 +139,10 @@ def _table(
 ) -> Dataset:  # fmt: skip
     test, validation, train = shuffled(len(table), (_TEST, _VALIDATION), seed, name)
     found = learn(table, train.tolist(), target, task, drop, name)
-    parts = [_part(table.iloc[rows.tolist()], found, name) for rows in (train, validation, test)]
-    return Dataset(name, "table", task, *parts, found.classes, total, found)
+    first, second, last = (
+        _part(table.iloc[rows.tolist()], found, name) for rows in (train, validation, test)
+    )
+    return Dataset(name, "table", task, first, second, last, found.classes, total, found)
 
 
 def _part(table: pandas.DataFrame, found: Preprocessing, source: str) -> Part:
@@ -159,9 +164,7 @@ def load_strangers(
             f"Expected a net on images to compare with {name!r}, but got inputs of shape {shape}."
         )
     if name not in STRANGERS:
-        raise VardropError(
-            f"Expected other data among {', '.join(STRANGERS)}, but got {name!r}."
-        )
+        raise VardropError(f"Expected other data among {', '.join(STRANGERS)}, but got {name!r}.")
     x = _strangers(name, directory)
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)

@@ -126,12 +126,15 @@ def _column(values: pandas.Series, source: str) -> Column:
         median = float(found.median())
         filled = found.fillna(median)
         holes = bool(found.isna().any())
-        return Number(str(values.name), median, float(filled.mean()), float(filled.std(ddof=0)), holes)
+        return Number(
+            str(values.name), median, float(filled.mean()), float(filled.std(ddof=0)), holes
+        )
     categories = sorted({str(v) for v in values.dropna()})
     if len(categories) > _MOST_CATEGORIES:
         raise VardropError(
-            f"Expected at most {_MOST_CATEGORIES} categories in column '{values.name}' of {source}, "
-            f"but got {len(categories)}, such as {categories[0]!r}. Drop it, or make it a number."
+            f"Expected at most {_MOST_CATEGORIES} categories in column '{values.name}' of "
+            f"{source}, but got {len(categories)}, such as {categories[0]!r}. Drop it, or make it "
+            "a number."
         )
     return Category(str(values.name), tuple(categories))
 

@@ -20,6 +20,7 @@ from vardrop.estimators import (
     weight_sample,
 )
 from vardrop.experiments.nets import mlp
+from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
 from vardrop.training import train
@@ -98,7 +99,7 @@ def epoch_seconds(
             ("per_example", per_example, 50),
         ):
             net = _type_b(width)
-            for layer in net:
+            for layer in noisy_modules(net).values():
                 layer.estimator = estimator  # type: ignore[assignment]
             elbo = ELBO(net, Categorical(), num_data=60_000)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)

@@ -33,7 +33,7 @@ def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 def _prune(net: nn.Module, threshold: float) -> dict[str, float]:
     """Zero the weights over the threshold; the share that went, by layer, and the compression."""
     left = total = 0
-    figures = {}
+    figures: dict[str, float] = {}
     for name, la in log_alpha(net).items():
         keep = la < threshold
         with torch.no_grad():

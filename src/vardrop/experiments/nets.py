@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
 
 def mlp(*widths: int) -> nn.Sequential:
     """A dense ReLU net on flattened inputs: `mlp(784, 300, 100, 10)` is LeNet-300-100."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for i, (n, m) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (n, m) in enumerate(pairwise(widths)):
         layers += [nn.Linear(n, m)] if i == len(widths) - 2 else [nn.Linear(n, m), nn.ReLU()]
     return nn.Sequential(*layers)
 

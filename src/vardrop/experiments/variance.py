@@ -1,4 +1,4 @@
-"""Variance networks: layers without means, the four parameterisations, the swap.
+"""Variance networks: layers without means, the four parameterisations, the swap, permutations.
 
 Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks: when expectation does not meet
 your expectations".
@@ -6,22 +6,43 @@ your expectations".
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from vardrop.conversion import convert
+from vardrop.conversion import Where, convert
 from vardrop.data import Images
-from vardrop.diagnostics.transition import Accuracies, accuracies
+from vardrop.diagnostics import (
+    Accuracies,
+    PermutationTest,
+    Transition,
+    accuracies,
+    permutation_test,
+    transition,
+)
+from vardrop.diagnostics.passes import evaluating
 from vardrop.experiments.nets import lenet5_batchnorm
-from vardrop.objective import ELBO, Categorical
-from vardrop.posteriors import Noise
-from vardrop.recipes import variance_layer
+from vardrop.noisy import kl, sampling
+from vardrop.objective import ELBO, Categorical, parameter_groups
+from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise
+from vardrop.priors import LogUniform
+from vardrop.recipes import Recipe, bayes_by_backprop, sparse_vd, variance_layer
 from vardrop.training import train
 
 Parameterisation = Literal["layer", "neuron", "weight", "additive"]
 DENSE1 = "9"  # the last hidden layer of `lenet5_batchnorm`
+HIDDEN = "4"  # the second hidden layer of `small_net`
+
+PARAMETERISATIONS: dict[Parameterisation, Recipe] = {
+    "layer": Recipe(MultiplicativeGaussian(math.exp(-5), per="layer"), LogUniform()),
+    "neuron": Recipe(MultiplicativeGaussian(math.exp(-5), per="output"), LogUniform()),
+    "weight": Recipe(MultiplicativeGaussian(math.exp(-5), per="weight"), LogUniform()),
+    "additive": Recipe(AdditiveGaussian(-10.0), LogUniform()),
+}
 
 
 def batches(images: Images, size: int = 1000) -> list[tuple[Tensor, Tensor]]:
@@ -51,3 +72,96 @@ def lenet5_variance(
         ):  # fmt: skip
             pass
         return net, accuracies(net, batches(test), samples)
+
+
+def small_net(inputs: int, bottleneck: int, width: int, classes: int = 10) -> nn.Sequential:
+    """inputs-bottleneck-width-classes with BatchNorm; the few inputs of the middle average little.
+
+    A mean drowns where alpha exceeds the number of inputs that it is averaged over.
+    """
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, bottleneck, bias=False),
+        nn.BatchNorm1d(bottleneck), nn.ReLU(),
+        nn.Linear(bottleneck, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
+        nn.Linear(width, classes),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained net, its ELBO on the training set, and its way there."""
+
+    net: nn.Module
+    elbo: float
+    log: list[Transition]
+
+
+def run_parameterisation(
+    name: Parameterisation,
+    data: Images,
+    test: Images,
+    bottleneck: int = 16,
+    width: int = 200,
+    epochs: int = 120,
+    batch_size: int = 50,
+    lr: float = 3e-3,
+    noise_lr: float = 5e-2,
+    samples: int = 50,
+    seed: int = 0,
+) -> Run:
+    """Variational dropout on the middle of `small_net`, log alpha from -5; logged six times."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = small_net(data.x[0].numel(), bottleneck, width)
+        convert(net, PARAMETERISATIONS[name], where=HIDDEN)
+        elbo = ELBO(net, Categorical(), num_data=len(data.x))
+        optimizer = torch.optim.Adam(parameter_groups(elbo, lr=lr, noise_lr=noise_lr))
+        log = []
+        for epoch in train(
+            elbo, optimizer, *data, epochs, batch_size,
+            rate=lambda e: min(1.0, 2 * (1 - e / epochs)), seed=seed,
+        ):  # fmt: skip
+            if (epoch.epoch + 1) % math.ceil(epochs / 6) == 0 or epoch.epoch == epochs - 1:
+                log.append(transition(net, batches(test), samples))
+        return Run(net, _elbo(net, data, samples), log)
+
+
+@torch.no_grad()
+def _elbo(net: nn.Module, data: Images, samples: int) -> float:
+    """E log p(data) by draws with BatchNorm in eval mode, minus the KL, in nats."""
+    with evaluating(net), sampling(net):
+        nll = sum(
+            functional.cross_entropy(net(x), y, reduction="sum").item()
+            for _ in range(samples)
+            for x, y in batches(data)
+        )
+    return -nll / samples - kl(net).item()
+
+
+def permutation_drops(
+    data: Images, test: Images, epochs: int = 20, samples: int = 10, seed: int = 0
+) -> dict[str, PermutationTest]:
+    """Ensemble accuracy before and after permuting variances, of three methods.
+
+    Sparse VD and Bayes by Backprop with noise in every layer; a variance layer in the middle.
+    """
+    methods: dict[str, tuple[Recipe, Where | None]] = {
+        "sparse_vd": (sparse_vd(), None),
+        "bayes_by_backprop": (bayes_by_backprop(), None),
+        "variance": (variance_layer(), HIDDEN),
+    }
+    found = {}
+    for name, (recipe, where) in methods.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            net = convert(small_net(data.x[0].numel(), 100, 100), recipe, where)
+            elbo = ELBO(net, Categorical(), num_data=len(data.x))
+            optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3))
+            for _ in train(elbo, optimizer, *data, epochs, seed=seed):
+                pass
+            found[name] = permutation_test(
+                net,
+                lambda net: accuracies(net, batches(test), samples).ensemble,
+                generator=torch.Generator().manual_seed(seed),
+            )
+    return found

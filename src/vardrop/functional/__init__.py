@@ -22,6 +22,7 @@ from vardrop.functional.log_uniform_fits import (
 )
 from vardrop.functional.noise import clamp_max, gaussian_output, normal_like, random_signs
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
+from vardrop.functional.projection import project
 from vardrop.functional.truncated_log_normal import (
     log_normal_mass,
     truncated_log_normal_kl,
@@ -53,6 +54,7 @@ __all__ = [
     "normal_entropy",
     "normal_kl",
     "normal_like",
+    "project",
     "random_signs",
     "truncated_log_normal_kl",
     "truncated_log_normal_log_moment",

@@ -58,15 +58,15 @@ def concrete_logit(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     >>> concrete_logit(torch.tensor(1.0), torch.tensor(0.5), 0.1)
     tensor(10.)
     """
-    return (logit + noise.log() - torch.log1p(-noise)) / temperature
+    return (logit + torch.logit(noise)) / temperature
 
 
 def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """A relaxed Bernoulli draw in [0, 1], sigmoid((logit + logit(u)) / temperature).
 
-    Draws below 1e-12 are exactly zero: they change no sum, but the denormal numbers that they
-    lead to slow a matrix product tenfold. It tends to a Bernoulli(sigmoid(logit)) draw as the temperature falls, and the probability of
-    exceeding 1/2 is sigmoid(logit) at every temperature.
+    It tends to a Bernoulli(sigmoid(logit)) draw as the temperature falls, and the probability of
+    exceeding 1/2 is sigmoid(logit) at every temperature. Draws below 1e-12 are exactly zero: they
+    change no sum, but the denormal numbers that they lead to slow a matrix product many times.
 
     >>> import torch
     >>> concrete(torch.tensor(0.0), torch.tensor(0.5), 0.1)

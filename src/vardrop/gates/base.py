@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
-from vardrop.functional import clamp_max
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
 from vardrop.values import Value
@@ -193,11 +192,6 @@ def check_granularity(granularity: str) -> None:
             "Expected `granularity` to be 'element', 'channel' or 'example', "
             f"but got {granularity!r}."
         )
-
-
-def project(x: Tensor, low: float, high: float) -> Tensor:
-    """x within [low, high]; the gradient stops only where a descent step would leave the range."""
-    return -clamp_max(-clamp_max(x, high), -low)
 
 
 def inverse_softplus(value: float) -> float:

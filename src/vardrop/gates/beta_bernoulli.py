@@ -14,6 +14,7 @@ from vardrop.functional import (
     kumaraswamy_log_mean,
     kumaraswamy_log_sample,
     logit_from_log,
+    project,
     uniform,
 )
 from vardrop.gates.base import (
@@ -23,7 +24,6 @@ from vardrop.gates.base import (
     check_positive,
     inverse_softplus,
     noise_shape,
-    project,
 )
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from vardrop.errors import VardropError
 from vardrop.functional import (
+    project,
     truncated_log_normal_kl,
     truncated_log_normal_log_moment,
     truncated_log_normal_log_sample,
     truncated_log_normal_snr,
     uniform,
 )
-from vardrop.gates.base import FeatureNoise, Side, along, check_positive, project
+from vardrop.gates.base import FeatureNoise, Side, along, check_positive
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 

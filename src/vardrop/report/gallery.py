@@ -117,18 +117,75 @@ def _band(run: Run) -> Parts:
     if not {"y", "mean", "lower", "upper"} <= arrays.keys():
         return {}
     x = arrays.get("x", torch.stack([arrays["mean"].flatten()] * 2, 1))
-    return {"": pictures.regression_band(x, *(arrays[k] for k in ("y", "mean", "lower", "upper")))}
+    y, mean, lower, upper = (arrays[key] for key in ("y", "mean", "lower", "upper"))
+    return {"": pictures.regression_band(x, y, mean, lower, upper)}
 
 
+_WEIGHTS, _TRUST = "Training and sparsity", "Certainty"
 KINDS = (
-    Kind("Training and sparsity", "Training curves", "NLL an example, KL of all weights and its weight beta by epoch.", _training),
-    Kind("Training and sparsity", "log alpha by layer", "Weights to the right of the threshold are mostly noise and can go.", _alpha),
-    Kind("Training and sparsity", "Sparsity by layer", "Share of the weights of each layer that pruning removes.", _layers),
-    Kind("Training and sparsity", "Score against sparsity", "What removing more weights costs; one point a threshold.", _curve),
-    Kind("Training and sparsity", "Weights before and after", "Red is positive, blue negative, white zero.", _weights),
-    Kind("Certainty", "Reliability", "Dots on the diagonal mean that confidence comes true; large dots hold many cases.", _reliability, "classification"),
-    Kind("Certainty", "Uncertainty in and out of domain", "The further the outlines lie to the right of the bars, the better strange data is noticed.", _uncertainty, "classification"),
-    Kind("Certainty", "Interval of prediction", "Observed values should lie in the band as often as it promises.", _band, "regression"),
-    Kind("Certainty", "Risk and coverage", "Error among the cases that are answered when the least certain are turned away.", _risk),
-    Kind("Certainty", "Most and least certain cases", "What the model finds clear, and what it finds hard.", _examples, "classification", photo=True),
-)  # fmt: skip
+    Kind(
+        _WEIGHTS,
+        "Training curves",
+        "NLL an example, KL of all weights, and beta, the weight of the KL, by epoch.",
+        _training,
+    ),
+    Kind(
+        _WEIGHTS,
+        "log alpha by layer",
+        "Weights to the right of the threshold are mostly noise and can go.",
+        _alpha,
+    ),
+    Kind(
+        _WEIGHTS,
+        "Sparsity by layer",
+        "Share of the weights of each layer that pruning removes.",
+        _layers,
+    ),
+    Kind(
+        _WEIGHTS,
+        "Score against sparsity",
+        "What removing more weights costs; one point a threshold.",
+        _curve,
+    ),
+    Kind(
+        _WEIGHTS,
+        "Weights before and after",
+        "Red is positive, blue negative, blank zero.",
+        _weights,
+    ),
+    Kind(
+        _TRUST,
+        "Reliability",
+        "Dots on the diagonal mean that confidence comes true; large dots hold many cases.",
+        _reliability,
+        task="classification",
+    ),
+    Kind(
+        _TRUST,
+        "Uncertainty in and out of domain",
+        "The further the outlines lie right of the bars, the better strange data is noticed.",
+        _uncertainty,
+        task="classification",
+    ),
+    Kind(
+        _TRUST,
+        "Interval of prediction",
+        "Observed values should lie in the band as often as it promises.",
+        _band,
+        task="regression",
+    ),
+    Kind(
+        _TRUST,
+        "Risk and coverage",
+        "Error among the cases that are answered when the least certain are turned away.",
+        _risk,
+    ),
+    Kind(
+        _TRUST,
+        "Most and least certain cases",
+        "What the model finds clear, and what it finds hard.",
+        _examples,
+        task="classification",
+        photo=True,
+    ),
+)

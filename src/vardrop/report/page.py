@@ -81,6 +81,8 @@ def _what_was_run(runs: Runs) -> str:
     for name, run in runs.items():
         pairs = {}
         for key, value in run.config.items():
+            if key == "version" or value is None or value is False:
+                continue
             text = escape(show(value))
             pairs[key.replace("_", " ")] = f"<code>{text}</code>" if key == "command" else text
         if run.history:
@@ -121,10 +123,10 @@ def _score_table(runs: Runs, part: str, title: str) -> str:
 def _loading(runs: Runs) -> str:
     cards = []
     for run in runs.values():
-        path = str(run.path)
+        own = ", net" if run.config.get("own_net") else ""
         lines = (
-            "import vardrop as vd",
-            f"run = vd.load_run({path!r})",
+            "from vardrop.application import load_run",
+            f"run = load_run({str(run.path)!r}{own})",
             "prediction = run.predict(x)",
         )
         cards.append(f"<pre><code>{escape(chr(10).join(lines))}</code></pre>")

@@ -42,7 +42,8 @@ class Run:
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""
         start = prefix + "_"
-        return {k.removeprefix(start): v for k, v in self.arrays.items() if k.startswith(start)}
+        names = sorted(k for k in self.arrays if k.startswith(start))
+        return {k.removeprefix(start): self.arrays[k] for k in names}
 
 
 def read_run(path: Path) -> Run:

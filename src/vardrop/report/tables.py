@@ -14,18 +14,19 @@ def show(value: Any) -> str:
     >>> show({"type": "Normal", "version": 1, "scale": 0.1})
     'Normal(scale=0.1)'
     >>> show({"torch": "2.13.0", "seeds": [0, 1]}), show(0.123456), show(None)
-    ('torch 2.13.0, seeds 0, 1', '0.1235', '–')
+    ('torch 2.13.0, seeds 0, 1', '0.1235', 'none')
     """
     if isinstance(value, Mapping) and "type" in value:
         fields = {k: v for k, v in value.items() if k not in ("type", "version") and v is not None}
         return f"{value['type']}({', '.join(f'{k}={show(v)}' for k, v in fields.items())})"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {show(v)}" for k, v in value.items())
+        known = {k: v for k, v in value.items() if v is not None and v != []}
+        return ", ".join(f"{k} {show(v)}" for k, v in known.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(show, value))
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return "–" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -49,7 +50,7 @@ def _number(value: Any) -> bool:
 def _cell(value: Any) -> str:
     """A table cell; a number carries its full precision for sorting, a gap sorts as NaN."""
     if value is None:
-        return '<td class="number" data-value="nan">–</td>'
+        return '<td class="number" data-value="nan">&ndash;</td>'
     if not _number(value):
         return f"<td>{escape(show(value))}</td>"
     text = f"{value:,}" if isinstance(value, int) else show(value)

@@ -24,10 +24,25 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(aside, path)
     except OSError as failure:
         aside.unlink(missing_ok=True)
-        raise VardropError(
-            f"Expected to write {len(data)} bytes to {path}, but got: {failure.strerror}. "
-            "Whatever the file held before is still there."
-        ) from failure
+        raise _unwritten(path, len(data), failure) from failure
+
+
+def append(path: Path, data: bytes) -> None:
+    """Write at the end of a file; a crash may leave a part of it."""
+    try:
+        with open(path, "ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        raise _unwritten(path, len(data), failure) from failure
+
+
+def _unwritten(path: Path, size: int, failure: OSError) -> VardropError:
+    return VardropError(
+        f"Expected to write {size} bytes to {path}, but got: {failure.strerror}. "
+        "Whatever the file held before is still there."
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

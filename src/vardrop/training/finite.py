@@ -30,8 +30,8 @@ def culprit(elbo: ELBO, x: Tensor, y: Tensor) -> str:
     for name, data in (("inputs", x), ("targets", y)):
         if data.is_floating_point() and not bool(data.isfinite().all()):
             return f"the {name} of the batch"
-    if (name := broken_parameter(elbo)) is not None:
-        return f"parameter '{name}'"
+    if (broken := broken_parameter(elbo)) is not None:
+        return f"parameter '{broken}'"
     if (found := _broken_output(elbo.net, x)) is not None:
         return f"the output of layer '{found}'"
     for name, module in elbo.net.named_modules():

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 class Observer:
     """Is told about a training; this one stays silent."""
 
+    def describe(self, text: str) -> None:
+        """What was found in the data, before the training begins."""
+
     def start(self, first_epoch: int, loop: Loop) -> None:
         """A phase begins, or goes on."""
 
@@ -37,6 +40,10 @@ class Several(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = observers
+
+    def describe(self, text: str) -> None:
+        for observer in self.observers:
+            observer.describe(text)
 
     def start(self, first_epoch: int, loop: Loop) -> None:
         for observer in self.observers:
@@ -58,8 +65,18 @@ class Several(Observer):
 class JsonLines(Observer):
     """Prints one JSON object an epoch to standard output."""
 
+    def describe(self, text: str) -> None:
+        print(json.dumps({"event": "data", "text": text.splitlines()}), flush=True)
+
     def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
         print(json.dumps({"event": "epoch", **record}), flush=True)
+
+
+class Words(Observer):
+    """Prints what was found in the data, and nothing else."""
+
+    def describe(self, text: str) -> None:
+        print(text, flush=True)
 
 
 class Bar(Observer):
@@ -105,13 +122,16 @@ class TensorBoard(Observer):
 
     def __init__(self, directory: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils import tensorboard
         except ImportError as absent:
             raise VardropError(
                 "Expected TensorBoard to be installed, but it is not. "
                 "Run `pip install tensorboard`, or leave the option out."
             ) from absent
-        self._writer = SummaryWriter(str(directory))
+        self._directory, self._writers = directory, tensorboard
+
+    def start(self, first_epoch: int, loop: Loop) -> None:
+        self._writer = self._writers.SummaryWriter(str(self._directory))
 
     def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
         step = record["epoch"]
@@ -125,7 +145,7 @@ class TensorBoard(Observer):
                 self._writer.add_histogram(f"log_alpha/{name}", values, step)
 
     def stop(self) -> None:
-        self._writer.flush()
+        self._writer.close()
 
 
 def on_terminal() -> bool:

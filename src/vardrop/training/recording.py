@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch import nn
 from vardrop.noisy import Noisy, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.training.checkpoint import (
+    append,
     load_module,
     load_optimizer,
     optimizer_tensors,
@@ -74,7 +74,7 @@ class Recorder:
                 begun = time.monotonic()
                 self._judge(loop, record)
                 if loop.world.first:
-                    self._append(record)
+                    append(self.directory / HISTORY, (json.dumps(record) + "\n").encode())
                     self.save(loop)
                     self.observer.epoch(record, loop.elbo)
                 if loop.world.agree(self.patience is not None and self.waited >= self.patience):
@@ -105,7 +105,7 @@ class Recorder:
         """Keep the net with the lowest validation loss, nll + beta kl / num_data."""
         if not record["validation"] or loop.epoch <= self.judged_from:
             return
-        divergence = float(kl(loop.elbo.net)) if noisy(loop.elbo.net) else 0.0
+        divergence = float(kl(loop.elbo.net).detach()) if noisy(loop.elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
         record["validation"]["loss"] = loss
         self.waited += 1
@@ -144,12 +144,6 @@ class Recorder:
         self.waited = values["waited"]
         if loop.world.first:
             forget_after(self.directory, self.first_epoch + loop.epoch)
-
-    def _append(self, record: Record) -> None:
-        with open(self.directory / HISTORY, "a") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def _last_good(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():

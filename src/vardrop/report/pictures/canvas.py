@@ -1,4 +1,4 @@
-"""Where pictures are drawn: a fresh Axes that touches no global state of matplotlib, and its PNG."""
+"""Where pictures are drawn: an Axes that touches no global state of matplotlib, and its PNG."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,11 +88,15 @@ def uncertainty_histograms(
     others = {name: column(f"outside[{name!r}]", v) for name, v in (outside or {}).items()}
     everything = np.concatenate([known, *others.values()])
     low, high = float(everything.min()), float(everything.max())
-    edges = np.linspace(low, high if high > low else low + 1, 31)
+    edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
     ax.hist(known, edges, weights=_shares(known), color=BLUE, alpha=0.45, label="in domain")
     for i, (name, values) in enumerate(others.items()):
         area = float(metrics.auroc(torch.from_numpy(known), torch.from_numpy(values)))
-        line = {"histtype": "step", "linewidth": 1.6, "color": OTHERS[i % len(OTHERS)]}
+        line: dict[str, Any] = {
+            "histtype": "step",
+            "linewidth": 1.6,
+            "color": OTHERS[i % len(OTHERS)],
+        }
         text = f"{name} (AUROC {area:.3f})"
         ax.hist(values, edges, weights=_shares(values), label=text, **line)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -170,9 +175,8 @@ def regression_band(
             f"{[len(features), *map(len, rows)]}. Pass one row a case."
         )
     single = features.size == len(features)
-    place = features.ravel() if single else rows[1]
-    order = np.argsort(place, kind="stable")
-    place = place[order] if single else np.arange(len(order))
+    order = np.argsort(features.ravel() if single else rows[1], kind="stable")
+    place = features.ravel()[order] if single else np.arange(len(order), dtype=np.float64)
     seen, middle, low, high = (row[order] for row in rows)
     ax = axes(ax)
     ax.fill_between(place, low, high, color=BLUE, alpha=0.22, lw=0, label="interval")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,11 +47,11 @@ def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None =
     colours = colormaps["RdBu_r"].with_extremes(bad="#d8d8d8")  # between filters
     scale = float(np.nanquantile(np.abs(first), 0.99)) or 1.0
     wide = first.shape[1] > 1.5 * first.shape[0]
+    aspect: Literal["equal", "auto"] = "equal" if np.ndim(before) > 2 else "auto"
     for i, (title, cells) in enumerate(panels.items()):
         panel = ax.inset_axes(_place(i, len(panels), wide))
         look: dict[str, Any] = {"cmap": colours, "interpolation": "nearest"}
-        square = np.ndim(before) > 2 or max(cells.shape) < 4 * min(cells.shape)
-        panel.imshow(cells, vmin=-scale, vmax=scale, aspect="equal" if square else "auto", **look)
+        panel.imshow(cells, vmin=-scale, vmax=scale, aspect=aspect, **look)
         _frame(panel, title)
     return ax
 

@@ -23,7 +23,7 @@ from vardrop.report.pictures.canvas import (
 )
 
 # Noise this far from the threshold looks the same; wider values go to the outermost bins.
-_LOW, _HIGH = -12.0, 12.0
+_LOW, _HIGH = -12.0, 20.0
 
 
 def alpha_histograms(
@@ -32,6 +32,7 @@ def alpha_histograms(
     """Draw a histogram of log alpha for every layer, with the threshold of pruning.
 
     Formula: a weight is removed where log alpha >= `threshold`; alpha is its noise to signal ratio.
+    Bars are as high as the root of their count.
 
     Args:
         log_alpha: by layer, any shapes, as `vardrop.log_alpha(net)` gives it.
@@ -55,8 +56,9 @@ def alpha_histograms(
     labels = []
     for level, (name, value) in enumerate(values.items()):
         inside = np.clip(value[~np.isnan(value)], edges[0], edges[-1])
-        counts = np.histogram(inside, edges)[0]
-        heights = -level + 0.8 * np.append(counts, 0) / max(counts.max(), 1)
+        # Roots keep the few weights in sight that stay beside the many that go.
+        counts = np.sqrt(np.histogram(inside, edges)[0])
+        heights = -level + 0.8 * np.append(counts, 0) / max(float(counts.max()), 1.0)
         for colour, part in ((BLUE, edges <= threshold), (RED, edges >= threshold)):
             ax.fill_between(edges, -level, heights, where=part, step="post", color=colour, lw=0)
         labels.append(f"{short(name)}\n{100 * np.mean(value >= threshold):.1f} % over")
@@ -81,7 +83,7 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
     """
     _check_layers("sparsity", sparsity)
     ax = axes(ax, height=max(3.0, 0.8 + 0.3 * len(sparsity)))
-    places, shares = np.arange(len(sparsity)), numbers("sparsity", list(sparsity.values()))
+    places, shares = range(len(sparsity)), numbers("sparsity", list(sparsity.values()))
     ax.barh(places, shares, color=BLUE, height=0.7)
     for place, share in zip(places, shares, strict=True):
         ax.text(1.02, place, f"{share:.1%}", va="center", fontsize=SMALL)
@@ -106,7 +108,8 @@ def sparsity_curve(
 
     Example:
         >>> from vardrop.report import sparsity_curve
-        >>> ax = sparsity_curve([{"sparsity": 0.5, "metric": 0.98}, {"sparsity": 0.9, "metric": 0.97}])
+        >>> points = [{"sparsity": 0.5, "metric": 0.98}, {"sparsity": 0.9, "metric": 0.97}]
+        >>> ax = sparsity_curve(points)
         >>> ax.get_ylabel()
         'accuracy'
     """

@@ -36,9 +36,10 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
         )
     ax = axes(ax)
     ax.set_axis_off()
-    height = 1 / len(parts)
+    height, strips = 1 / len(parts), []
     for i, key in enumerate(parts):
         strip = ax.inset_axes((0.0, 1 - (i + 1) * height, 1.0, 0.82 * height))
+        strips.append(strip)
         label, colour = _PARTS[key]
         _curve(strip, history, key, colour)
         tidy(strip, x="epoch" if i == len(parts) - 1 else "", y=label)
@@ -47,7 +48,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
         strip.yaxis.set_major_locator(MaxNLocator(nbins=3))
         if key == "kl":
             strip.yaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.get_figure(root=True).align_ylabels(ax.child_axes)  # type: ignore[union-attr]
+    ax.get_figure(root=True).align_ylabels(strips)  # type: ignore[union-attr]
     return ax
 
 
@@ -64,5 +65,10 @@ def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: 
     ]
     if held_out:
         strip.plot(*zip(*held_out, strict=True), color=colour, marker=marker, linestyle="--")
-        text = {"fontsize": SMALL, "transform": strip.transAxes, "ha": "right", "va": "top"}
+        text: dict[str, Any] = {
+            "fontsize": SMALL,
+            "transform": strip.transAxes,
+            "ha": "right",
+            "va": "top",
+        }
         strip.text(0.99, 0.95, "dashed: validation", **text)

@@ -1,0 +1,114 @@
+"""The nets of the benchmarks in plain torch, the same for every environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n, m in pairwise(widths):
+        layers += [nn.Linear(n, m), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet5() -> nn.Sequential:
+    """LeNet-5-Caffe."""
+    return nn.Sequential(
+        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a shortcut."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18() -> nn.Sequential:
+    """ResNet-18 for 32x32 images: 3x3 stem, no first pooling, 11.2 M weights."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    channels = 64
+    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(channels, out, stride), Block(out, out, 1)]
+        channels = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm self-attention and feed-forward, each projection a layer that can be noisy."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.query_key_value(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.feed(self.norm2(x))
+
+
+class Encoder(nn.Module):
+    """A 4-layer transformer encoder over 64 positions of width 128, with a class from the mean."""
+
+    def __init__(self, layers: int = 4, width: int = 128, heads: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(EncoderLayer(width, heads) for _ in range(layers)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean(1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A net with its batch, and whether a quick run has it."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    quick: bool = True
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        return torch.rand(self.shape), torch.randint(10, self.shape[:1])
+
+
+TRAIN = [
+    Case("MLP 784-300-100-10 b100", lambda: mlp(784, 300, 100, 10), (100, 784)),
+    Case("MLP 784-1000-1000-10 b128", lambda: mlp(784, 1000, 1000, 10), (128, 784)),
+    Case("LeNet-5-Caffe b128", lenet5, (128, 1, 28, 28)),
+    Case("ResNet-18 CIFAR b64", resnet18, (64, 3, 32, 32), quick=False),
+    Case("transformer encoder, 4 layers b32", Encoder, (32, 64, 128), quick=False),
+]
+PREDICT = [
+    Case(f"{name} b{batch}", make, (batch, 1, 28, 28))
+    for name, make in (("MLP 784-300-100-10", lambda: mlp(784, 300, 100, 10)), ("LeNet-5", lenet5))
+    for batch in (256, 1)
+]

@@ -1,0 +1,25 @@
+"""The application: fit, evaluate, compress, report; what the command line and notebooks call."""
+
+from vardrop.application.compressing import compress
+from vardrop.application.evaluation import evaluate
+from vardrop.application.fitting import fit, resume
+from vardrop.application.methods import METHODS, method_named, methods
+from vardrop.application.nets import NETS, build_net
+from vardrop.application.predictions import prediction_table, write_predictions
+from vardrop.application.run import Run, load_run
+
+__all__ = [
+    "METHODS",
+    "NETS",
+    "Run",
+    "build_net",
+    "compress",
+    "evaluate",
+    "fit",
+    "load_run",
+    "method_named",
+    "methods",
+    "prediction_table",
+    "resume",
+    "write_predictions",
+]

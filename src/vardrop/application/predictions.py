@@ -1,0 +1,78 @@
+"""Predictions of a run as a table, one row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vardrop.application.run import SAMPLES, Run
+from vardrop.errors import VardropError
+from vardrop.training.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    import pandas
+
+    from vardrop.prediction import Prediction
+
+_LEVEL = 0.95
+
+
+def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
+    """A prediction as a table, one row each.
+
+    Regression: `mean`, the ends of the 95 % interval, and the aleatoric and epistemic variances.
+    Classification: `class`, its mean `probability`, the 95 % interval of that over the draws,
+    `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class.
+    """
+    import pandas
+
+    lower, upper = p.interval(_LEVEL)
+    if not p.classifies:
+        parts = {"mean": p.mean, "lower": lower, "upper": upper,
+                 "aleatoric": p.aleatoric, "epistemic": p.epistemic}  # fmt: skip
+        return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
+    best = p.probs.argmax(1)
+    chosen = {"probability": p.probs, "lower": lower, "upper": upper}
+    table = {"class": [run.data.classes[i] for i in best.tolist()]}
+    table |= {n: t.gather(1, best.unsqueeze(1)).flatten().tolist() for n, t in chosen.items()}
+    for name in ("entropy", "aleatoric", "epistemic"):
+        table[name] = getattr(p, name).tolist()
+    table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.data.classes)}
+    return pandas.DataFrame(table)
+
+
+def write_predictions(
+    run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
+) -> None:
+    """Predict the rows of a file and write them as CSV.
+
+    Args:
+        run: a trained run.
+        source: a CSV or Parquet file for a run on a table; an .npy array for one on images.
+        out: the CSV file.
+        samples: draws of the noise.
+    """
+    x = _images(run, Path(source)) if run.data.kind == "image" else run.inputs(source)
+    table = prediction_table(run, run.predict(x, samples))
+    write_atomically(Path(out), table.to_csv(index=False).encode())
+
+
+def _images(run: Run, path: Path) -> Tensor:
+    import numpy
+
+    shape = f"(N, {', '.join(map(str, run.data.shape))})"
+    if path.suffix != ".npy" or not path.is_file():
+        raise VardropError(
+            f"Expected an .npy file with images of shape {shape} for a run on "
+            f"{run.data.name}, but got {str(path)!r}."
+        )
+    try:
+        x = torch.from_numpy(numpy.load(path, allow_pickle=False)).float()
+    except (ValueError, TypeError, OSError) as broken:
+        raise VardropError(f"Expected {path} to hold numbers, but got: {broken}.") from broken
+    if tuple(x.shape[1:]) != run.data.shape:
+        raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
+    return x

@@ -1,0 +1,179 @@
+"""The commands: parse, call one verb, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import typer
+
+from vardrop import application
+from vardrop.application import NETS, load_run, method_named
+from vardrop.application.config import free_directory
+from vardrop.cli import options as o
+from vardrop.cli import printing
+from vardrop.training import Settings
+from vardrop.training.observers import (
+    Bar,
+    JsonLines,
+    Observer,
+    Several,
+    TensorBoard,
+    Words,
+    on_terminal,
+)
+
+_SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "checkpoint_seconds"]
+# What a resumed run takes from its directory.
+_FIXED = (
+    "data", "net", "method", "option", "target", "task", "drop", "data_dir", "where", "exclude",
+    "force",
+)  # fmt: skip
+
+app = typer.Typer(
+    name="vardrop",
+    help="Noise that is learned: train, look, prune, report. Errors show a traceback with --debug.",
+    epilog="Example: vardrop fit digits --net lenet5 --out runs/a",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(epilog="Example: vardrop demo --out /tmp/demo")
+def demo(out: o.DEMO_OUT = None) -> None:
+    """Train on scikit-learn's digits, look at the uncertainty, prune, write a report."""
+    from vardrop.demo import main
+
+    main(out)
+
+
+@app.command(epilog="Example: vardrop methods")
+def methods(json: o.JSON = False) -> None:
+    """List the named methods, one line each, with the paper."""
+    printing.methods(application.methods(), json)
+
+
+@app.command(
+    epilog="Examples: vardrop fit digits --net lenet5 --method sparse_vd --epochs 30 --out runs/a; "
+    "vardrop fit houses.csv --target price --method bayes_by_backprop --out runs/h; "
+    "vardrop fit --resume --out runs/a"
+)
+def fit(
+    data: o.DATA = None,
+    net: o.NET = None,
+    method: o.METHOD = None,
+    option: o.OPTION = None,
+    out: o.OUT = None,
+    target: o.TARGET = None,
+    task: o.TASK = None,
+    drop: o.DROP = None,
+    data_dir: o.DATA_DIR = None,
+    where: o.WHERE = None,
+    exclude: o.EXCLUDE = None,
+    epochs: o.EPOCHS = None,
+    batch_size: o.BATCH_SIZE = None,
+    lr: o.LR = None,
+    noise_lr: o.NOISE_LR = None,
+    weight_decay: o.WEIGHT_DECAY = None,
+    rate: o.RATE = None,
+    warmup: o.WARMUP = None,
+    beta: o.BETA = None,
+    samples: o.STEP_SAMPLES = None,
+    clip: o.CLIP = None,
+    pretrain: o.PRETRAIN = None,
+    patience: o.PATIENCE = None,
+    precision: o.PRECISION = None,
+    compile: o.COMPILE = False,
+    device: o.DEVICE = None,
+    seed: o.SEED = None,
+    resume: o.RESUME = False,
+    force: o.FORCE = False,
+    json: o.JSON = False,
+    tensorboard: o.TENSORBOARD = False,
+) -> None:
+    """Train a net on data and keep everything in a directory; go on with it after a stop."""
+    given = locals() | {"warmup": o.pair(warmup)}
+    settings = {n: given[n] for n in _SETTINGS if given[n] is not None and given[n] is not False}
+    with o.usage():
+        Settings.from_json(settings).torch_device()
+    if resume:
+        path = _resumed(out, any(given[name] for name in _FIXED))
+        watch = _observer(json, path if tensorboard else None)
+        printing.run(application.resume(path, None, watch, **settings), json)
+        return
+    if data is None:
+        raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
+    with o.usage():
+        recipe = method_named(method or "sparse_vd", o.assignments(option))
+        o.check_choice("--task", task, ("classification", "regression"))
+        o.check_choice("--net", net, tuple(NETS))
+    path = out or free_directory(data)
+    run = application.fit(
+        data, net or "mlp", recipe, out=path, target=target, task=task,  # type: ignore[arg-type]
+        drop=drop or (), directory=data_dir, where=where, exclude=exclude, force=force,
+        observer=_observer(json, path if tensorboard else None), **settings,
+    )  # fmt: skip
+    printing.run(run, json)
+
+
+def _resumed(out: Path | None, more: bool) -> Path:
+    if out is None:
+        raise typer.BadParameter("Expected --out with --resume, but got none. Name the run.")
+    if more:
+        raise typer.BadParameter(
+            "Expected only --out and settings with --resume, but got more. Data, net and method "
+            "are those of the run."
+        )
+    return out
+
+
+def _observer(json: bool, tensorboard: Path | None) -> Observer:
+    """Who is told: machines by --json, people by a bar on a terminal; only the first process."""
+    if os.environ.get("RANK", "0") != "0":
+        return Observer()
+    found: list[Observer] = [JsonLines()] if json else [Words()]
+    if on_terminal() and not json:
+        found.append(Bar())
+    if tensorboard is not None:
+        found.append(TensorBoard(tensorboard / "tensorboard"))
+    return Several(found)
+
+
+@app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")
+def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES = 100) -> None:
+    """Predict new rows: mean, interval, aleatoric and epistemic uncertainty, one row each."""
+    application.write_predictions(load_run(run), table, out, samples)
+    print(f"{out} written")
+
+
+@app.command(epilog="Example: vardrop evaluate runs/a --ood fashion-mnist")
+def evaluate(run: o.RUN, ood: o.OOD = None, samples: o.SAMPLES = 32, json: o.JSON = False) -> None:
+    """Score a run on test data, and tell those from other image sets."""
+    loaded = load_run(run)
+    application.evaluate(loaded, ood or (), samples)
+    printing.run(loaded, json)
+
+
+@app.command(epilog="Example: vardrop compress runs/a --max-drop 0.002 --onnx small.onnx")
+def compress(
+    run: o.RUN,
+    max_drop: o.MAX_DROP = None,
+    sparsity: o.SPARSITY = None,
+    onnx: o.ONNX = None,
+    json: o.JSON = False,
+) -> None:
+    """Take out what the method calls dead, choosing the threshold on validation data."""
+    if max_drop is not None and sparsity is not None:
+        raise typer.BadParameter("Expected --max-drop or --sparsity, but got both.")
+    loaded = load_run(run)
+    small = application.compress(loaded, max_drop, sparsity, onnx)
+    printing.compression(loaded, small, json)
+
+
+@app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")
+def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
+    """Write one self-contained HTML file about one run, or several side by side."""
+    from vardrop.report import report as write
+
+    print(write(runs, out))

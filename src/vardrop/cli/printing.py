@@ -1,0 +1,61 @@
+"""What the commands print: tables for people, JSON lines for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from vardrop.application import Run
+from vardrop.application.methods import Method
+
+
+def methods(found: Sequence[Method], as_json: bool) -> None:
+    """The named methods, one line each."""
+    if as_json:
+        for method in found:
+            print(json.dumps(method._asdict()))
+        return
+    width = max(len(method.name) for method in found)
+    for method in found:
+        paper = f" [{method.paper}]" if method.paper else ""
+        print(f"{method.name:<{width}}  {method.summary}{paper}")
+
+
+def run(run: Run, as_json: bool) -> None:
+    """The scores of a run, and its directory; only the first process speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    results = run.results
+    if as_json:
+        print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
+        return
+    table = Table(title=f"{run.config.net} on {run.data.name}, test data")
+    table.add_column("score")
+    table.add_column("value", justify="right")
+    for name, value in {**results["metrics"], **_flat(results.get("ood", {}))}.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)
+    print(f"run: {run.directory}")
+
+
+def compression(run: Run, small: nn.Module, as_json: bool) -> None:
+    """What went, layer by layer, and what it cost on test data."""
+    found = run.results["compression"]
+    if as_json:
+        print(json.dumps({"event": "compression", "directory": str(run.directory), **found}))
+        return
+    print(small.report)
+    print(
+        f"threshold {found['threshold']:.4g}; test score {found['test_score_before']:.4f} -> "
+        f"{found['test_score_after']:.4f}; small net: {run.directory / 'small.safetensors'}"
+    )
+
+
+def _flat(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    return {f"{name}: {score}": v for name, scores in ood.items() for score, v in scores.items()}

@@ -1,0 +1,109 @@
+"""Variance networks: what the papers' tables show, at the bounds that we set in advance."""
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.experiments.digits import digits
+from vardrop.data import Images, data_directory, load_images
+from vardrop.diagnostics import accuracies
+from vardrop.experiments.kingma import gradient_variances
+from vardrop.experiments.variance import (
+    PARAMETERISATIONS,
+    batches,
+    lenet5_variance,
+    permutation_drops,
+    run_parameterisation,
+    small_net,
+)
+
+needs_mnist = pytest.mark.skipif(
+    not (data_directory() / "mnist").is_dir(), reason="MNIST is not there (VARDROP_DATA)"
+)
+
+
+def few(count: int) -> Images:
+    data = load_images("mnist")
+    return Images(data.x[:count], data.y[:count])
+
+
+def test_a_short_run_logs_the_transition() -> None:
+    data, test = digits()
+    before = torch.get_rng_state()
+    run = run_parameterisation("layer", data, test, epochs=3, samples=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(run.log) == 3
+    assert run.log[0].below_one == 1.0
+    assert run.elbo < 0
+
+
+def test_a_variance_layer_on_digits() -> None:
+    data, test = digits()
+    net = vd.convert(small_net(64, 32, 100), vd.variance_layer(), where="4")
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=len(data.x))
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+    for _ in vd.train(elbo, optimizer, *data, 15):
+        pass
+    found = accuracies(net, batches(test))
+    assert found.deterministic < 0.2
+    assert found.ensemble > 0.9
+
+
+@pytest.mark.slow
+@needs_mnist
+@pytest.mark.parametrize(
+    ("noise", "least"), [("gaussian", 0.989), ("sign", 0.985), ("uniform", 0.985)]
+)
+def test_lenet5_with_a_variance_layer(noise, least: float) -> None:
+    _, found = lenet5_variance(load_images("mnist"), load_images("mnist", "test"), noise)
+    assert found.sample >= 0.97
+    assert found.deterministic < 0.15
+    assert found.ensemble >= least
+
+
+@pytest.mark.slow
+def test_four_parameterisations_on_digits() -> None:
+    data, test = digits()
+    runs = {name: run_parameterisation(name, data, test) for name in PARAMETERISATIONS}
+    last = {name: run.log[-1].accuracies for name, run in runs.items()}
+    for name in ("layer", "neuron"):
+        assert last[name].deterministic < 0.2
+    for name in ("weight", "additive"):
+        assert last[name].deterministic > 0.8
+    assert all(a.ensemble > 0.95 for a in last.values())
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_swapping_a_layer_wise_net_changes_little() -> None:
+    test = load_images("mnist", "test")
+    run = run_parameterisation(
+        "layer", few(10_000), test, width=300, epochs=80, batch_size=100, noise_lr=0.1, samples=20
+    )
+    before = accuracies(run.net, batches(test), samples=50).ensemble
+    vd.to_variance(run.net)
+    assert abs(accuracies(run.net, batches(test), samples=50).ensemble - before) < 0.003
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_permuting_variances() -> None:
+    found = permutation_drops(few(10_000), load_images("mnist", "test"))
+    assert abs(found["sparse_vd"].drop) < 0.01
+    assert abs(found["bayes_by_backprop"].drop) < 0.01
+    assert found["variance"].before > 0.9
+    assert found["variance"].after.mean() < 0.2
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_order_of_gradient_variances() -> None:
+    figures = gradient_variances(
+        seed=0, epochs=3, width=100, batch=200, batches=40, example_batches=40, examples=20_000
+    )["figures"]
+    for layer in ("top", "bottom"):
+        order = [
+            figures[f"{name}, {layer}"] for name in ("none", "local", "per_example", "per_batch")
+        ]
+        assert order == sorted(order)

@@ -1,0 +1,90 @@
+"""Distillation: a plain student gives the ensemble's distribution in one pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.errors import VardropError
+from vardrop.prediction import distil, predict
+
+
+def teacher(outputs: int = 3, log_sigma2: float = -1.5) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(3)
+    return vd.convert(net, vd.bayes_by_backprop(log_sigma2=log_sigma2))
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
+
+
+def student(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, outputs))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_student_learns_the_mean_probability(temperature: float) -> None:
+    net, x, plain = teacher(), inputs(), student()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    before = (plain(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
+    state = torch.get_rng_state()
+    found = distil(
+        net, x.split(64), plain, epochs=40, samples=16, temperature=temperature,
+        optimizer=optimizer, seed=0,
+    )  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found is plain
+    after = (found(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
+    mean = (net.eval()(x).softmax(1) - predict(net, x, 500, seed=9).probs).abs().mean()
+    assert after < 0.2 * before
+    assert after < 0.5 * mean  # nearer to the ensemble than the teacher's own mean weights are
+
+
+def test_a_student_learns_mean_and_variance() -> None:
+    net, x, plain = teacher(2, log_sigma2=-5.0), inputs(), student(2)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    distil(
+        net, x, plain, epochs=300, samples=16, likelihood="heteroscedastic", optimizer=optimizer,
+        seed=0,
+    )  # fmt: skip
+    p = predict(net, x, 500, likelihood="heteroscedastic", seed=9)
+    mean, log_variance = plain(x).detach().chunk(2, -1)
+    assert ((mean - p.mean) / p.std).square().mean() < 0.05
+    assert (log_variance - 2 * p.std.log()).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+def test_the_other_likelihoods_fall_in_loss(likelihood: str) -> None:
+    net, x, plain = teacher(1), inputs(), student(1)
+    reference = predict(net, x, 500, likelihood=likelihood, seed=9)
+    target = reference.probs if likelihood == "bernoulli" else reference.mean
+
+    def distance() -> float:
+        output = plain(x).sigmoid() if likelihood == "bernoulli" else plain(x)
+        return float((output - target).square().mean().detach())
+
+    before = distance()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    distil(net, x, plain, epochs=100, likelihood=likelihood, optimizer=optimizer, seed=0)
+    assert distance() < 0.2 * before
+
+
+def test_progress_and_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = teacher(), inputs()
+    distil(net, x.split(128), student(), epochs=2, samples=2, progress=True)
+    assert capsys.readouterr().err.endswith("batches: 4\n")
+    with pytest.raises(VardropError, match="`epochs` to be at least 1"):
+        distil(net, x, student(), epochs=0)
+    with pytest.raises(VardropError, match="`temperature` to be positive"):
+        distil(net, x, student(), temperature=0.0)
+    with pytest.raises(VardropError, match=r"`student` to have shape \(256, 3\), but got \(256, 2"):
+        distil(net, x, student(2))
+    with pytest.raises(VardropError, match="an empty loader"):
+        distil(net, [], student())

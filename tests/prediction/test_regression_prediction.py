@@ -1,0 +1,162 @@
+"""Regression: mixtures, densities, and a heteroscedastic toy with a gap outside the data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+from torch import Tensor, nn
+
+import vardrop as vd
+from vardrop.errors import VardropError
+from vardrop.metrics import interval_coverage
+from vardrop.prediction import Prediction, predict
+from vardrop.prediction.result import mixture_quantile
+from vardrop.training import train
+
+
+def noisy_line() -> nn.Module:
+    torch.manual_seed(0)
+    return vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop(log_sigma2=0.0))
+
+
+def test_gaussian_variances_add_up() -> None:
+    net, x, n = noisy_line(), torch.ones(3, 2), 4000
+    p = predict(net, x, n, likelihood="gaussian", noise_std=0.5, seed=0, keep=n)
+    assert torch.equal(p.aleatoric, torch.full((3, 1), 0.25))
+    torch.testing.assert_close(p.epistemic, p.draws.var(0))
+    torch.testing.assert_close(p.std.square(), p.aleatoric + p.epistemic)
+    assert (p.epistemic / 2 - 1).abs().max() < 6 * math.sqrt(2 / n)  # two weights of variance 1
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_intervals_are_those_of_the_mixture_not_of_one_normal(level: float) -> None:
+    net, x = noisy_line(), torch.ones(1, 2)
+    p = predict(net, x, 20, likelihood="gaussian", noise_std=0.1, seed=0)
+    means = p.draws.double().flatten()
+    for found, tail in zip(p.interval(level), ((1 - level) / 2, (1 + level) / 2), strict=True):
+        exact = brentq(lambda t, q=tail: norm.cdf((t - means) / 0.1).mean() - q, -50, 50)
+        assert float(found) == pytest.approx(exact, abs=1e-4)
+
+
+def test_without_noise_of_the_targets_intervals_are_quantiles_of_the_draws() -> None:
+    p = predict(noisy_line(), torch.ones(1, 2), 50, likelihood="gaussian", seed=0)
+    lower, upper = p.interval(0.9)
+    torch.testing.assert_close(lower, p.draws.quantile(0.05, 0))
+    torch.testing.assert_close(upper, p.draws.quantile(0.95, 0))
+
+
+def test_probabilities_have_intervals_over_the_draws() -> None:
+    net = vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop(log_sigma2=0.0))
+    p = predict(net, torch.ones(2, 2), 40, seed=0)
+    lower, upper = p.interval(0.5)
+    assert ((lower <= p.draws.softmax(2).median(0).values) & (upper >= lower)).all()
+    torch.testing.assert_close(upper, p.draws.softmax(2).quantile(0.75, 0))
+
+
+def test_mixture_quantiles_of_extreme_parts() -> None:
+    mean, std = torch.tensor([[-1000.0], [1000.0]]), torch.tensor([[1e-3], [1e-3]])
+    assert float(mixture_quantile(mean, std, 0.25)) == pytest.approx(-1000, abs=1e-2)
+    assert float(mixture_quantile(mean, std, 0.75)) == pytest.approx(1000, abs=1e-2)
+
+
+def test_the_log_density_is_the_log_of_the_mean_density() -> None:
+    net, x = noisy_line(), torch.randn(4, 2)
+    y = torch.randn(4, 1)
+    p = predict(net, x, 30, likelihood="gaussian", noise_std=0.5, seed=0)
+    density = norm.pdf((y - p.draws).double() / 0.5) / 0.5
+    torch.testing.assert_close(
+        p.log_prob(y).double(), torch.tensor(density).mean(0).squeeze(1).log(), rtol=1e-4, atol=1e-4
+    )
+    far = p.log_prob(y + 1e4)  # every density underflows; its logarithm does not
+    assert torch.isfinite(far).all()
+
+
+def test_classes_and_binary_targets_have_log_probabilities() -> None:
+    net = vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop(log_sigma2=0.0))
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 1])
+    p = predict(net, x, 10, seed=0)
+    torch.testing.assert_close(p.log_prob(y), p.probs[torch.arange(4), y].log())
+    binary = predict(net, x, 10, likelihood="bernoulli", seed=0)
+    target = torch.tensor([[0.0, 1.0, 1.0]]).expand(4, 3)
+    chosen = torch.where(target > 0, binary.probs, 1 - binary.probs)
+    torch.testing.assert_close(binary.log_prob(target), chosen.log().sum(1))
+    entropies = -(binary.probs.xlogy(binary.probs) + (1 - binary.probs).xlogy(1 - binary.probs))
+    torch.testing.assert_close(binary.entropy, entropies)
+    assert binary.epistemic.min() >= 0
+
+
+def test_classes_may_have_further_axes() -> None:
+    net = vd.convert(nn.Conv2d(1, 3, 1), vd.bayes_by_backprop(log_sigma2=0.0))
+    p = predict(net, torch.randn(2, 1, 4, 4), 10, seed=0)
+    assert p.probs.shape == (2, 3, 4, 4)
+    assert p.entropy.shape == p.epistemic.shape == (2, 4, 4)
+    assert p.log_prob(torch.zeros(2, 4, 4, dtype=torch.long)).shape == (2,)
+
+
+def toy(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """y = sin 3x + N(0, (0.1 + 0.2 |x|)^2) for x in [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(rows, 1, generator=generator) * 2 - 1
+    noise = torch.randn(rows, 1, generator=generator)
+    return x, torch.sin(3 * x) + (0.1 + 0.2 * x.abs()) * noise
+
+
+@pytest.fixture(scope="module")
+def toy_net() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 2))
+    vd.convert(net, vd.bayes_by_backprop())
+    x, y = toy(1000, seed=0)
+    elbo = vd.ELBO(net, vd.HeteroscedasticGaussian(), num_data=len(x))
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
+    for _ in train(elbo, optimizer, x, y, epochs=200, batch_size=200):
+        pass
+    return net
+
+
+def test_the_toy_is_covered_inside_and_uncertain_outside(toy_net: nn.Module) -> None:
+    x, y = toy(4000, seed=1)
+    options = {"likelihood": "heteroscedastic", "samples": 200, "seed": 0}
+    inside = predict(toy_net, x, keep=200, **options)
+    lower, upper = inside.interval(0.95)
+    coverage = float(interval_coverage(lower, upper, y))
+    assert 0.93 < coverage < 0.97, coverage
+    outside = predict(toy_net, torch.linspace(2.0, 3.0, 50).unsqueeze(1), **options)
+    ratio = float(outside.epistemic.mean() / inside.epistemic.mean())
+    assert ratio > 5, ratio
+    # The noise of the targets, known here, is found where there are data.
+    known = 0.1 + 0.2 * x.abs()
+    assert (inside.aleatoric.sqrt() / known - 1).abs().mean() < 0.15
+
+
+def classes() -> Prediction:
+    net = vd.convert(nn.Linear(2, 3), vd.bayes_by_backprop())
+    return predict(net, torch.ones(2, 2), 4)
+
+
+def values(noise_std: float = 0.0, keep: int = 4) -> Prediction:
+    options = {"likelihood": "gaussian", "noise_std": noise_std, "keep": keep}
+    return predict(noisy_line(), torch.ones(2, 2), 4, **options)
+
+
+@pytest.mark.parametrize(
+    "ask, match",
+    [
+        (lambda: classes().interval(1.0), "`level` to lie between 0 and 1, but got 1.0"),
+        (lambda: classes().log_prob(torch.tensor([0, 3])), "classes from 0 to 2, but got 3"),
+        (lambda: classes().log_prob(torch.tensor([0, -1])), "classes from 0 to 2, but got -1"),
+        (lambda: classes().log_prob(torch.zeros(2)), "class indices of shape"),
+        (lambda: values().probs, "a classification for `probs`"),
+        (lambda: values().entropy, "a classification for `probs`"),
+        (lambda: values().log_prob(torch.zeros(2, 1)), "`noise_std` to be positive"),
+        (lambda: values(0.1).log_prob(torch.zeros(2)), r"shape \(2, 1\), but got \(2,\)"),
+        (lambda: values(keep=0).interval(0.9), "kept draws, but got none"),
+    ],
+)
+def test_bad_questions_are_refused(ask: object, match: str) -> None:
+    with pytest.raises(VardropError, match=match):
+        ask()

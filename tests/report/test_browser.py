@@ -1,0 +1,87 @@
+"""The report in a real browser: every picture decodes, nothing overflows, tables sort."""
+
+import pytest
+
+from tests.report import browser, runs
+from vardrop.report import report
+
+pytestmark = pytest.mark.skipif(
+    browser.CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium"
+)
+
+_DECODED = """Promise.all([...document.images].map(i => i.decode())).then(
+    () => [...document.images].map(i => i.naturalWidth))"""
+_WIDE = "document.documentElement.scrollWidth"
+_COLUMN = """[...document.querySelector('table').tBodies[0].rows].map(
+    r => r.cells[{0}].textContent)"""
+_PRESS = "document.querySelectorAll('table')[0].querySelectorAll('th button')[{0}].click()"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browser.page(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    base = tmp_path_factory.mktemp("runs")
+    several = [runs.classification(base / n, seed=i) for i, n in enumerate(("one", "two"))]
+    several.append(runs.regression(base / ("a_rather_long_name_of_a_run_" * 3)))
+    return {
+        "one": report(several[:1]).as_uri(),
+        "several": report(several, base / "several.html").as_uri(),
+    }
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("which", ["one", "several"])
+def test_opens_without_a_complaint(tab, pages, which, width, dark):
+    tab.events.clear()
+    tab.open(pages[which], width, dark)
+    widths = tab.evaluate(_DECODED)
+    assert len(widths) >= 11
+    assert min(widths) > 0
+    assert tab.evaluate(_WIDE) <= width
+    assert tab.complaints() == []
+    fetched = [url for url in tab.requests() if not url.startswith("data:")]
+    assert fetched == [pages[which]]
+
+
+def test_every_picture_says_what_it_shows(tab, pages):
+    tab.open(pages["several"], 390)
+    assert tab.evaluate("[...document.images].every(i => i.alt.length > 15)")
+
+
+def test_the_check_for_complaints_can_fail(tab, tmp_path):
+    (tmp_path / "bad.html").write_text("<script>console.error('no'); missing()</script>")
+    tab.events.clear()
+    tab.open((tmp_path / "bad.html").as_uri(), 390)
+    tab.evaluate("1")
+    assert len(tab.complaints()) == 2
+
+
+def test_numbers_sort_by_value_up_and_down(tab, pages):
+    tab.open(pages["one"], 390)
+    up = ["0.0043", "0.0151", "0.0312", "0.9912"]
+    tab.evaluate(_PRESS.format(1))
+    assert tab.evaluate(_COLUMN.format(1)) == up
+    assert tab.evaluate("document.querySelectorAll('th')[1].ariaSort") == "ascending"
+    tab.evaluate(_PRESS.format(1))
+    assert tab.evaluate(_COLUMN.format(1)) == up[::-1]
+    tab.evaluate(_PRESS.format(0))
+    assert tab.evaluate(_COLUMN.format(0)) == ["accuracy", "brier", "ece", "nll"]
+    assert tab.evaluate("document.querySelectorAll('th')[1].ariaSort") is None
+
+
+def test_gaps_sort_behind_numbers(tab, pages):
+    tab.open(pages["several"], 390)
+    # Columns: run, then the scores of the classifiers, which the regression does not have.
+    tab.evaluate(_PRESS.format(1))
+    assert tab.evaluate(_COLUMN.format(1)) == ["0.9912", "0.9912", "\u2013"]
+
+
+def test_prints(tab, pages):
+    tab.open(pages["several"], 1200)
+    assert len(tab.call("Page.printToPDF")["data"]) > 10_000

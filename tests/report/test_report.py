@@ -1,0 +1,201 @@
+"""The report as a file: complete, self-contained, escaped, and clear about broken runs."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.report import runs
+from vardrop.errors import VardropError
+from vardrop.report import read_run, report
+from vardrop.report.gallery import KINDS
+
+MINIMAL = {"command": "vardrop fit digits"}
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page and checks that they nest."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.stack = [], []
+        self.feed(text)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+
+def page(*arguments, **options):
+    return report(*arguments, **options).read_text(encoding="utf-8")
+
+
+def images(text):
+    return [attrs for tag, attrs in Tags(text).found if tag == "img"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = runs.classification(tmp_path_factory.mktemp("runs") / "a")
+    path = report([run])
+    assert path == run / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_whole_run_shows_everything(whole):
+    text = whole
+    titles = [kind.title for kind in KINDS if kind.task != "regression"]
+    assert all(any(image["alt"].startswith(t) for image in images(text)) for t in titles)
+    for shown in ("--method sparse_vd", "torch 2.13.0", "9fb629c4189551a2d022fa330f9573f3",
+                  "AdditiveGaussian(log_sigma2=-8)", "0.9912", "30 epochs", "load_run("):  # fmt: skip
+        assert shown in text
+    assert "Left out" not in text
+
+
+def test_nothing_is_fetched(whole):
+    for _, attrs in Tags(whole).found:
+        for name in ("src", "href"):
+            assert attrs.get(name, "#").startswith(("#", "data:image/png;base64,"))
+    assert not re.search(r"https?:|url\(|@import", re.sub(r"base64,[^\"]*", "", whole))
+
+
+def test_several_runs_stand_side_by_side(tmp_path):
+    pair = [runs.write(tmp_path / n, config=MINIMAL, history=list(runs.history(3))) for n in "ab"]
+    text = page([*pair, runs.regression(tmp_path / "houses")], out=tmp_path / "new" / "all.html")
+    alts = [image["alt"] for image in images(text)]
+    curves = [alt for alt in alts if alt.startswith("Training curves")]
+    assert [alt.split()[-1] for alt in curves] == ["a.", "b.", "houses."]
+    assert sum(alt.startswith("Interval of prediction") for alt in alts) == 1
+    assert "--columns: 3" in text
+
+
+def test_layers_keep_the_order_of_the_net(tmp_path):
+    run = read_run(runs.classification(tmp_path / "a"))
+    assert list(run.layers("weight")) == list(runs.LAYERS)
+
+
+def test_runs_of_one_name_are_told_apart_by_path(tmp_path):
+    pair = [runs.write(tmp_path / folder / "a", config=MINIMAL) for folder in "xy"]
+    text = page(pair, out=tmp_path / "r.html")
+    assert f"<h3>{pair[0]}</h3>" in text
+    assert f"<h3>{pair[1]}</h3>" in text
+
+
+def test_missing_pieces_are_left_out_with_a_sentence(tmp_path):
+    text = page([runs.write(tmp_path / "a", config=MINIMAL)])
+    assert images(text) == []
+    assert "On test data: the runs hold no such results." in text
+    assert "Left out for want of data: Training curves; log alpha by layer;" in text
+
+
+def test_a_regression_run_is_not_told_off_for_want_of_classes(tmp_path):
+    text = page([runs.regression(tmp_path / "houses")])
+    assert "Reliability" not in text
+    assert any(i["alt"].startswith("Interval of prediction") for i in images(text))
+
+
+def test_everything_from_files_is_escaped(tmp_path):
+    evil = '</td><script>alert("x")</script><img src=x onerror=alert(1)>'
+    found = runs.results()
+    found["metrics"] = {evil: evil}
+    found["ood"] = {evil: {evil: 0.5}}
+    found["compression"] = {evil: 1, "layers": [{evil: evil}]}
+    config = {evil: evil, "command": evil, "method": {"type": evil, evil: evil}}
+    g = torch.Generator().manual_seed(0)
+    arrays = {
+        f"weight.{evil}": torch.randn(3, 3, generator=g),
+        f"log_alpha.{evil}": torch.randn(3, 3, generator=g),
+        "entropy_in": torch.rand(5, generator=g),
+        f"entropy_out_{evil}": torch.rand(5, generator=g),
+    }
+    where = tmp_path / "<b>&'\""
+    text = page([runs.write(where, config=config, results=found, arrays=arrays)])
+    tags = Tags(text).found
+    assert [tag for tag, _ in tags].count("script") == 1
+    assert all("onerror" not in attrs and attrs.get("src") != "x" for _, attrs in tags)
+    assert "<b>&'" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
+    run = runs.write(tmp_path / "a", config=MINIMAL, history=list(runs.history(3)))
+    with open(run / "history.jsonl", "a") as file:
+        file.write('{"epoch": 3, "nl')
+    assert len(read_run(run).history) == 3
+
+
+def test_a_score_that_is_not_a_number_can_be_shown(tmp_path):
+    found = {"task": "classification", "metrics": {"nll": float("nan"), "ece": None}}
+    text = page([runs.write(tmp_path / "a", config=MINIMAL, results=found)])
+    assert '<td class="number" data-value="nan">nan</td>' in text
+
+
+def _cut(run):
+    path = run / "arrays.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+BROKEN = {
+    "no config": (lambda r: (r / "config.json").unlink(), "config.json"),
+    "config is no JSON": (lambda r: (r / "config.json").write_text("{"), "config.json` to hold"),
+    "config is a list": (lambda r: (r / "config.json").write_text("[]"), "config.json.*got list"),
+    "config is binary": (lambda r: (r / "config.json").write_bytes(b"\xff\xfe"), "config.json"),
+    "results are a number": (lambda r: (r / "results.json").write_text("3"), "results.json.*int"),
+    "metrics are a list": (
+        lambda r: (r / "results.json").write_text('{"metrics": [1]}'),
+        "results.json` to hold `metrics` as a JSON dict",
+    ),
+    "history": (
+        lambda r: (r / "history.jsonl").write_text('{"epoch": 0}\nnonsense\n'),
+        "history.jsonl.* in line 2",
+    ),
+    "history row": (lambda r: (r / "history.jsonl").write_text("[]\n"), "history.jsonl.*line 1"),
+    "arrays": (_cut, "arrays.safetensors` to hold tensors"),
+    "curve": (
+        lambda r: (r / "results.json").write_text('{"curve": [{"x": 1}]}'),
+        "Score against sparsity",
+    ),
+    "labels": (
+        lambda r: save_file(
+            {"probs": torch.eye(3), "labels": torch.zeros(2).long()}, r / "arrays.safetensors"
+        ),
+        "Reliability.*one label per row",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_run_is_named(tmp_path, case):
+    damage, message = BROKEN[case]
+    run = runs.write(
+        tmp_path / "a",
+        config=MINIMAL,
+        history=list(runs.history(2)),
+        results=json.loads("{}"),
+        arrays={"entropy_in": torch.zeros(100)},
+    )
+    damage(run)
+    with pytest.raises(VardropError, match=message) as caught:
+        report([run])
+    assert str(run) in str(caught.value)
+    assert not (run / "report.html").exists()
+
+
+def test_no_run_and_no_file_are_errors(tmp_path):
+    with pytest.raises(VardropError, match="`run_directories` to name at least one run"):
+        report([])
+    with pytest.raises(VardropError, match=r"got no file .*nowhere/config\.json"):
+        report([tmp_path / "nowhere"])
+    run = runs.write(tmp_path / "a", config=MINIMAL)
+    with pytest.raises(VardropError, match="`out` to be a file"):
+        report([run], out=tmp_path)

@@ -1,0 +1,197 @@
+"""Files that are whole or absent, and what a training in a directory keeps."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.training import Loop, NotFiniteError, Recorder, read_history
+from vardrop.training.checkpoint import (
+    load_module,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
+from vardrop.training.observers import Bar, JsonLines, Observer, Several, TensorBoard, Words
+
+
+def loop(epochs=3, lr=1e-2):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    elbo = vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 50)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
+    return Loop(elbo, optimizer, x, torch.arange(50) % 3, epochs, batch_size=16)
+
+
+def timeless(directory):
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_history(directory)]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_json(path, {"old": 1})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(vd.VardropError, match=r"write 4 bytes to .*a.json, but got: No space left"):
+        write_atomically(path, b"new!")
+    assert read_json(path) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_tensors_and_values_come_back(tmp_path):
+    shared = torch.randn(3, 4)
+    tensors = {"a": shared, "b": shared.t(), "c": torch.tensor(2)}
+    write_tensors(tmp_path / "t.safetensors", tensors, {"epoch": 3})
+    found, values = read_tensors(tmp_path / "t.safetensors")
+    assert values == {"epoch": 3}
+    assert all(torch.equal(found[name], t) for name, t in tensors.items())
+
+
+def test_damaged_files_are_told(tmp_path):
+    (tmp_path / "t.safetensors").write_bytes(b"\x08\x00nonsense")
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(vd.VardropError, match="t.safetensors to be a safetensors file, but got"):
+        read_tensors(tmp_path / "t.safetensors")
+    with pytest.raises(vd.VardropError, match="it is not there. Train first"):
+        read_tensors(tmp_path / "absent.safetensors")
+    with pytest.raises(vd.VardropError, match="c.json to hold JSON"):
+        read_json(tmp_path / "c.json")
+    with pytest.raises(vd.VardropError, match="Is this the directory of a run"):
+        read_json(tmp_path / "absent.json")
+    with pytest.raises(vd.VardropError, match="to fit the net, but got"):
+        load_module(nn.Linear(2, 1), {"weight": torch.zeros(3, 3)}, tmp_path / "x")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_a_full_disk_stops_and_resumes_to_the_same_numbers(tmp_path, monkeypatch, seconds):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir(), broken.mkdir()
+    expected = loop()
+    torch.manual_seed(1)
+    Recorder(whole).run(expected)
+
+    calls, sync = 0, os.fsync
+
+    def full_after_five(descriptor):
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    stopped = loop()
+    torch.manual_seed(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_five)
+        with pytest.raises(vd.VardropError, match="No space left"):
+            Recorder(broken, seconds=seconds).run(stopped)
+    torch.manual_seed(77)
+    again = loop()
+    recorder = Recorder(broken, seconds=seconds)
+    recorder.resume(again)
+    recorder.run(again)
+    assert timeless(broken) == timeless(whole)
+    for a, b in zip(again.elbo.parameters(), expected.elbo.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_torn_history_line_is_forgotten(tmp_path):
+    torch.manual_seed(1)
+    Recorder(tmp_path).run(loop(epochs=2))
+    kept = timeless(tmp_path)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"epoch": 2, "lo')
+    again = loop(epochs=3)
+    recorder = Recorder(tmp_path)
+    recorder.resume(again)
+    recorder.run(again)
+    assert timeless(tmp_path)[:2] == kept
+    assert [r["epoch"] for r in timeless(tmp_path)] == [0, 1, 2]
+
+
+def test_nan_stops_with_the_last_good_checkpoint_and_advice(tmp_path):
+    training = loop(epochs=3)
+    recorder = Recorder(tmp_path)
+
+    class Breaks(Observer):
+        def epoch(self, record, elbo):
+            if record["epoch"] == 1:
+                elbo.net[0].weight.data.fill_(float("nan"))
+
+    recorder.observer = Breaks()
+    pattern = (
+        r"got nan \(parameter 'net.0.weight'\) in epoch 3, step 1. Lower the learning rate, clip "
+        r"the gradients or lengthen the KL warm-up. The last good state is .*checkpoint.safetensors, "
+        r"after epoch 2; resume from it with other settings."
+    )
+    with pytest.raises(NotFiniteError, match=pattern):
+        recorder.run(training)
+    again = loop()
+    recorder.resume(again)
+    assert again.epoch == 2
+    assert bool(again.elbo.net[0].weight.isfinite().all())
+
+
+def test_a_broken_net_never_becomes_the_checkpoint(tmp_path):
+    training = loop()
+    training.elbo.net[2].weight.data[0, 0] = float("inf")
+    with pytest.raises(NotFiniteError, match="infinity in 'net.2.weight' in epoch 1, step 1"):
+        Recorder(tmp_path).save(training)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_patience_and_the_best_net(tmp_path):
+    scores = iter([5.0, 3.0, 4.0, 4.5, 1.0])
+    training = loop(epochs=5)
+    training.elbo.set_beta(0.0)
+    seen = []
+
+    def validate(elbo):
+        seen.append(elbo.net[0].weight.detach().clone())
+        return {"nll": next(scores)}
+
+    Recorder(tmp_path, validate=validate, patience=2).run(training)
+    assert len(read_history(tmp_path)) == 4
+    best, values = read_tensors(tmp_path / "best.safetensors")
+    assert values == {"epoch": 1}
+    assert torch.equal(best["net.0.weight"], seen[1])
+
+
+def test_nets_compete_from_the_end_of_the_warm_up_on(tmp_path):
+    scores = iter([1.0, 2.0, 3.0, 2.5])
+    Recorder(tmp_path, validate=lambda e: {"nll": next(scores)}, judged_from=2).run(loop(epochs=4))
+    assert read_tensors(tmp_path / "best.safetensors")[1]["epoch"] in (2, 3)
+    assert ["loss" in r["validation"] for r in read_history(tmp_path)] == [False, False, True, True]
+
+
+def test_records_have_what_the_report_reads(tmp_path):
+    Recorder(tmp_path, validate=lambda e: {"nll": 1.0}).run(loop(epochs=1))
+    (record,) = read_history(tmp_path)
+    assert set(record) == {
+        "epoch", "loss", "nll", "kl", "beta", "phase", "validation", "sparsity", "seconds",
+    }  # fmt: skip
+    assert set(record["sparsity"]) == {"0", "2"}
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 1
+
+
+def test_observers_speak_json_bars_and_tensorboard(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    watch = Several([JsonLines(), Words(), Bar(), TensorBoard(tmp_path / "board")])
+    watch.describe("target y")
+    Recorder(tmp_path, validate=lambda e: {"nll": 1.0}, observer=watch).run(loop(epochs=2))
+    out = capsys.readouterr().out
+    events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
+    assert "epoch 2/2" in out
+    assert "examples/s" in out
+    assert any((tmp_path / "board").iterdir())
