@@ -56,11 +56,14 @@ from vardrop.values import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from vardrop.application import (
+        Run, fit,
+    )  # fmt: skip
     from vardrop.compression import (
         choose_threshold, compare, export_onnx, export_program, fine_tune, load, pack,
         plan_shrink, reestimate_batchnorm, save, shrink, sparsify, unpack,
     )  # fmt: skip
-    from vardrop.diagnostics import (
+    from vardrop.diagnostics import (  # type: ignore[no-redef]
         alpha_summary, gradient_variance, kappa, likelihood_covariance, noise_level,
         permutation_test, permute_variances, sparsity, transition,
     )  # fmt: skip
@@ -72,6 +75,9 @@ __version__ = "0.1.0"
 
 # Verbs that `import vardrop` does not load until they are asked for.
 _LAZY = {
+    "vardrop.application": (
+        "Run", "fit",
+    ),
     "vardrop.compression": (
         "choose_threshold", "compare", "export_onnx", "export_program", "fine_tune", "load",
         "pack", "plan_shrink", "reestimate_batchnorm", "save", "shrink", "sparsify", "unpack",
@@ -101,20 +107,20 @@ __all__ = [
     "DeterministicAttention", "DropMax", "ELBO", "Embedding", "Gate", "Gaussian",
     "GaussianDropout", "HardConcrete", "HeteroscedasticGaussian", "Linear", "LogNormal",
     "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal", "NormalJeffreys", "Plan",
-    "Prediction", "Recipe", "Relevance", "SampledSoftmax", "ScaleMixture", "Softmax", "Sparsemax",
-    "Standout", "StudentT", "UnregisteredKLError", "VardropError", "ZeroMean", "alpha_summary",
-    "apply_temperature", "ard", "bayes_by_backprop", "bayesian_compression", "beta_bernoulli",
-    "binary_dropout", "choose_threshold", "class_dropout", "compare", "concrete_dropout",
-    "conformal", "constant", "convert", "cyclical", "dependent_beta_bernoulli",
-    "deterministic_attention", "distil", "draw", "draws", "dropconnect", "dropmax", "estimators",
-    "export_onnx", "export_program", "fine_tune", "fit_temperature", "flipout", "from_json",
-    "functional", "gates", "gaussian_dropout", "gradient_variance", "kappa", "kl",
-    "kl_divergence", "l0", "layers", "likelihood_covariance", "linear_warmup", "load",
-    "local_reparameterization", "log_alpha", "mc_dropout", "metrics", "noise_level", "pack",
-    "parameter_groups", "per_example", "permutation_test", "permute_variances", "plan",
-    "plan_shrink", "posteriors", "predict", "priors", "reestimate_batchnorm", "register_kl",
-    "relevance", "revert", "sampled_softmax", "sampling", "save", "shrink", "softmax",
-    "sparse_vd", "sparsemax", "sparsify", "sparsity", "standout", "structured_pruning", "to_json",
-    "to_variance", "transition", "unpack", "variance_layer", "variational_dropout",
-    "weight_sample",
+    "Prediction", "Recipe", "Relevance", "Run", "SampledSoftmax", "ScaleMixture", "Softmax",
+    "Sparsemax", "Standout", "StudentT", "UnregisteredKLError", "VardropError", "ZeroMean",
+    "alpha_summary", "apply_temperature", "ard", "bayes_by_backprop", "bayesian_compression",
+    "beta_bernoulli", "binary_dropout", "choose_threshold", "class_dropout", "compare",
+    "concrete_dropout", "conformal", "constant", "convert", "cyclical",
+    "dependent_beta_bernoulli", "deterministic_attention", "distil", "draw", "draws",
+    "dropconnect", "dropmax", "estimators", "export_onnx", "export_program", "fine_tune", "fit",
+    "fit_temperature", "flipout", "from_json", "functional", "gates", "gaussian_dropout",
+    "gradient_variance", "kappa", "kl", "kl_divergence", "l0", "layers", "likelihood_covariance",
+    "linear_warmup", "load", "local_reparameterization", "log_alpha", "mc_dropout", "metrics",
+    "noise_level", "pack", "parameter_groups", "per_example", "permutation_test",
+    "permute_variances", "plan", "plan_shrink", "posteriors", "predict", "priors",
+    "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampled_softmax", "sampling",
+    "save", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify", "sparsity", "standout",
+    "structured_pruning", "to_json", "to_variance", "transition", "unpack", "variance_layer",
+    "variational_dropout", "weight_sample",
 ]  # fmt: skip

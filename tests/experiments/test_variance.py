@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import vardrop as vd
 from tests.experiments.digits import digits
@@ -17,6 +16,7 @@ from vardrop.experiments.variance import (
     run_parameterisation,
     small_net,
 )
+from vardrop.training import train
 
 needs_mnist = pytest.mark.skipif(
     not (data_directory() / "mnist").is_dir(), reason="MNIST is not there (VARDROP_DATA)"
@@ -43,7 +43,7 @@ def test_a_variance_layer_on_digits() -> None:
     net = vd.convert(small_net(64, 32, 100), vd.variance_layer(), where="4")
     elbo = vd.ELBO(net, vd.Categorical(), num_data=len(data.x))
     optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-    for _ in vd.train(elbo, optimizer, *data, 15):
+    for _ in train(elbo, optimizer, *data, 15):
         pass
     found = accuracies(net, batches(test))
     assert found.deterministic < 0.2
@@ -76,14 +76,22 @@ def test_four_parameterisations_on_digits() -> None:
 
 @pytest.mark.slow
 @needs_mnist
-def test_swapping_a_layer_wise_net_changes_little() -> None:
-    test = load_images("mnist", "test")
-    run = run_parameterisation(
-        "layer", few(10_000), test, width=300, epochs=80, batch_size=100, noise_lr=0.1, samples=20
-    )
-    before = accuracies(run.net, batches(test), samples=50).ensemble
-    vd.to_variance(run.net)
-    assert abs(accuracies(run.net, batches(test), samples=50).ensemble - before) < 0.003
+def test_four_parameterisations_and_the_swap_on_mnist() -> None:
+    data, test = few(5000), load_images("mnist", "test")
+    runs = {
+        name: run_parameterisation(
+            name, data, test, width=700, epochs=100, batch_size=100, samples=20
+        )
+        for name in PARAMETERISATIONS
+    }
+    last = {name: run.log[-1].accuracies for name, run in runs.items()}
+    assert max(last["layer"].deterministic, last["neuron"].deterministic) < 0.2
+    assert min(last["weight"].deterministic, last["additive"].deterministic) > 0.5
+    assert min(a.ensemble for a in last.values()) > 0.9
+    net = runs["layer"].net
+    before = accuracies(net, batches(test), samples=50).ensemble
+    vd.to_variance(net)
+    assert abs(accuracies(net, batches(test), samples=50).ensemble - before) < 0.003
 
 
 @pytest.mark.slow

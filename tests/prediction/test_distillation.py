@@ -11,12 +11,12 @@ from vardrop.errors import VardropError
 from vardrop.prediction import distil, predict
 
 
-def teacher(outputs: int = 3, log_sigma2: float = -1.5) -> nn.Module:
+def teacher(outputs: int = 3, log_sigma2: float = -1.5, scale: float = 3.0) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
     with torch.no_grad():
         for p in net.parameters():
-            p.mul_(3)
+            p.mul_(scale)
     return vd.convert(net, vd.bayes_by_backprop(log_sigma2=log_sigma2))
 
 
@@ -48,15 +48,15 @@ def test_a_student_learns_the_mean_probability(temperature: float) -> None:
 
 
 def test_a_student_learns_mean_and_variance() -> None:
-    net, x, plain = teacher(2, log_sigma2=-5.0), inputs(), student(2)
+    net, x, plain = teacher(2, log_sigma2=-5.0, scale=1.5), inputs(), student(2)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
     distil(
-        net, x, plain, epochs=300, samples=16, likelihood="heteroscedastic", optimizer=optimizer,
+        net, x.split(64), plain, epochs=150, samples=16, likelihood="heteroscedastic", optimizer=optimizer,
         seed=0,
     )  # fmt: skip
     p = predict(net, x, 500, likelihood="heteroscedastic", seed=9)
     mean, log_variance = plain(x).detach().chunk(2, -1)
-    assert ((mean - p.mean) / p.std).square().mean() < 0.05
+    assert (mean - p.mean).square().mean() < 0.1 * p.mean.var()
     assert (log_variance - 2 * p.std.log()).abs().mean() < 0.3
 
 

@@ -14,8 +14,8 @@ import vardrop as vd
 from vardrop.errors import VardropError
 from vardrop.experiments.nets import mlp
 from vardrop.prediction import predict
-from vardrop.prediction.moment_rules import RULES, Pair
-from vardrop.prediction.moments import Gaussian, propagate
+from vardrop.prediction.moment_rules import Pair
+from vardrop.prediction.moments import RULES, Gaussian, propagate
 
 ACTIVATIONS = {
     "relu": functional.relu,
@@ -166,6 +166,11 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     with pytest.raises(VardropError, match=r"'1' \(MaxPool2d\), which calls max_pool2d with over"):
         propagate(pool, torch.zeros(1, 1, 4, 4))
+    pool = nn.Sequential(
+        vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.AdaptiveAvgPool2d(2)
+    )
+    with pytest.raises(VardropError, match="over windows of different sizes"):
+        propagate(pool, torch.zeros(1, 1, 5, 5))
     bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
     with pytest.raises(VardropError, match="without known moments"):
         propagate(Doubling(bilinear), torch.zeros(1, 2))

@@ -100,8 +100,8 @@ def _members(graph: Any, root: nn.Module, names: dict[nn.Module, str]) -> list[U
                     else:
                         reason = f"'{names[module]}' is not as the dependency graph sees it"
     return [
-        Unit(*(tuple(places[i][r]) for r in ("emitter", "reader", "carrier")), reason=reason)
-        for i in range(count)
+        Unit(tuple(p["emitter"]), tuple(p["reader"]), tuple(p["carrier"]), reason)
+        for p in (places[i] for i in range(count))
     ]
 
 

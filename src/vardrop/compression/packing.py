@@ -132,7 +132,7 @@ def _steps(net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float) -
         raise VardropError(
             f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}."
         )
-    steps = {}
+    steps: dict[str, float] = {}
     for name, deviation in deviations.items():
         step = step_for(deviation, tensors[name], tolerance)
         bias = name.removesuffix("weight") + "bias"

@@ -53,7 +53,7 @@ class ShrinkReport:
     def __str__(self) -> str:
         head = ("layer", "kind", "weights", "inputs", "outputs", "MACs", "bytes")
         quantities = ("weights", "inputs", "outputs", "macs", "bytes")
-        rows = [head]
+        rows: list[tuple[str, ...]] = [head]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in quantities)
             rows.append((r.name or "(net)", r.kind, *(f"{b} -> {a}" for b, a in pairs)))

@@ -20,14 +20,14 @@ _BATCH = 1000
 
 def batches(data: Data) -> list[tuple[Any, Tensor]]:
     """Held-out data as a list of batches."""
-    if isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data):
+    if isinstance(data, tuple) and isinstance(data[0], Tensor):
         x, y = data
         if len(x) != len(y):
             raise VardropError(
                 f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
             )
         return list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
-    return list(data)
+    return list(data)  # type: ignore[arg-type]
 
 
 def outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ def _check_gaussian(layers: dict[str, Variational]) -> None:
 
 def _noisy_tensors(layer: Variational) -> list[tuple[str, Tensor, Tensors]]:
     """The name that `ZeroMean` gives a scale, the mean and the noise: the weight's, the bias's."""
-    found = [("sigma", layer.weight, layer._tensors(0))]
+    found: list[tuple[str, Tensor, Tensors]] = [("sigma", layer.weight, layer._tensors(0))]
     if layer.noisy_bias and layer.bias is not None:
         found.append(("bias_sigma", layer.bias, layer._tensors(2)))
     return found

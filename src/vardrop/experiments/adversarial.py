@@ -10,7 +10,7 @@ from vardrop.conversion import convert
 from vardrop.data import Images
 from vardrop.diagnostics.passes import evaluating
 from vardrop.errors import VardropError
-from vardrop.experiments.nets import mlp
+from vardrop.experiments.variance import HIDDEN, small_net
 from vardrop.noisy import sampling
 from vardrop.objective import ELBO, Categorical
 from vardrop.recipes import Recipe, binary_dropout, variance_layer
@@ -74,7 +74,7 @@ def attack_curves(
     with torch.random.fork_rng():
         for name, recipe in methods.items():
             torch.manual_seed(seed)
-            net = convert(mlp(data.x[0].numel(), 300, 300, 10), recipe, where="3")
+            net = convert(small_net(data.x[0].numel(), 300, 300), recipe, where=HIDDEN)
             elbo = ELBO(net, Categorical(), num_data=len(data.x))
             optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-3)
             for _ in train(elbo, optimizer, *data, epochs, seed=seed):

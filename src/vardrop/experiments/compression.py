@@ -3,7 +3,7 @@
 `fit` trains resumably; the threshold is chosen on examples held out of the training data, and the
 test set is looked at once, at the end. Run it with
 
-    python -m vardrop.experiments.compression lenet300 /tmp/lenet300 results/compression
+    python -m vardrop.experiments.compression lenet300 /tmp/lenets results/compression
 
 Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks", sec. 5.3.
 """
@@ -38,11 +38,13 @@ from vardrop.compression import (
     unpack,
 )
 from vardrop.compression.extras import require
+from vardrop.compression.layout import affine_layers
+from vardrop.compression.report import layer_costs
 from vardrop.compression.scoring import accuracy
 from vardrop.compression.sparse import race
 from vardrop.data import IMAGE_SETS, load_images
 from vardrop.experiments.sparse_lenets import NETS, SETTINGS, Setting, Split, error, fit, load_split
-from vardrop.recipes import sparse_vd
+from vardrop.layers import Variational
 from vardrop.values import to_json
 
 
@@ -90,19 +92,26 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
     export_onnx(small, files["small"], x[:1])
     save(small, directory / "net.safetensors")
     nets = {"dense": dense, "small": small}
-    report: Any = small.report
+    costs = [layer_costs(n, (x[:1],)) for n in (full, small)]
+    weights = [sum(m.weight.numel() for m in affine_layers(full).values())]
+    weights.append(sum(c.weights for c in costs[1].values()))
+    size = sum(4 * p.numel() for p in full.parameters())
     foreign = load_images("notmnist", "test").x - split.mean
     return {
         "threshold": float(chosen),
         "sweep": [dataclasses.asdict(p) for p in chosen.points],
-        "weights": report.total("weights"),
-        "compression": report.total("weights")[0]
-        / sum(int(p.count_nonzero()) for n, p in small.named_parameters() if "weight" in n),
-        "macs": report.total("macs"),
-        "layers": [dataclasses.asdict(r) for r in report.layers],
-        "notes": report.notes,
+        "weights": weights,
+        "compression": weights[0] / weights[1],
+        "macs": [sum(c.macs for c in cost.values()) for cost in costs],
+        "layers": [{n: dataclasses.asdict(c) for n, c in cost.items()} for cost in costs],
+        "notes": small.report.notes,  # type: ignore[union-attr]
         "test_error": {n: error(m, split.test) for n, m in (*nets.items(), ("packed", decoded))},
-        "pack": {"tolerance": tolerance, "ratio": packed.ratio, **dataclasses.asdict(packed)},
+        "pack": {
+            **dataclasses.asdict(packed),
+            "tolerance": tolerance,
+            "dense_bytes": size,
+            "ratio": size / packed.bytes,
+        },
         "latency": {
             str(b): _latencies(
                 {"dense": full, "small": small, "chosen": sparsify(small, x[:b])}, files, x[:b]
@@ -129,12 +138,16 @@ def run(name: str, directory: Path, results: Path) -> dict[str, Any]:
     """Train (or resume), measure and write one JSON."""
     setting = SETTINGS[name]
     split = load_split(setting)
-    net, curve = fit(setting, directory, split)
+    net, curve = fit(name, directory, split)
     start = time.perf_counter()
-    figures = measure(setting, net, split, directory)
+    figures = measure(setting, net, split, directory / name)
     record = {
         "setting": dataclasses.asdict(setting),
-        "recipe": to_json(sparse_vd()),
+        "methods": {
+            n: [to_json(v) for v in (m.posterior, m.prior, m.estimator) if v is not None]
+            for n, m in net.named_modules()
+            if isinstance(m, Variational)
+        },
         "data": {"mnist": IMAGE_SETS["mnist"], "notmnist": IMAGE_SETS["notmnist"]},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},

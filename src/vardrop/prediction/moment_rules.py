@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_NODES, _SCALE = 20, 1 / math.sqrt(2 * math.pi)
+from vardrop.prediction.quadrature import hermite
+
+_SCALE = 1 / math.sqrt(2 * math.pi)
 _FAR = 12.0  # standard deviations
-_POOL_NODES, _WIDE = 8, 4.0
-_BLOCK = 2**17  # elements that stay in the cache together
 
 
 class Pair(NamedTuple):
@@ -33,22 +32,26 @@ class UnsupportedError(Exception):
 
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
-RULES: dict[str, Rule] = {}
+BASIC: dict[str, Rule] = {}
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, rule))
+        BASIC.update(dict.fromkeys(names, rule))
         return rule
 
     return register
+
+
+def _register(make: Callable[[Any], Rule], functions: list[Any]) -> None:
+    BASIC.update({function.__name__: make(function) for function in functions})
 
 
 def _standardise(x: Pair) -> tuple[Tensor, Tensor, Tensor]:
     """P(x > 0), the std times the normal density at mean / std, and the std."""
     assert x.variance is not None
     std = x.variance.clamp(min=torch.finfo(x.mean.dtype).tiny).sqrt()
-    z = (x.mean / std).clamp_(-_FAR, _FAR)  # beyond, the density is slow to compute and nothing
+    z = (x.mean / std).clamp_(-_FAR, _FAR)  # beyond it, subnormal numbers are slow
     density = torch.exp(z.square().mul_(-0.5)).mul_(_SCALE)
     return torch.erf(z.mul_(math.sqrt(0.5))).add_(1).mul_(0.5), density.mul_(std), std
 
@@ -83,21 +86,13 @@ def _leaky_relu(
     return leaky, (square - leaky.square()).clamp(min=0)
 
 
-@cache
-def _hermite() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Hermite quadrature for the standard normal (Golub & Welsch)."""
-    off = torch.arange(1, _NODES, dtype=torch.float64).sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return tuple(zip(values.tolist(), vectors[0].square().tolist(), strict=True))
-
-
 def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
     def rule(x: Pair, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         if x.variance is None:
             return function(x.mean, *args, **kwargs), None
         std = x.variance.sqrt()
         mean, second = torch.zeros_like(std), torch.zeros_like(std)
-        for node, weight in _hermite():
+        for node, weight in hermite():
             value = function(torch.add(x.mean, std, alpha=node), *args, **kwargs)
             mean.add_(value, alpha=weight)
             second.addcmul_(value, value, value=weight)
@@ -106,11 +101,18 @@ def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
     return rule
 
 
-for _function in (
-    torch.tanh, torch.sigmoid, functional.gelu, functional.silu, functional.softplus,
-    functional.elu, functional.hardtanh,
-):  # fmt: skip
-    RULES[_function.__name__] = _by_quadrature(_function)
+_register(
+    _by_quadrature,
+    [
+        torch.tanh,
+        torch.sigmoid,
+        functional.gelu,
+        functional.silu,
+        functional.softplus,
+        functional.elu,
+        functional.hardtanh,
+    ],
+)
 
 
 def _affine(function: Callable[..., Tensor]) -> Rule:
@@ -127,11 +129,18 @@ def _affine(function: Callable[..., Tensor]) -> Rule:
     return rule
 
 
-for _function in (
-    functional.linear, torch.conv1d, torch.conv2d, torch.conv3d,
-    torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d,
-):  # fmt: skip
-    RULES[_function.__name__] = _affine(_function)
+_register(
+    _affine,
+    [
+        functional.linear,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+    ],
+)
 
 
 @_rule("batch_norm")
@@ -153,110 +162,6 @@ def _batch_norm(
     return mean, None if x.variance is None else x.variance * scale.square().view(shape)
 
 
-def _averaging(function: Callable[..., Tensor]) -> Rule:
-    """A mean of n independent elements has the mean of their variances divided by n."""
-
-    def rule(x: Pair, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        mean = function(x.mean, *args, **kwargs)
-        if x.variance is None:
-            return mean, None
-        pooled = function(x.variance, *args, **kwargs)
-        # The window has as many elements as a sum over it has of ones, where it does not overlap.
-        return mean, pooled * (mean.numel() / x.mean.numel())
-
-    return rule
-
-
-for _function in (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.mean):
-    RULES[_function.__name__] = _averaging(_function)
-
-
-@_rule("avg_pool1d", "avg_pool2d")
-def _avg_pool(x: Pair, kernel_size: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    pool = functional.avg_pool2d if x.mean.dim() == 4 else functional.avg_pool1d
-    mean = pool(x.mean, kernel_size, *args, **kwargs)
-    if x.variance is None:
-        return mean, None
-    sizes = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-    window = math.prod(sizes) if len(sizes) > 1 else sizes[0] ** (x.mean.dim() - 2)
-    return mean, pool(x.variance, kernel_size, *args, **kwargs) / window
-
-
-@_rule("max_pool2d")
-def _max_pool2d(
-    x: Pair,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    rectified: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """The largest of a window, and with `rectified` the largest of it and zero."""
-    if x.variance is None:
-        mean = x.mean.relu() if rectified else x.mean
-        pooled = functional.max_pool2d(mean, kernel_size, stride, padding, dilation, ceil_mode)
-        return pooled, None
-    height, width = (kernel_size,) * 2 if isinstance(kernel_size, int) else kernel_size
-    if padding not in (0, (0, 0)) or dilation not in (1, (1, 1)) or ceil_mode or (
-        stride is not None and stride not in (kernel_size, (height, width))
-    ):  # fmt: skip
-        raise UnsupportedError("max_pool2d with overlap, padding or dilation")
-    rows = max(1, _BLOCK * len(x.mean) // x.mean.numel())
-    parts = [
-        _largest(_windows(m, height, width), _windows(v, height, width), rectified)
-        for m, v in zip(x.mean.split(rows), x.variance.split(rows), strict=True)
-    ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
-def _windows(t: Tensor, height: int, width: int) -> list[Tensor]:
-    rows, columns = t.shape[-2] // height * height, t.shape[-1] // width * width
-    t = t[..., :rows, :columns]
-    return [t[..., i::height, j::width] for i in range(height) for j in range(width)]
-
-
-def _largest(
-    means: list[Tensor], variances: list[Tensor], rectified: bool
-) -> tuple[Tensor, Tensor]:
-    """E M and Var M of the maximum M of independent normals, on its distribution function G.
-
-    For M >= a: E (M - a) = int_a^b (1 - G), E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt, where
-    G(t) is the product of the normal distribution functions.
-    """
-    tiny = torch.finfo(means[0].dtype).tiny
-    stds = [v.clamp(min=tiny).sqrt_() for v in variances]
-    low = torch.stack([m - _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
-    high = torch.stack([m + _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
-    if rectified:
-        low, high = low.clamp_(min=0), high.clamp_(min=0)
-    width = high.sub_(low)
-    slopes = [s.mul_(math.sqrt(2)).reciprocal_() for s in stds]
-    starts = [(low - m).mul_(k) for m, k in zip(means, slopes, strict=True)]
-    slopes = [k.mul_(width) for k in slopes]
-    first, second = torch.zeros_like(low), torch.zeros_like(low)
-    for node, weight in _legendre():
-        below = torch.full_like(low, -(0.5 ** len(means)))  # minus G, from 1 + erf
-        for start, slope in zip(starts, slopes, strict=True):
-            below.mul_(torch.add(start, slope, alpha=node).erf_().add_(1))
-        first.add_(below.add_(1), alpha=weight)
-        second.add_(below, alpha=2 * weight * node)
-    excess = first.mul_(width)
-    variance = second.mul_(width).mul_(width).addcmul_(excess, excess, value=-1).clamp_(min=0)
-    return low.add_(excess), variance
-
-
-@cache
-def _legendre() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch)."""
-    k = torch.arange(1, _POOL_NODES, dtype=torch.float64)
-    off = k / (4 * k.square() - 1).sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    nodes, weights = (values + 1) / 2, vectors[0].square()
-    return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
-
-
 def _reshaping(function: Callable[..., Tensor]) -> Rule:
     def rule(x: Pair, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         moved = function(x.mean, *args, **kwargs)
@@ -265,11 +170,19 @@ def _reshaping(function: Callable[..., Tensor]) -> Rule:
     return rule
 
 
-for _function in (
-    torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.transpose, torch.permute,
-    Tensor.view, Tensor.contiguous,
-):  # fmt: skip
-    RULES[_function.__name__] = _reshaping(_function)
+_register(
+    _reshaping,
+    [
+        torch.flatten,
+        torch.reshape,
+        torch.squeeze,
+        torch.unsqueeze,
+        torch.transpose,
+        torch.permute,
+        Tensor.view,
+        Tensor.contiguous,
+    ],
+)
 
 
 def _pair(value: Any) -> Pair:

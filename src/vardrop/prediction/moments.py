@@ -1,7 +1,7 @@
 """Moment propagation: one analytic pass that carries mean and variance through a net.
 
 A `Gaussian` travels through the net's own forward in the place of the input, so residual sums and
-functional calls need no tracing; every torch function it meets has a rule (`moment_rules.py`), and
+functional calls need no tracing; every torch function it meets has a rule by its name, and
 noisy layers and gates add their variance. Units are taken as independent and as normal where a
 non-linearity needs their shape: exact through one affine layer, an approximation below it.
 
@@ -23,7 +23,10 @@ from vardrop.gates import BinaryDropout, Gate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy
 from vardrop.prediction.modes import drops, prepared
-from vardrop.prediction.moment_rules import RULES, Pair, UnsupportedError
+from vardrop.prediction.moment_pooling import POOLING
+from vardrop.prediction.moment_rules import BASIC, Pair, UnsupportedError
+
+RULES = {**BASIC, **POOLING}
 
 
 class Gaussian:
