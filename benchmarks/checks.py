@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from peer_layers import Build, Model
+from torch import Tensor, nn
 
 DRAWS = 10
 AVERAGED = 20  # calls over which a sampled KL is averaged
@@ -69,9 +68,9 @@ def check(build: Build) -> dict[str, Any]:
     growth, cosine = kl_growth(build), draws_cosine(build)
     marks = []
     if not 1.8 < growth["outputs"] < 2.2:
-        marks.append(f"KL is not a sum over weights (x{growth['outputs']:.2f} for 2x weights)")
-    if not 1.8 < growth["layers"] < 2.2:
-        marks.append(f"KL is not a sum over layers (x{growth['layers']:.2f} for 2 layers)")
+        marks.append(f"KL is no sum over weights (x{growth['outputs']:.2f} for 2x the weights)")
+    elif not 1.8 < growth["layers"] < 2.2:
+        marks.append(f"KL is no sum over layers (x{growth['layers']:.2f} for 2 layers)")
     if not cosine > 0.999:
         marks.append(f"gradients of {DRAWS} draws are wrong (cosine {cosine:.2f})")
     return {"kl_growth": growth, "draws_cosine": cosine, "marks": marks}

@@ -34,8 +34,11 @@ def turns(runs: Mapping[str, Run], settings: Settings) -> dict[str, list[float]]
     """Seconds of every call in every round; each round has every call once, in a new order."""
     clock, order = settings.clock(), random.Random(0)
     for run in runs.values():
+        start = time.perf_counter()
         for _ in range(WARM):
             run()
+            if time.perf_counter() - start > 1:
+                break
     times: dict[str, list[float]] = {name: [] for name in runs}
     names, start = list(runs), time.perf_counter()
     for done in range(settings.rounds):
@@ -99,9 +102,7 @@ def per_call(found: list[Row], counts: Mapping[str, int], reference: str = "plai
     return found
 
 
-def train_step(
-    loss: Callable[[], torch.Tensor], parameters: Any, fused: bool | None = None
-) -> Run:
+def train_step(loss: Callable[[], torch.Tensor], parameters: Any, fused: bool | None = None) -> Run:
     """A step of Adam on a loss; `fused=None` is torch's default."""
     optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=fused)
 

@@ -1,6 +1,6 @@
 """Measure one library inside its own environment, in turns with plain torch; JSON to stdout.
 
-    ~/.cache/vardrop-bench/<peer>/bin/python benchmarks/worker.py <peer> [--rounds 60]
+~/.cache/vardrop-bench/<peer>/bin/python benchmarks/worker.py <peer> [--rounds 60]
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from checks import check
 from measuring import (
     Row,
@@ -30,6 +28,7 @@ from measuring import (
 )
 from nets import PREDICT, TRAIN, Case
 from peer_layers import BUILDS, Build, Model
+from torch import Tensor
 
 DRAWS = 32
 NUM_DATA = 60_000

@@ -1,3 +1,4 @@
+import json
 import os
 import pickle
 import subprocess
@@ -179,6 +180,30 @@ def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
     noisy = vd.convert(NETS["residual"][0](), vd.sparse_vd())
     with pytest.raises(VardropError, match="to be a plain torch layer, but got Conv2d"):
         read(path, into=noisy)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        [],
+        {"sizes": {"": [-1, 1, 1]}, "select": {}, "scale": {}, "identity": [], "sparse": []},
+        {"sizes": {"": ["x"]}, "select": {}, "scale": {}, "identity": [], "sparse": []},
+        {"sizes": {}, "select": {"": [1e12, 0]}, "scale": {}, "identity": [], "sparse": []},
+        {"sizes": {}, "select": {}, "scale": {}, "identity": [], "sparse": ["forward"]},
+    ],
+)
+def test_forged_plan_with_a_right_checksum_is_refused(tmp_path, plan):
+    from safetensors.torch import save_file
+
+    from vardrop.compression.files import _digest
+
+    net, text = nn.Linear(2, 1), json.dumps(plan)
+    tensors = {k: v.detach().clone() for k, v in net.state_dict().items()}
+    mark = {"vardrop": "1", "plan": text, "sha256": _digest(text, tensors)}
+    save_file(tensors, tmp_path / "net.safetensors", mark)
+    with pytest.raises(VardropError, match="Expected (the description in|a size of)"):
+        load(tmp_path / "net.safetensors", into=net)
 
 
 def test_foreign_safetensors_are_refused(tmp_path):

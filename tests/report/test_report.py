@@ -56,7 +56,7 @@ def test_a_whole_run_shows_everything(whole):
     text = whole
     titles = [kind.title for kind in KINDS if kind.task != "regression"]
     assert all(any(image["alt"].startswith(t) for image in images(text)) for t in titles)
-    for shown in ("--method sparse_vd", "torch 2.13.0", "9fb629c4189551a2d022fa330f9573f3",
+    for shown in ("<span>--method</span> <span>sparse_vd</span>", "torch 2.13.0", "9fb629c4189551a2d022fa330f9573f3",
                   "AdditiveGaussian(log_sigma2=-8)", "0.9912", "30 epochs", "load_run("):  # fmt: skip
         assert shown in text
     assert "Left out" not in text

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from vardrop.compression.extras import require
 from vardrop.compression.parts import replaced
-from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild
+from vardrop.compression.rebuild import (
+    densify,
+    describe,
+    load_tensors,
+    rebuild,
+    refusing,
+)
 from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
 
@@ -74,10 +80,12 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
         damaged, foreign or of another version is an error.
     """
     plan, tensors = _read(Path(path))
-    net = rebuild(into, plan)
-    load_tensors(net, tensors)
-    for name in plan["sparse"]:
-        net = replaced(net, name, SparseLinear(net.get_submodule(name)))  # type: ignore[arg-type]
+    with refusing(str(path)):
+        net = rebuild(into, plan)
+        load_tensors(net, tensors)
+        for name in plan["sparse"]:
+            layer: Any = net.get_submodule(name)
+            net = replaced(net, name, SparseLinear(layer))
     return net.eval()
 
 
@@ -104,4 +112,5 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
-    return json.loads(metadata["plan"]), tensors
+    with refusing(str(path)):
+        return json.loads(metadata["plan"]), tensors

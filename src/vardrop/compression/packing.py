@@ -28,7 +28,7 @@ from vardrop.compression.coding import (
     quantise,
     step_for,
 )
-from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild
+from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild, refusing
 from vardrop.compression.scoring import Data, Metric, score
 from vardrop.errors import VardropError
 
@@ -194,13 +194,14 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
-    (length,) = struct.unpack_from("<I", body, len(_MAGIC))
-    start = len(_MAGIC) + 4
-    inflated = zlib.decompressobj().decompress(body[start : start + length], _LARGEST)
-    plan, codes, coded = json.loads(inflated)
-    net = rebuild(into, plan)
-    content = body[start + length :]
-    load_tensors(net, _decode(net, codes, content[:coded], content[coded:]))
+    with refusing(path):
+        (length,) = struct.unpack_from("<I", body, len(_MAGIC))
+        start = len(_MAGIC) + 4
+        inflated = zlib.decompressobj().decompress(body[start : start + length], _LARGEST)
+        plan, codes, coded = json.loads(inflated)
+        net = rebuild(into, plan)
+        content = body[start + length :]
+        load_tensors(net, _decode(net, codes, content[:coded], content[coded:]))
     return net
 
 

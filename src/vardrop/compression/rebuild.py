@@ -7,6 +7,8 @@ that loading needs no code from a file.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +54,20 @@ def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
             dense = net.get_submodule(name).dense()  # type: ignore[operator]
             net = replaced(net, name, dense)
     return net, names
+
+
+@contextmanager
+def refusing(path: str) -> Iterator[None]:
+    """Turn what a forged description stumbles over into the library's error."""
+    try:
+        yield
+    except VardropError:
+        raise
+    except Exception as failure:
+        raise VardropError(
+            f"Expected the description in {path} to be sound, but got: {failure!r}. "
+            "The file was not written by vardrop."
+        ) from failure
 
 
 def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:

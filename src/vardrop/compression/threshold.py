@@ -124,7 +124,7 @@ def _pooled(net: nn.Module) -> Relevance:
             "Expected `net` to have a method that tells dead weights or units, but got none. "
             "Use a recipe such as vardrop.sparse_vd()."
         )
-    scores = torch.cat([r.score.flatten().double() for r in found])
+    scores = torch.cat([r.score.detach().flatten().double() for r in found])
     return Relevance(scores, 0.0, found[0].keep_above, found[0].kind)
 
 

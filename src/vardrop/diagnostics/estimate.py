@@ -25,7 +25,7 @@ class Estimate:
 
 
 def student_quantile(probability: float, df: int) -> float:
-    """Quantile of Student's t by Hill's expansion around the normal one; below 1 % off from df 3.
+    """Quantile of Student's t, below 1 % off from df 3 on (Abramowitz & Stegun 26.7.5).
 
     >>> round(student_quantile(0.975, 10), 2)
     2.23

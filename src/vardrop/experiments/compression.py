@@ -59,8 +59,8 @@ def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> 
         calls[f"onnx {name}"] = partial(
             session.run, None, {session.get_inputs()[0].name: x.numpy()}
         )
-    with torch.no_grad():
-        return race(calls)
+    with torch.inference_mode():
+        return race(calls, rounds=20)
 
 
 def _packed(

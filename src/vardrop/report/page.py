@@ -13,7 +13,7 @@ from vardrop.errors import VardropError
 from vardrop.report.figures import grid, section
 from vardrop.report.gallery import KINDS
 from vardrop.report.run import Run, read_run
-from vardrop.report.tables import facts, flatten, records, scores, show
+from vardrop.report.tables import beside, facts, flatten, records, scores, show, words
 
 Runs = Mapping[str, Run]
 
@@ -83,8 +83,8 @@ def _what_was_run(runs: Runs) -> str:
         for key, value in run.config.items():
             if key == "version" or value is None or value is False:
                 continue
-            text = escape(show(value))
-            pairs[key.replace("_", " ")] = f"<code>{text}</code>" if key == "command" else text
+            text = words(show(value)) if key == "command" else escape(show(value))
+            pairs[key.replace("_", " ")] = text
         if run.history:
             seconds = sum(float(row.get("seconds") or 0) for row in run.history)
             pairs["trained"] = f"{len(run.history)} epochs, {seconds:,.1f} seconds"
@@ -107,7 +107,7 @@ def _scores(runs: Runs) -> str:
         layers = (run.results.get("compression") or {}).get("layers")
         if isinstance(layers, list) and layers and all(isinstance(row, dict) for row in layers):
             title = f"Layers of {escape(name)}" if several else "Layers"
-            blocks.append(f"<h3>{title}</h3>\n" + records([flatten(row) for row in layers]))
+            blocks.append(f"<h3>{title}</h3>\n" + records([beside(row) for row in layers]))
     return '<div class="tables">\n' + "".join(f"<div>{b}</div>\n" for b in blocks) + "</div>\n"
 
 

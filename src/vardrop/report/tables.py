@@ -17,7 +17,8 @@ def show(value: Any) -> str:
     ('torch 2.13.0, seeds 0, 1', '0.1235', 'none')
     """
     if isinstance(value, Mapping) and "type" in value:
-        fields = {k: v for k, v in value.items() if k not in ("type", "version") and v is not None}
+        named = {k: v for k, v in value.items() if k not in ("type", "version")}
+        fields = {k: v for k, v in named.items() if v is not None and v is not False}
         return f"{value['type']}({', '.join(f'{k}={show(v)}' for k, v in fields.items())})"
     if isinstance(value, Mapping):
         known = {k: v for k, v in value.items() if v is not None and v != []}
@@ -76,6 +77,26 @@ def records(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of mappings, with a column for every name that occurs."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return table(names, ([row.get(name) for name in names] for row in rows))
+
+
+def beside(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose quantities stand before and after, with the two next to each other.
+
+    >>> beside({"name": "fc", "before": {"weights": 9, "bytes": 36}, "after": {"weights": 1}})
+    {'name': 'fc', 'weights before': 9, 'weights after': 1, 'bytes before': 36, 'bytes after': None}
+    """
+    before, after = row.get("before"), row.get("after")
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return flatten(row)
+    flat = flatten({k: v for k, v in row.items() if k not in ("before", "after")})
+    for key, value in before.items():
+        flat |= {f"{key} before": value, f"{key} after": after.get(key)}
+    return flat
+
+
+def words(text: str) -> str:
+    """A command whose words stay whole where a line breaks, for options begin with a hyphen."""
+    return "<code>" + " ".join(f"<span>{escape(word)}</span>" for word in text.split()) + "</code>"
 
 
 def scores(by_run: Mapping[str, Mapping[str, Any]]) -> str:

@@ -64,7 +64,7 @@ def alpha_histograms(
         labels.append(f"{short(name)}\n{100 * np.mean(value >= threshold):.1f} % over")
     ax.axvline(threshold, color=GREY, linestyle="--", linewidth=1)
     ax.set_yticks([0.3 - i for i in range(len(values))], labels=labels, parse_math=False)
-    tidy(ax, x="log alpha", title=f"threshold {threshold:g}")
+    tidy(ax, x="log alpha", title=f"threshold {threshold:.3g}")
     ax.tick_params(axis="y", length=0)
     return ax
 

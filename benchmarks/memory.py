@@ -1,0 +1,79 @@
+"""Peak memory, each figure in a process of its own: python benchmarks/memory.py <what> <name>.
+
+The allocator is told to give freed tensors back, so that what is resident is in use (Linux).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+from measuring import Row, figure, plain_step
+from nets import TRAIN, mlp
+from predict import memory as prediction_memory
+from predict import peak
+from train_step import noisy_step
+
+import vardrop as vd
+
+STEPS = {
+    "plain": lambda net, x, y: plain_step(net, x, y),
+    "sparse_vd": lambda net, x, y: noisy_step(net, vd.sparse_vd(), x, y, None),
+    "sparse_vd, KL value every 10": lambda net, x, y: noisy_step(
+        net, vd.sparse_vd(), x, y, None, every=10
+    ),
+}
+
+
+def train_peak(case: str, candidate: str) -> int:
+    """Kilobytes that a net, its optimizer and three steps need above an idle process."""
+    chosen = next(c for c in TRAIN if c.name == case)
+    x, y = chosen.data()
+    STEPS[candidate](mlp(784, 10, 10), torch.rand(8, 784), torch.randint(10, (8,)))()
+
+    def run() -> None:
+        step = STEPS[candidate](chosen.make(), x, y)
+        for _ in range(3):
+            step()
+
+    return peak(run)
+
+
+def _elsewhere(*arguments: str) -> str:
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()[-1]
+
+
+def training(quick: bool) -> list[Row]:
+    found = []
+    for case in TRAIN[: 3 if quick else None]:
+        kilobytes = {name: int(_elsewhere("train", case.name, name)) for name in STEPS}
+        found += [
+            figure("peak memory of a train step", case.name, n, k / kilobytes["plain"], f"{k} kB")
+            for n, k in kilobytes.items()
+        ]
+    return found
+
+
+def prediction(samples: int = 1000) -> list[Row]:
+    """Peak of many draws over that of one chunk."""
+    figures = json.loads(_elsewhere("predict", str(samples)))
+    group = f"peak memory of {samples} draws, one chunk = 1"
+    return [figure(group, figures["case"], "predict", figures["ratio"], json.dumps(figures))]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    what, *rest = sys.argv[1:]
+    print(train_peak(*rest) if what == "train" else json.dumps(prediction_memory(int(rest[0]))))
+
+
+if __name__ == "__main__":
+    main()
