@@ -18,7 +18,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules src README.md
+	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules src
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

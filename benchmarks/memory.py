@@ -20,7 +20,7 @@ from train_step import noisy_step
 import vardrop as vd
 
 STEPS = {
-    "plain": lambda net, x, y: plain_step(net, x, y),
+    "plain": plain_step,
     "sparse_vd": lambda net, x, y: noisy_step(net, vd.sparse_vd(), x, y, None),
     "sparse_vd, KL value every 10": lambda net, x, y: noisy_step(
         net, vd.sparse_vd(), x, y, None, every=10

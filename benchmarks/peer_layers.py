@@ -107,7 +107,8 @@ def blitz(net: nn.Module, x: Tensor) -> Model:
 def _hollow(package: str, *rooms: str) -> None:
     """Let submodules import without the package's own __init__, which asks for Lightning."""
     spec = find_spec(package)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     folder = Path(spec.origin).parent
     for name in ("", *rooms):
         full = f"{package}.{name}" if name else package

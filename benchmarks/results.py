@@ -85,8 +85,9 @@ def markdown(run: Run) -> str:
         f"rounds; threads: {threads}; torch {machine['torch']}, {machine['processor']}, "
         f"load {machine['load before']:.1f} before and {machine.get('load after', 0):.1f} after.",
         "",
-        "Every candidate of a table ran once a round, in a new order each round, beside plain torch "
-        "in the same process; other libraries in environments of their own with the same torch. "
+        "Every candidate of a table ran once a round, in a new order each round, beside plain "
+        "torch in the same process; other libraries in environments of their own with the same "
+        "torch. "
         "Ratios are medians over the median of the reference (ratio 1). On one thread times are "
         "processor times. Names of other libraries are in italics.",
         "", *_goals(rows), "", *_peers(run),

@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import pandas  # noqa: F401  the lives need it, and should not each import it
+import sklearn.datasets  # noqa: F401
 import torch
 
 from vardrop.application import fit, resume
-from vardrop.data import load_dataset
 from vardrop.recipes import sparse_vd
 from vardrop.training.observers import Observer
 
@@ -63,7 +64,6 @@ def let_live(pid, out, chance, steps):
 
 def main(root, kills):
     whole, broken = root / "whole", root / "broken"
-    load_dataset("iris")  # so that no life has to import what this needs
     assert os.waitpid(child(whole, 1e9), 0)[1] == 0
     chance, places = random.Random(0), []
     for kill in range(kills):

@@ -27,7 +27,10 @@ def adam(elbo, lr=1e-2):
 
 
 def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 def test_it_gives_the_numbers_of_a_bare_loop():
@@ -143,7 +146,10 @@ def test_shares_of_processes_make_the_mean_of_the_batch():
     "break_it, text",
     [
         (lambda elbo, x: x.fill_(float("nan")), r"nan \(the inputs of the batch\)"),
-        (lambda elbo, x: elbo.net[2].weight.data[0].fill_(float("inf")), r"parameter 'net.2.weight'"),
+        (
+            lambda elbo, x: elbo.net[2].weight.data[0].fill_(float("inf")),
+            r"parameter 'net.2.weight'",
+        ),
         (lambda elbo, x: elbo.net[0].weight.data.fill_(1e38), r"output of layer '0'"),
     ],
 )

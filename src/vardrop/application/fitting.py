@@ -63,7 +63,7 @@ def fit(
     >>> from vardrop.application import fit
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = fit("iris", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
-    >>> sorted(run.results["metrics"])
+    ...     sorted(run.results["metrics"])
     ['accuracy', 'brier', 'ece', 'nll']
     """
     data_path = Path(data)
