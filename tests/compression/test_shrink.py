@@ -253,6 +253,17 @@ def test_report_counts_what_is_there():
     assert "42 -> 21" in str(report)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(mode):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[2].weight[:, 1:] = 0
+    with mode():
+        small = shrink(net, torch.zeros(1, 3))
+    assert small[0].out_features == 1
+    assert_equal(net, small, (3,))
+
+
 def test_modes_and_random_state_stay():
     net = Residual().train()
     state = torch.get_rng_state()

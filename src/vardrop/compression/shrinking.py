@@ -59,6 +59,8 @@ def plan_shrink(
     return small.report  # type: ignore[return-value]
 
 
+@torch.inference_mode(mode=False)
+@torch.enable_grad()  # type: ignore[no-untyped-call]
 def shrink(
     net: nn.Module,
     example_input: Any,
@@ -93,7 +95,8 @@ def shrink(
 
     Molchanov, Ashukha & Vetrov 2017, sec. 5.3, for the rule log alpha >= 3.
     """
-    inputs = as_inputs(example_input)
+    # A copy, because autograd refuses tensors that were made in inference mode.
+    inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, as_inputs(example_input))
     plain, deviations = masked(net, threshold)
     before = layer_costs(plain, inputs)
     found = coupled_units(plain, inputs, shared_layers(plain, inputs))
