@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -79,11 +80,11 @@ class Preprocessing:
             found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
             return ((found - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
-        for row, value in enumerate(values, 1):
+        for position, value in enumerate(values):
             if label(value) not in index:
                 raise VardropError(
                     f"Expected the classes {', '.join(self.classes)} in column '{self.target}' of "
-                    f"{source}, but got {value!r} in row {row}, which the training part lacks."
+                    f"{source}, but got '{value}' in row {row_number(values, position)}."
                 )
         return torch.tensor([index[label(v)] for v in values])
 
@@ -127,9 +128,15 @@ def numbers(values: pandas.Series, source: str) -> pandas.Series:
     found = pandas.to_numeric(values, errors="coerce").astype("float64")
     wrong = (found.isna() & values.notna()) | found.isin([math.inf, -math.inf])
     if bool(wrong.any()):
-        row = int(wrong.to_numpy().argmax())
+        first = int(wrong.to_numpy().argmax())
         raise VardropError(
             f"Expected numbers in column '{values.name}' of {source}, but got "
-            f"{values.iloc[row]!r} in row {row + 1}."
+            f"'{values.iloc[first]}' in row {row_number(values, first)}."
         )
     return found
+
+
+def row_number(values: pandas.Series, position: int) -> int:
+    """The row of the file that a value comes from, counted from 1; parts keep their index."""
+    found = values.index[position]
+    return (int(found) if isinstance(found, Integral) else position) + 1

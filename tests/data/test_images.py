@@ -1,0 +1,178 @@
+"""Image sets: from a directory, from the network into a cache, with checksums."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import struct
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vardrop as vd
+from vardrop.data import (
+    cifar,
+    download,
+    images,
+    load_cifar10,
+    load_dataset,
+    load_images,
+    load_strangers,
+)
+
+
+@pytest.fixture
+def idx(tmp_path, monkeypatch):
+    """A tiny set in the IDX format, known under the name mnist."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    pixels = torch.arange(5 * 28 * 28).remainder(256).to(torch.uint8)
+    files = {
+        "train-images-idx3-ubyte.gz": struct.pack(">4I", 2051, 5, 28, 28)
+        + pixels.numpy().tobytes(),
+        "train-labels-idx1-ubyte.gz": struct.pack(">2I", 2049, 5) + bytes([3, 1, 4, 1, 5]),
+    }
+    sums = []
+    for name, raw in files.items():
+        (folder / name).write_bytes(gzip.compress(raw, mtime=0))
+        sums.append(hashlib.md5((folder / name).read_bytes()).hexdigest())
+    monkeypatch.setitem(images.IMAGE_SETS, "mnist", {"train": tuple(sums)})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def server(idx):
+    """The folder of `idx` over HTTP on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(idx))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+def test_what_is_absent_is_fetched_once_and_cached(server, idx, tmp_path, monkeypatch):
+    pytest.importorskip("pooch")
+    monkeypatch.setitem(download.SOURCES, "mnist", server)
+    found = load_images("mnist", directory=tmp_path / "nowhere")
+    assert found.y.tolist() == [3, 1, 4, 1, 5]
+    assert found.x.shape == (5, 1, 28, 28)
+    assert float(found.x.max()) == 1.0
+    for file in idx.iterdir():
+        file.unlink()
+    again = load_images("mnist", directory=tmp_path / "nowhere")
+    assert torch.equal(again.x, found.x)
+
+
+def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
+    (idx.parent / "mnist").mkdir()
+    for file in idx.iterdir():
+        (idx.parent / "mnist" / file.name).write_bytes(file.read_bytes() + b"!")
+    with pytest.raises(vd.VardropError, match=r"MD5 of .*train-images-idx3-ubyte.gz to be"):
+        load_images("mnist", directory=idx.parent)
+    pytest.importorskip("pooch")
+    monkeypatch.setitem(download.SOURCES, "mnist", server)
+    (idx / "train-images-idx3-ubyte.gz").write_bytes(b"changed on the way")
+    with pytest.raises(vd.VardropError, match="fetching it from http://127.0.0.1.* failed: .*hash"):
+        load_images("mnist", directory=tmp_path / "nowhere")
+
+
+def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):
+    pytest.importorskip("pooch")
+    monkeypatch.setitem(download.SOURCES, "mnist", "http://127.0.0.1:9/")
+    with pytest.raises(vd.VardropError, match="Put the original files there, or set VARDROP_DATA"):
+        load_images("mnist", directory=tmp_path / "nowhere")
+    with pytest.raises(vd.VardropError, match="notmnist.*it is not there"):
+        load_images("notmnist", "test", tmp_path / "nowhere")
+    with pytest.raises(vd.VardropError, match="image set among .* but got mnist/never"):
+        load_images("mnist", "never")
+
+
+def colours(count):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return x, torch.arange(count) % 10
+
+
+def test_cifar10_from_its_archive(tmp_path, monkeypatch):
+    x, y = colours(6)
+    rows = torch.cat([y.to(torch.uint8).unsqueeze(1), x.flatten(1)], 1).numpy().tobytes()
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for i in range(1, 6):
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/data_batch_{i}.bin")
+            info.size = len(rows)
+            archive.addfile(info, io.BytesIO(rows))
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(raw.getvalue())
+    monkeypatch.setattr(cifar, "_MD5", hashlib.md5(raw.getvalue()).hexdigest())
+    found = load_cifar10("train", tmp_path)
+    assert torch.equal(found.x, torch.cat([x] * 5).float() / 255)
+    assert torch.equal(found.y, torch.cat([y] * 5))
+
+
+def test_cifar10_from_pngs_of_one_image_a_row(tmp_path):
+    x, y = colours(7)
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    Image.fromarray(x.permute(0, 2, 3, 1).reshape(7, 1024, 3).numpy()).save(
+        folder / "test_batch.png"
+    )
+    with pytest.raises(vd.VardropError, match="test_lables.json beside the PNGs"):
+        load_cifar10("test", tmp_path)
+    (folder / "test_lables.json").write_text(json.dumps(y.tolist()))
+    found = load_cifar10("test", tmp_path)
+    assert torch.equal(found.x, x.float() / 255)
+    assert torch.equal(found.y, y)
+    (folder / "test_lables.json").write_text("[1, 2]")
+    with pytest.raises(vd.VardropError, match=r"hold 7 class numbers, but got shape \(2,\)"):
+        load_cifar10("test", tmp_path)
+    Image.fromarray(np.zeros((7, 100, 3), np.uint8)).save(folder / "test_batch.png")
+    with pytest.raises(vd.VardropError, match="1024 pixels wide, one image a row, but got 100"):
+        load_cifar10("test", tmp_path)
+    with pytest.raises(vd.VardropError, match="`split` to be 'train' or 'test', but got 'x'"):
+        load_cifar10("x", tmp_path)
+
+
+def test_mnist_has_three_parts_and_a_checksum():
+    try:
+        data = load_dataset("mnist")
+    except vd.VardropError as absent:
+        pytest.skip(str(absent))
+    assert data.sizes() == {"train": 54000, "validation": 6000, "test": 10000}
+    assert (data.kind, data.task, data.outputs, data.shape) == (
+        "image",
+        "classification",
+        10,
+        (1, 28, 28),
+    )
+
+
+def test_digits_are_split_without_overlap():
+    data = load_dataset("digits", seed=3)
+    rows = torch.cat([part.x for part in (data.train, data.validation, data.test)]).flatten(1)
+    assert len(rows.unique(dim=0)) == 1797
+    assert data.checksum == load_dataset("digits").checksum
+    assert not torch.equal(data.train.x, load_dataset("digits").train.x)
+
+
+def test_strangers_take_the_shape_of_the_net():
+    assert load_strangers("photos", (1, 8, 8)).shape[1:] == (1, 8, 8)
+    found = load_strangers("digits", (3, 32, 32))
+    assert found.shape == (1797, 3, 32, 32)
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1.0001
+    with pytest.raises(vd.VardropError, match="a net on images to compare with 'photos'"):
+        load_strangers("photos", (4,))
+    with pytest.raises(vd.VardropError, match="other data among .* but got 'moons'"):
+        load_strangers("moons", (1, 8, 8))
