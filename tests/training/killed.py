@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas  # noqa: F401  the lives need it, and should not each import it
 import sklearn.datasets  # noqa: F401
 import torch
+import torch._dynamo  # an optimizer's first step would import it in every life
 
 from vardrop.application import fit, resume
 from vardrop.recipes import sparse_vd

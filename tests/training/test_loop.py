@@ -92,6 +92,17 @@ def test_a_restored_state_goes_on_bit_for_bit(stop):
     assert same(whole, second)
 
 
+def test_other_processes_draw_their_own_noise_after_a_restart():
+    x, y = data()
+    elbo = objective()
+    state = Loop(elbo, adam(elbo), x, y, 1).state()
+    drawn = []
+    for rank in (0, 1):
+        Loop(elbo, adam(elbo), x, y, 1, world=World(rank, 2)).load_state(*state)
+        drawn.append(torch.rand(3))
+    assert not torch.equal(*drawn)
+
+
 def test_clipping_bounds_the_gradient():
     x, y = data()
     elbo = objective()
@@ -118,6 +129,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 def test_a_compiled_step_gives_the_same_numbers():
     x, y = data()
     plain, compiled = objective(), objective()

@@ -12,6 +12,7 @@ from vardrop import metrics
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
 from vardrop.data import Dataset, Part, load_strangers
+from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.noisy import log_alpha, relevance
 from vardrop.training.checkpoint import read_tensors, write_json, write_tensors
@@ -131,7 +132,8 @@ def _layer_arrays(run: Run) -> dict[str, Tensor]:
     layers = {n: m for n, m in run.net.named_modules() if isinstance(m, Variational)}
     arrays = {f"log_alpha.{name}": la for name, la in log_alpha(run.net).items()}
     arrays |= {f"weight.{name}": layer.weight for name, layer in layers.items()}
-    if relevance(run.net):
+    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in run.net.modules())
+    if relevance(run.net) and not depends:  # else no constant mask says what goes
         pruned, _ = masked(run.net)
         arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
     return arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ def fit(
     with joined() as world:
         dataset = config.data.load(config.settings.seed)
         model = _fresh(config, dataset) if isinstance(net, str) else net
+        if recipe is not None:  # what cannot be converted is told before anything is written
+            convert(copy.deepcopy(model), recipe, where, exclude)
         if world.first:
             prepare(path, force)
             config.write(path, dataset)
@@ -142,6 +145,8 @@ def _train(
     if not (path / BEST).is_file():
         write_tensors(path / BEST, elbo.state_dict(), {"epoch": None})
     load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    for name in ("results.json", "arrays.safetensors", "small.safetensors"):
+        (path / name).unlink(missing_ok=True)  # of the net before it was resumed
     evaluate(run)
     return run
 

@@ -127,6 +127,9 @@ class Loop:
         self.epoch, self.position = values["epoch"], values["position"]
         self.sums = tensors["sums"].to(self.sums.device)
         self._shuffle = tensors["shuffle"]
+        if not self.world.first:  # the state is the first process's; the others draw their own
+            torch.manual_seed(7919 * self.world.rank + self.epoch)
+            return
         torch.set_rng_state(tensors["noise"])
         if self.x.is_cuda:
             torch.cuda.set_rng_state(tensors["noise_cuda"], self.x.device)
