@@ -1,21 +1,36 @@
-"""Every Python block of the README and of docs/ runs."""
+"""Every example of the README and of docs/ runs: the blocks of a page one after another."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-import torch
+
+from vardrop.cli import main
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = [
-    pytest.param(block, id=f"{path.name}-{i}")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for i, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block(block, tmp_path, monkeypatch):
+def run_commands(text):
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            assert words[0] == "vardrop", line
+            with pytest.raises(SystemExit) as left:
+                main(words[1:])
+            assert left.value.code == 0, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with torch.random.fork_rng(devices=[]):
-        exec(compile(block, "<documentation>", "exec"), {})
+    names = {}
+    blocks = BLOCK.findall(page.read_text())
+    assert blocks, f"{page.name} has no examples"
+    for language, text in blocks:
+        if language == "sh":
+            run_commands(text)
+        else:
+            exec(compile(text, page.name, "exec"), names)
