@@ -72,6 +72,8 @@ def test_four_parameterisations_on_digits() -> None:
     for name in ("weight", "additive"):
         assert last[name].deterministic > 0.8
     assert all(a.ensemble > 0.95 for a in last.values())
+    elbo = {name: run.elbo for name, run in runs.items()}
+    assert min(elbo["layer"], elbo["neuron"]) > elbo["additive"] > elbo["weight"]
 
 
 @pytest.mark.slow

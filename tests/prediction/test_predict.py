@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from vardrop.errors import VardropError
+from vardrop.estimators import LocalReparameterization
 from vardrop.prediction import predict
+from vardrop.prediction.chains import chain
 from vardrop.prediction.cost import calls, cheaper, chunk_size, first_noisy, row_limit
 from vardrop.prediction.local import local_draws
 from vardrop.prediction.modes import prepared
@@ -243,10 +245,47 @@ def test_the_first_noisy_layer_is_shared_by_chunks_only_where_it_is_called_once(
     square = nn.Linear(5, 5)
     twice = vd.convert(nn.Sequential(square, square, nn.Linear(5, 3)), RECIPES["posterior"])
     assert first_noisy(calls(twice, x)) is None
+    wrapped = Wrapped(net)
+    assert chain(wrapped, LocalReparameterization) is None
     with torch.no_grad(), prepared(net, noise=True):
-        shared = torch.cat(list(local_draws(net, x, 4000, 40, net[0])))
-        apart = torch.cat(list(local_draws(net, x, 4000, 40, None)))
+        shared = torch.cat(list(local_draws(wrapped, x, 4000, 40, net[0])))
+        apart = torch.cat(list(local_draws(wrapped, x, 4000, 40, None)))
+        rows = torch.cat(list(local_draws(net, x, 4000, 40, net[0])))
     assert z_score(shared, apart) < Z
+    assert z_score(shared, rows) < Z
+    assert z_score(shared.square(), rows.square()) < Z
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_draws_lie_side_by_side_only_where_every_row_is_treated_alone() -> None:
+    local, recipe = LocalReparameterization, RECIPES["posterior"]
+    nested = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(5, 5), nn.ReLU()), nn.Linear(5, 3))
+    found = chain(vd.convert(nested, recipe), local)
+    assert found is not None
+    assert found.before == [nested[0]]
+    assert found.first is nested[1][0]
+    assert found.behind == [nested[1][1], nested[2]]
+    square = nn.Linear(5, 5)
+    for net, how in (
+        (nn.Sequential(nn.Linear(5, 5), Sum()), recipe),
+        (nn.Sequential(nn.Linear(5, 5), nn.Flatten(0)), recipe),
+        (nn.Sequential(nn.Linear(5, 5), nn.Softmax(0)), recipe),
+        (nn.Sequential(square, nn.ReLU(), square), recipe),
+        (nn.Sequential(nn.Linear(5, 5)), RECIPES["gate"]),
+        (nn.Sequential(nn.Linear(5, 5)), RECIPES["flipout"]),
+    ):
+        assert chain(vd.convert(net, how), local) is None
+    hooked = vd.convert(nn.Sequential(nn.Linear(5, 5)), recipe)
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert chain(hooked, local) is None
 
 
 def test_auto_takes_local_noise_for_dense_nets_and_functions_for_large_convolutions() -> None:

@@ -26,7 +26,7 @@ _CONVOLUTION_FIRST = 0.11  # and with the channels first, as vmap needs them
 _ELEMENT = 1.0  # one element through an activation or pooling
 _CALL = 25_000.0  # one module called
 _BATCHED_CALL = 70_000.0  # and under vmap
-_WORKING_SET = 2**25  # bytes beyond which fresh pages cost more than a repeated call
+_WORKING_SET = 2**24  # bytes beyond which fresh pages cost more than a repeated call
 _TENSORS = 6  # of the largest activation's size that live at once
 
 
