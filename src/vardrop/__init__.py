@@ -26,7 +26,8 @@ from vardrop.gates import (
     HardConcrete, LogNormal, NormalJeffreys, Standout,
 )  # fmt: skip
 from vardrop.heads import (
-    ClassDropout, DeterministicAttention, DropMax, SampledSoftmax, Softmax, Sparsemax,
+    ClassDropout, DeterministicAttention, DropMax, Head, HeadParts, SampledSoftmax, Softmax,
+    Sparsemax,
 )  # fmt: skip
 from vardrop.layers import (
     Bilinear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
@@ -36,7 +37,7 @@ from vardrop.noisy import (
     Relevance, kl, log_alpha, relevance, sampling,
 )  # fmt: skip
 from vardrop.objective import (
-    ELBO, Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, constant, cyclical,
+    ELBO, Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, compile, constant, cyclical,
     linear_warmup, parameter_groups,
 )  # fmt: skip
 from vardrop.posteriors import (
@@ -57,7 +58,7 @@ from vardrop.values import (
 
 if TYPE_CHECKING:
     from vardrop.application import (
-        Run, fit,
+        Run, fit, load_run,
     )  # fmt: skip
     from vardrop.compression import (
         choose_threshold, compare, export_onnx, export_program, fine_tune, load, pack,
@@ -76,7 +77,7 @@ __version__ = "0.1.0"
 # Verbs that `import vardrop` does not load until they are asked for.
 _LAZY = {
     "vardrop.application": (
-        "Run", "fit",
+        "Run", "fit", "load_run",
     ),
     "vardrop.compression": (
         "choose_threshold", "compare", "export_onnx", "export_program", "fine_tune", "load",
@@ -95,6 +96,8 @@ _ROOM = {name: room for room, names in _LAZY.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "report":  # not in __all__: it needs matplotlib
+        return importlib.import_module("vardrop.report")
     if name in _ROOM:
         return getattr(importlib.import_module(_ROOM[name]), name)
     raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
@@ -105,22 +108,22 @@ __all__ = [
     "Categorical", "ClassDropout", "ConcreteDropout", "Conv1d", "Conv2d", "Conv3d",
     "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DependentBetaBernoulli",
     "DeterministicAttention", "DropMax", "ELBO", "Embedding", "Gate", "Gaussian",
-    "GaussianDropout", "HardConcrete", "HeteroscedasticGaussian", "Linear", "LogNormal",
-    "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal", "NormalJeffreys", "Plan",
-    "Prediction", "Recipe", "Relevance", "Run", "SampledSoftmax", "ScaleMixture", "Softmax",
-    "Sparsemax", "Standout", "StudentT", "UnregisteredKLError", "VardropError", "ZeroMean",
-    "alpha_summary", "apply_temperature", "ard", "bayes_by_backprop", "bayesian_compression",
-    "beta_bernoulli", "binary_dropout", "choose_threshold", "class_dropout", "compare",
-    "concrete_dropout", "conformal", "constant", "convert", "cyclical",
-    "dependent_beta_bernoulli", "deterministic_attention", "distil", "draw", "draws",
+    "GaussianDropout", "HardConcrete", "Head", "HeadParts", "HeteroscedasticGaussian", "Linear",
+    "LogNormal", "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal",
+    "NormalJeffreys", "Plan", "Prediction", "Recipe", "Relevance", "Run", "SampledSoftmax",
+    "ScaleMixture", "Softmax", "Sparsemax", "Standout", "StudentT", "UnregisteredKLError",
+    "VardropError", "ZeroMean", "alpha_summary", "apply_temperature", "ard", "bayes_by_backprop",
+    "bayesian_compression", "beta_bernoulli", "binary_dropout", "choose_threshold",
+    "class_dropout", "compare", "compile", "concrete_dropout", "conformal", "constant", "convert",
+    "cyclical", "dependent_beta_bernoulli", "deterministic_attention", "distil", "draw", "draws",
     "dropconnect", "dropmax", "estimators", "export_onnx", "export_program", "fine_tune", "fit",
     "fit_temperature", "flipout", "from_json", "functional", "gates", "gaussian_dropout",
     "gradient_variance", "kappa", "kl", "kl_divergence", "l0", "layers", "likelihood_covariance",
-    "linear_warmup", "load", "local_reparameterization", "log_alpha", "mc_dropout", "metrics",
-    "noise_level", "pack", "parameter_groups", "per_example", "permutation_test",
+    "linear_warmup", "load", "load_run", "local_reparameterization", "log_alpha", "mc_dropout",
+    "metrics", "noise_level", "pack", "parameter_groups", "per_example", "permutation_test",
     "permute_variances", "plan", "plan_shrink", "posteriors", "predict", "priors",
     "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampled_softmax", "sampling",
-    "save", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify", "sparsity", "standout",
-    "structured_pruning", "to_json", "to_variance", "transition", "unpack", "variance_layer",
-    "variational_dropout", "weight_sample",
+    "save", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify", "sparsity",
+    "standout", "structured_pruning", "to_json", "to_variance", "transition", "unpack",
+    "variance_layer", "variational_dropout", "weight_sample",
 ]  # fmt: skip

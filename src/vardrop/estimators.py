@@ -34,7 +34,8 @@ class Affine:
 
     `bias_tensors` is None where the bias is deterministic. `trailing` counts the output axes behind
     the one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
-    that carry a variance (x -> x^2; an index stays an index).
+    that carry a variance (x -> x^2; an index stays an index). `variance` is that of the weight
+    where it is known already.
     """
 
     op: Callable[..., Tensor]
@@ -48,6 +49,7 @@ class Affine:
     trailing: int
     squares: Callable[..., tuple[Tensor, ...]]
     channel_axis: int
+    variance: Tensor | None = None
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output for the mean weights, or None where it is zero without a product."""
@@ -59,7 +61,9 @@ class Affine:
 
     def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
         """The output variance + floor, the floor entering as the bias of the product."""
-        variance = self.posterior.variance(self.weight, self.tensors)
+        variance = self.variance
+        if variance is None:
+            variance = self.posterior.variance(self.weight, self.tensors)
         bias = variance.new_full((self.outputs,), floor)
         if self.bias is not None and self.bias_tensors is not None:
             bias = bias + self.posterior.variance(self.bias, self.bias_tensors)
@@ -177,7 +181,10 @@ class Flipout(Estimator):
 def _sampled(
     affine: Affine, noise_w: Tensor, noise_b: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    weight = affine.posterior.sample(affine.weight, noise_w, affine.tensors)
+    if affine.variance is not None and noise_w.shape == affine.weight.shape:
+        weight = gaussian_output(affine.weight, affine.variance, noise_w)
+    else:
+        weight = affine.posterior.sample(affine.weight, noise_w, affine.tensors)
     if affine.bias is None or affine.bias_tensors is None or noise_b is None:
         return weight, affine.bias
     return weight, affine.posterior.sample(affine.bias, noise_b, affine.bias_tensors)

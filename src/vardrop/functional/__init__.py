@@ -1,5 +1,7 @@
 """Pure numerics: formulas on tensors, without modules and without state."""
 
+from vardrop.functional.additive import AdditiveWeights, additive_weights
+from vardrop.functional.blocks import can_block
 from vardrop.functional.concrete import (
     bernoulli_entropy,
     bernoulli_kl,
@@ -20,7 +22,13 @@ from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
 )
-from vardrop.functional.noise import clamp_max, gaussian_output, normal_like, random_signs
+from vardrop.functional.noise import (
+    clamp_max,
+    gaussian_output,
+    normal_like,
+    random_signs,
+    square,
+)
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
 from vardrop.functional.projection import project
 from vardrop.functional.truncated_log_normal import (
@@ -32,8 +40,11 @@ from vardrop.functional.truncated_log_normal import (
 )
 
 __all__ = [
+    "AdditiveWeights",
+    "additive_weights",
     "bernoulli_entropy",
     "bernoulli_kl",
+    "can_block",
     "clamp_max",
     "concrete",
     "concrete_logit",
@@ -56,6 +67,7 @@ __all__ = [
     "normal_like",
     "project",
     "random_signs",
+    "square",
     "truncated_log_normal_kl",
     "truncated_log_normal_log_moment",
     "truncated_log_normal_log_sample",

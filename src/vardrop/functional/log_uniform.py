@@ -13,7 +13,8 @@ t = (u - 4) / (u + 4), which lies in [-1, 1):
 
 R runs from 2 (u = 0) to 4 exp(gamma) (u -> infinity), S from 1 to 1/8. Largest relative error of
 the fits against 40-digit arithmetic: float64 4e-10 (R) and 2e-10 (S); for float32 and narrower
-types the shorter fits 6e-6 (R) and 1.5e-5 (S), as every degree is a pass over all weights.
+types the shorter fits 6e-6 (R) and 1.5e-5 (S). Sums over float32 weights on a CPU have fits of
+their own, see `log_uniform_sum`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from vardrop.functional.additive import additive_weights
+from vardrop.functional.blocks import can_block
 
 _SCALE = 4.0
-_BLOCK = 1 << 16
 # (numerator, denominator), lowest power first.
 _Rational = tuple[tuple[float, ...], tuple[float, ...]]
 _R_DOUBLE: _Rational = (
@@ -58,10 +60,9 @@ _R, _S = (_R_DOUBLE, _R_SINGLE), (_S_DOUBLE, _S_SINGLE)
 _Constants = tuple[list[Tensor], list[Tensor]]
 
 
-def _constants(fits: tuple[_Rational, _Rational], like: Tensor, scale: float = 1.0) -> _Constants:
+def _constants(fits: tuple[_Rational, _Rational], like: Tensor) -> _Constants:
     numerator, denominator = fits[0] if like.dtype == torch.float64 else fits[1]
-    above = [like.new_tensor(c * scale) for c in numerator]
-    return above, [like.new_tensor(c) for c in denominator]
+    return [like.new_tensor(c) for c in numerator], [like.new_tensor(c) for c in denominator]
 
 
 def _horner(coefficients: list[Tensor], t: Tensor) -> Tensor:
@@ -106,66 +107,6 @@ class _LogUniformKL(torch.autograd.Function):
         return grad * _slope(u)
 
 
-def _ratio_into(fit: _Constants, t: Tensor, out: Tensor, spare: Tensor) -> Tensor:
-    for coefficients, x in zip(fit, (out, spare), strict=True):
-        torch.addcmul(coefficients[-2], t, coefficients[-1], out=x)
-        for c in coefficients[-3::-1]:
-            torch.addcmul(c, x, t, out=x)
-    return out.div_(spare)
-
-
-def _blocked_value(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-    """The sum of `_value`, block by block in scratch that stays in cache; works with 2 u."""
-    one, total = weight.new_tensor(1.0), weight.new_zeros(())
-    fit = _constants(_R, weight, 0.5)
-    scratch = weight.new_empty(4, min(_BLOCK, weight.numel()))
-    for w, s in zip(*(x.view(-1).split(_BLOCK) for x in (weight, log_sigma2)), strict=True):
-        twice_u, t, out, spare = (row[: len(w)] for row in scratch)
-        torch.neg(s, out=twice_u).exp_().mul_(w).mul_(w)
-        torch.add(twice_u, 2 * _SCALE, out=spare).reciprocal_()
-        torch.add(one, spare, alpha=-4 * _SCALE, out=t)
-        total += _ratio_into(fit, t, out, spare).mul_(twice_u).log1p_().sum()
-    return 0.5 * total
-
-
-def _blocked_gradients(weight: Tensor, log_sigma2: Tensor, grad: float) -> tuple[Tensor, Tensor]:
-    """grad times w slope / sigma^2 and -u slope, block by block; works with 2 u."""
-    one, fit = weight.new_tensor(1.0), _constants(_S, weight, 2 * _SCALE * grad)
-    to_weight, to_log_sigma2 = torch.empty_like(weight), torch.empty_like(weight)
-    scratch = weight.new_empty(4, min(_BLOCK, weight.numel()))
-    flat = (x.view(-1).split(_BLOCK) for x in (weight, log_sigma2, to_weight, to_log_sigma2))
-    for w, s, grad_w, grad_s in zip(*flat, strict=True):
-        inverse, t, out, spare = (row[: len(w)] for row in scratch)
-        torch.neg(s, out=grad_w).exp_().mul_(w)
-        torch.mul(grad_w, w, out=grad_s)
-        torch.add(grad_s, 2 * _SCALE, out=inverse).reciprocal_()
-        torch.add(one, inverse, alpha=-4 * _SCALE, out=t)
-        _ratio_into(fit, t, out, spare).mul_(inverse)
-        grad_w.mul_(out)
-        grad_s.mul_(out.mul_(-0.5))
-    return to_weight, to_log_sigma2
-
-
-class _AdditiveLogUniformKL(torch.autograd.Function):
-    """The sum over all weights, saving nothing but its inputs; `value=False` leaves out the sum."""
-
-    @staticmethod
-    def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
-        if not value:
-            return weight.new_zeros(())
-        return _blocked_value(weight.contiguous(), log_sigma2.contiguous())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        weight, log_sigma2 = ctx.saved_tensors
-        return *_blocked_gradients(weight.contiguous(), log_sigma2.contiguous(), float(grad)), None
-
-
 def log_uniform_kl(u: Tensor) -> Tensor:
     """Exact KL to the log-uniform prior, elementwise, as a function of u = 1 / (2 alpha) >= 0.
 
@@ -191,15 +132,9 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     tensor(0.)
     """
     weight, log_sigma2 = _wide(weight), _wide(log_sigma2)
-    if _can_block(weight):
-        return _AdditiveLogUniformKL.apply(weight, log_sigma2, value)
+    if can_block(weight):
+        return additive_weights(weight, log_sigma2).kl(value)
     return log_uniform_kl(0.5 * weight.square() * torch.exp(-log_sigma2)).sum()
-
-
-def _can_block(weight: Tensor) -> bool:
-    # A trace wants one expression, transforms cannot write into scratch, float64 wants precision.
-    plain = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    return plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def dawson(x: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vardrop.functional.blocks import blocks, can_block, like_layout, scratch
+
 
 class _GaussianOutput(torch.autograd.Function):
     """Saves one tensor, noise / sd, where autograd would save three."""
@@ -15,6 +17,8 @@ class _GaussianOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        if can_block(variance) and mean.stride() == variance.stride() == noise.stride():
+            return _blocked_output(mean, variance, noise)
         scaled = noise * torch.rsqrt(variance)
         return torch.addcmul(mean, variance, scaled), scaled
 
@@ -32,6 +36,15 @@ class _GaussianOutput(torch.autograd.Function):
         return grad, torch.addcmul(grad.new_zeros(()), grad, scaled, value=0.5), None
 
 
+def _blocked_output(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    variance = like_layout(variance, variance)
+    output, scaled, room = (*(torch.empty_like(variance) for _ in "ab"), scratch(variance, 1)[0])
+    for m, v, e, out, ratio in blocks(mean, variance, noise, output, scaled):
+        torch.div(e, torch.sqrt(v, out=room[: len(v)]), out=ratio)
+        torch.addcmul(m, v, ratio, out=out)
+    return output, scaled
+
+
 def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
     """mean + sqrt(variance) noise, with the gradient to mean and variance written by hand.
 
@@ -44,6 +57,35 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
     Kingma, Salimans & Welling 2015, eq. 6.
     """
     return _GaussianOutput.apply(mean, variance, noise)[0]
+
+
+class _Square(torch.autograd.Function):
+    """One pass backwards, where autograd takes three."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, x, value=2.0)
+
+
+def square(x: Tensor) -> Tensor:
+    """x^2.
+
+    >>> import torch
+    >>> square(torch.tensor([-3.0]))
+    tensor([9.])
+    """
+    return _Square.apply(x)
 
 
 class _ClampMax(torch.autograd.Function):

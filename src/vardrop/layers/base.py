@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
+from vardrop.functional import AdditiveWeights, additive_weights, can_block, square
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.folding import fold
 from vardrop.noisy import Noisy, Relevance
-from vardrop.posteriors import Axes, Posterior
-from vardrop.priors import Prior
+from vardrop.posteriors import AdditiveGaussian, Axes, Posterior
+from vardrop.priors import LogUniform, Prior
 
 _BIAS_AXES = Axes(input=(), output=(0,))
 _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
@@ -50,6 +51,8 @@ class Variational(Noisy):
     estimator: Estimator
     gate: Gate | None
     _names: tuple[tuple[str, ...], ...]
+    _sharing: bool = False
+    _shared: AdditiveWeights | None = None
 
     @property
     def channel_axis(self) -> int:
@@ -145,13 +148,26 @@ class Variational(Noisy):
         prefix = "bias_" if which >= 2 else ""
         return {name.removeprefix(prefix): getattr(self, name) for name in self._names[which]}
 
+    def share(self, on: bool) -> None:
+        self._sharing, self._shared = on, None
+
+    def _shared_weights(self) -> AdditiveWeights | None:
+        fits = type(self.posterior) is AdditiveGaussian and self.prior == LogUniform()
+        if self._shared is None and self._sharing and fits:
+            # Activation checkpointing runs the layer again later, when nothing is shared.
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if can_block(self.weight) and hooks is None:
+                self._shared = additive_weights(self.weight, self._tensors(0)["log_sigma2"])
+        return self._shared
+
     def _affine(self, op: Callable[..., Tensor]) -> Affine:
         assert self.posterior is not None
+        shared = self._shared_weights()
         return Affine(
             op=op,
             posterior=self.posterior,
             axes=self.axes,
-            weight=self.weight,
+            weight=self.weight if shared is None else shared.mean,
             tensors=self._tensors(0),
             bias=self.bias,
             bias_tensors=self._tensors(2) if self.noisy_bias else None,
@@ -159,10 +175,11 @@ class Variational(Noisy):
             trailing=self.spatial,
             squares=self._squares,
             channel_axis=self.channel_axis,
+            variance=None if shared is None else shared.variance,
         )
 
     def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x * x for x in inputs)
+        return tuple(square(x) for x in inputs)
 
     def _gated(self, side: Side, x: Tensor) -> Tensor:
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
@@ -181,7 +198,8 @@ class Variational(Noisy):
     def _weight_kl(self, value: bool) -> Tensor | None:
         if self.posterior is None or self.prior is None:
             return None
-        total = kl_divergence(
+        shared = self._shared_weights()
+        total = shared.kl(value) if shared is not None else kl_divergence(
             self.posterior, self.prior, self.weight, self.axes,
             self._tensors(0), self._tensors(1), value,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.functional import square
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -36,7 +37,7 @@ class _Conv(Variational):
 
     def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         (x,) = inputs
-        y = x * x
+        y = square(x)
         if x.dim() == 4 and x.shape[1] == 1 and x.stride(1) == 1 != y.stride(1):
             # One channel fits both layouts and torch forgets which; convolutions would mix them.
             y = y.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)

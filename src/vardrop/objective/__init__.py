@@ -1,5 +1,6 @@
-"""The objective: likelihoods, the ELBO, schedules for beta, parameter groups."""
+"""The objective: likelihoods, the ELBO, schedules for beta, parameter groups, a compiled step."""
 
+from vardrop.objective.compiled import compile
 from vardrop.objective.elbo import ELBO, ELBOParts
 from vardrop.objective.groups import parameter_groups
 from vardrop.objective.likelihoods import (
@@ -17,6 +18,7 @@ __all__ = [
     "ELBOParts",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "compile",
     "constant",
     "cyclical",
     "linear_warmup",

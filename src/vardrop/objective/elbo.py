@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vardrop.errors import VardropError
 from vardrop.heads import Head, HeadParts
-from vardrop.noisy import Noisy, kl
+from vardrop.noisy import Noisy, kl, sharing
 from vardrop.objective.likelihoods import Categorical
 
 
@@ -117,6 +117,12 @@ class ELBO(nn.Module):
 
     def forward(self, x: Any, y: Any) -> ELBOParts:
         """The loss and its parts on one batch."""
+        if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
+            return self._parts(x, y)
+        with sharing(self.net):
+            return self._parts(x, y)
+
+    def _parts(self, x: Any, y: Any) -> ELBOParts:
         fits = [self._fit(x, y) for _ in range(self.samples)]
         loss = torch.stack([f[0] for f in fits]).mean()
         nll = torch.stack([f[1] for f in fits]).mean()

@@ -1,0 +1,48 @@
+"""Tensors as flat blocks that stay in the cache while many operations pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 16
+
+
+def can_block(x: Tensor) -> bool:
+    """Whether x may be worked on in blocks: float32 on a CPU, outside of traces and transforms.
+
+    A trace wants one expression, transforms cannot write into scratch, float64 wants precision.
+    """
+    plain = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return plain and x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def like_layout(x: Tensor, like: Tensor) -> Tensor:
+    """x with its elements in memory in the order of those of `like`; x itself where they are."""
+    return x.contiguous(memory_format=_layout(like))
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Flat blocks of tensors of one shape, in the memory order of the first.
+
+    A tensor is written through its blocks only if `like_layout` would leave it alone.
+    """
+    layout = _layout(tensors[0])
+    flat = (_flat(x.contiguous(memory_format=layout), layout) for x in tensors)
+    return zip(*(x.split(BLOCK) for x in flat), strict=True)
+
+
+def scratch(like: Tensor, count: int) -> Tensor:
+    """Room for `count` blocks of a tensor."""
+    return like.new_empty(count, min(BLOCK, like.numel()))
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
+
+
+def _flat(x: Tensor, layout: torch.memory_format) -> Tensor:
+    return (x.permute(0, 2, 3, 1) if layout == torch.channels_last else x).view(-1)

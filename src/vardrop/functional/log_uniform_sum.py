@@ -1,0 +1,97 @@
+"""The exact KL to the log-uniform prior summed over float32 weights: few passes, in cache.
+
+A pass over all weights is what time goes to, so the fits are shorter than those of `log_uniform`,
+the variable is one that the weights give cheaply, and no log or exp is taken beyond sigma^2. With
+
+    w = theta^2 / sigma^2,  d = sigma^2 + theta^2 / 7,  s = sigma^2 / d  in (0, 1],
+
+    KL = 1/2 log1p(w R(s)),  dKL/dtheta = theta S(s) / d,  dKL/dlog sigma^2 = -theta/2 dKL/dtheta,
+
+where R and S are quotients of polynomials. Largest relative error in float32: 1.6e-5 of the value
+and 1.5e-5 of the gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vardrop.functional.blocks import blocks, scratch
+
+_SCALE = 7.0
+
+
+class _Quotient(NamedTuple):
+    """factor P / Q; the coefficients go from the lowest power up, and the highest is 1."""
+
+    factor: float
+    numerator: tuple[float, ...]
+    denominator: tuple[float, ...]
+
+
+_R = _Quotient(
+    1.4454921986806746,
+    (0.9538582997, -2.505154835, 4.292858356, -3.241262445),
+    (0.3871324007, -0.9498811111, 1.706463754, -1.420547327),
+)
+_S = _Quotient(
+    0.573743565708943,
+    (0.05169306891, -0.1409734211, 0.2814082948, -0.01561548416, -0.1953875884),
+    (0.2076121169, -0.8040137513, 1.789775485, -1.630468041),
+)
+
+
+@functools.cache
+def _constant(c: float) -> Tensor:
+    return torch.tensor(c, dtype=torch.float32, device="cpu")
+
+
+def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tensor:
+    torch.add(s, coefficients[-1], out=out)
+    for c in coefficients[-2::-1]:
+        torch.addcmul(_constant(c), out, s, out=out)
+    return out
+
+
+def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
+    """The sum of the KL over all weights."""
+    total = _summed_kl(weight, variance, in_pairs=True)
+    # The product of two ratios leaves float32 where both are beyond 1e19.
+    return total if total.isfinite() else _summed_kl(weight, variance, in_pairs=False)
+
+
+def _summed_kl(weight: Tensor, variance: Tensor, in_pairs: bool) -> Tensor:
+    total, room = weight.new_zeros(()), scratch(weight, 3)
+    for w, v in blocks(weight, variance):
+        ratio, s, below = (row[: len(w)] for row in room)
+        torch.addcmul(v, w, w, value=1 / _SCALE, out=below)
+        torch.div(v, below, out=s)
+        _polynomial(_R.denominator, s, below).mul_(v)
+        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
+        if in_pairs and len(w) % 2 == 0:
+            # log1p is dear: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
+            a, b = ratio.chunk(2)
+            ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
+        total += ratio.log1p_().sum()
+    return 0.5 * total
+
+
+def add_kl_gradients(
+    weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
+) -> None:
+    """Add scale dKL/dweight to `to_weight`; turn `to_variance` into that of log sigma^2, with KL.
+
+    Both are written in place and lie in memory as `weight` does.
+    """
+    room, scale = scratch(weight, 3), scale * _S.factor
+    for w, v, grad_w, grad_s in blocks(weight, variance, to_weight, to_variance):
+        slope, s, below = (row[: len(w)] for row in room)
+        torch.addcmul(v, w, w, value=1 / _SCALE, out=slope)
+        torch.div(v, slope, out=s)
+        _polynomial(_S.denominator, s, below).mul_(slope)
+        _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
+        grad_w.add_(slope, alpha=scale)
+        grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
