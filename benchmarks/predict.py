@@ -1,14 +1,14 @@
 """Speed and memory of prediction, as ratios in one run: python benchmarks/predict.py [rounds].
 
-32 draws by `predict` against loops over the same net, and against the loops of other libraries
-where they are installed. Every round runs every contender once, in turn; medians of processor time
-on one thread, so that other work on the machine weighs on all alike.
+32 draws by `predict` against loops over the same net, and against the loops of other libraries in
+the environments that peers.py makes. Every round runs every contender once, in turn; medians of
+processor time on one thread, so that other work on the machine weighs on all alike. The figures go
+to predict.json.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import statistics
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,10 @@ from vardrop.prediction.cost import calls, chunk_size
 from vardrop.prediction.moments import propagate
 
 SAMPLES = 32
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path.home() / ".cache" / "vardrop-bench"
+PEERS = ("torchbnn", "bayesian-torch", "cplxmodule")
+LOOPS = ("loop of local reparameterisation", "loop of weight draws")
 Run = Callable[[], object]
 
 
@@ -52,93 +58,30 @@ def weight_loop(net: nn.Module, x: Tensor) -> Run:
     return lrt_loop(sampled, x)
 
 
-def _plain_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    copied = copy.deepcopy(net)
-    for name, child in list(copied.named_children()):
-        if isinstance(child, nn.Linear | nn.Conv2d):
-            setattr(copied, name, make(child))
-    return copied
+def peer_loops(seconds: float) -> dict[str, dict[str, float]]:
+    """Loops of other libraries in plain forward passes, by case; each in its own environment."""
+    found: dict[str, dict[str, float]] = {}
+    for name in PEERS:
+        done = subprocess.run(
+            [str(ENVIRONMENTS / name / "bin" / "python"), str(HERE / "peer_loops.py"), name,
+             str(seconds)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        for case, ratios in json.loads(done.stdout.splitlines()[-1]).items():
+            found.setdefault(case, {}).update(ratios)
+    return found
 
 
-def torchbnn_net(net: nn.Module) -> nn.Module:
-    bnn = importlib.import_module("torchbnn")
+def medians(contenders: dict[str, Run], rounds: int, seconds: float = 8.0) -> dict[str, float]:
+    """Median processor seconds of each, all contenders in turn in every round.
 
-    def make(layer: nn.Module) -> nn.Module:
-        if isinstance(layer, nn.Linear):
-            return bnn.BayesLinear(0, 0.1, layer.in_features, layer.out_features)
-        return bnn.BayesConv2d(0, 0.1, layer.in_channels, layer.out_channels, layer.kernel_size[0])
-
-    return _plain_layers(net, make)
-
-
-def bayesian_torch_net(net: nn.Module) -> nn.Module:
-    layers = importlib.import_module("bayesian_torch.layers")
-
-    class First(nn.Module):
-        """Their layers return (output, kl)."""
-
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x, return_kl=False)
-
-    def make(layer: nn.Module) -> nn.Module:
-        if isinstance(layer, nn.Linear):
-            return First(layers.LinearReparameterization(layer.in_features, layer.out_features))
-        return First(
-            layers.Conv2dReparameterization(
-                layer.in_channels, layer.out_channels, layer.kernel_size[0]
-            )
-        )
-
-    return _plain_layers(net, make)
-
-
-def cplxmodule_net(net: nn.Module) -> nn.Module:
-    relevance = importlib.import_module("cplxmodule.nn.relevance")
-
-    def make(layer: nn.Module) -> nn.Module:
-        if isinstance(layer, nn.Linear):
-            return relevance.LinearVD(layer.in_features, layer.out_features)
-        return relevance.Conv2dVD(layer.in_channels, layer.out_channels, layer.kernel_size[0])
-
-    return _plain_layers(net, make).train()  # its layers are noisy in training mode only
-
-
-PEERS = {
-    "torchbnn": torchbnn_net,
-    "bayesian-torch": bayesian_torch_net,
-    "cplxmodule": cplxmodule_net,
-}
-
-
-def peer_loops(plain: nn.Module, x: Tensor) -> tuple[dict[str, Run], list[str]]:
-    """Loops over the nets of other libraries, and the names of those that are absent."""
-    found: dict[str, Run] = {}
-    absent = []
-    for name, build in PEERS.items():
-        try:
-            net = build(plain)
-        except ImportError:
-            absent.append(name)
-            continue
-
-        def run(net: nn.Module = net) -> Tensor:
-            with torch.no_grad():
-                return sum(net(x).softmax(1) for _ in range(SAMPLES)) / SAMPLES
-
-        found[name] = run
-    return found, absent
-
-
-def medians(contenders: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Median processor seconds of each, all contenders in turn in every round."""
+    Short contenders have more rounds than asked for: until the seconds are over.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         run()
-    for _ in range(rounds):
+    end = time.perf_counter() + seconds
+    while len(times["plain"]) < rounds or time.perf_counter() < end:
         for name, run in contenders.items():
             start = time.process_time()
             run()
@@ -154,39 +97,35 @@ def repeated(run: Run, times: int) -> Run:
     return many
 
 
-def speed(name: str, build: Callable[[], nn.Module], batch: int, rounds: int) -> dict[str, object]:
+def speed(name: str, build: Callable[[], nn.Module], batch: int, rounds: int) -> dict[str, Any]:
+    """Every way to predict and two loops by hand, in plain forward passes."""
     plain = build().eval()
     net = vd.convert(copy.deepcopy(plain), vd.sparse_vd()).eval()
     x = torch.randn(batch, 1, 28, 28)
-    peers, absent = peer_loops(plain, x)
 
     def forward() -> Tensor:
         with torch.no_grad():
-            return plain(x)
+            return plain(x)  # type: ignore[no-any-return]
 
-    often = 200 if batch == 1 else 5
-    found = medians(
-        {
-            "plain": repeated(forward, often),
-            "moments": repeated(lambda: propagate(net, x), often),
-            "auto": lambda: predict(net, x, SAMPLES),
-            "local": lambda: predict(net, x, SAMPLES, draw="local"),
-            "weights": lambda: predict(net, x, SAMPLES, draw="weights"),
-            "loop of local reparameterisation": lrt_loop(net, x),
-            "loop of weight draws": weight_loop(net, x),
-            **peers,
-        },
-        rounds,
-    )
-    unit = found["plain"] / often
-    found["plain"], found["moments"] = unit, found["moments"] / often
-    loops = ["loop of local reparameterisation", "loop of weight draws", *peers]
+    # Short calls are repeated, so that each finds the caches as it leaves them.
+    often, few = (200, 20) if batch == 1 else (5, 1)
+    runs: dict[str, tuple[Run, int]] = {
+        "plain": (forward, often),
+        "moments": (lambda: propagate(net, x), few),
+        "auto": (lambda: predict(net, x, SAMPLES), few),
+        "local": (lambda: predict(net, x, SAMPLES, draw="local"), few),
+        "weights": (lambda: predict(net, x, SAMPLES, draw="weights"), 1),
+        LOOPS[0]: (lrt_loop(net, x), 1),
+        LOOPS[1]: (weight_loop(net, x), 1),
+    }
+    found = medians({k: repeated(*run) for k, run in runs.items()}, rounds)
+    found = {k: v / runs[k][1] for k, v in found.items()}
     return {
-        "case": f"{name}, batch {batch}",
-        "forwards": {k: round(v / unit, 1) for k, v in found.items()},
-        "faster than": {k: round(found[k] / found["auto"], 2) for k in loops},
+        "case": f"{name} b{batch}",
+        "plain, us": round(1e6 * found["plain"], 1),
+        "forwards": {k: round(v / found["plain"], 1) for k, v in found.items()},
+        "faster than": {k: round(found[k] / found["auto"], 2) for k in LOOPS},
         "auto / better way": round(found["auto"] / min(found["local"], found["weights"]), 2),
-        "absent": absent,
     }
 
 
@@ -205,13 +144,16 @@ def peak(run: Run) -> int:
 
 
 def memory(samples: int = 10_000) -> dict[str, object]:
-    """Peak memory of many draws against that of one chunk."""
+    """Peak memory of many draws against that of one chunk, both keeping one chunk of draws."""
     net = vd.convert(mlp(784, 300, 100, 10), vd.sparse_vd()).eval()
     x = torch.randn(256, 1, 28, 28)
     chunk = chunk_size(calls(net, x), len(x), samples, 2**28)
-    predict(net, x, chunk, draw="local", chunk=chunk)  # what a first call leaves behind
-    one = peak(lambda: predict(net, x, chunk, draw="local", chunk=chunk))
-    many = peak(lambda: predict(net, x, samples, draw="local", chunk=chunk))
+
+    def run(draws: int) -> object:
+        return predict(net, x, draws, draw="local", chunk=chunk, keep=chunk)
+
+    run(chunk)  # what a first call leaves behind
+    one, many = peak(lambda: run(chunk)), peak(lambda: run(samples))
     return {
         "case": "memory, MLP, batch 256",
         "chunk": chunk,
@@ -221,14 +163,18 @@ def memory(samples: int = 10_000) -> dict[str, object]:
     }
 
 
-def memory_in_a_process_of_its_own() -> None:
+def memory_in_a_process_of_its_own() -> dict[str, Any]:
     """With an allocator that gives freed tensors back, so that what is resident is in use."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    subprocess.run([sys.executable, __file__, "memory"], env=environment, check=True)
+    command = [sys.executable, __file__, "memory"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def wide() -> nn.Module:
-    return mlp(784, 1000, 1000, 1000, 10)
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "MLP 784-300-100-10": lambda: mlp(784, 300, 100, 10),
+    "LeNet-5": lenet5,
+}
 
 
 def main() -> None:
@@ -238,15 +184,16 @@ def main() -> None:
         print(json.dumps(memory()), flush=True)
         return
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    memory_in_a_process_of_its_own()
-    cases = [
-        ("MLP 784-300-100-10", lambda: mlp(784, 300, 100, 10)),
-        ("LeNet-5", lenet5),
-        ("MLP 784-1000-1000-1000-10", wide),
-    ]
-    for name, build in cases:
-        for batch in (1, 32, 256):
-            print(json.dumps(speed(name, build, batch, rounds)), flush=True)
+    cases = [speed(name, CASES[name], n, rounds) for name in CASES for n in (256, 1)]
+    peers = peer_loops(seconds=2.0)
+    for case in cases:
+        case["peers, forwards"] = peers[case["case"]]
+        case["faster than the fastest peer"] = round(
+            min(peers[case["case"]].values()) / case["forwards"]["auto"], 2
+        )
+    found = {"speed": cases, "memory": memory_in_a_process_of_its_own()}
+    (HERE / "predict.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

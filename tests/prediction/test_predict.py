@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from vardrop.errors import VardropError
-from vardrop.estimators import LocalReparameterization
 from vardrop.prediction import predict
-from vardrop.prediction.chains import chain
+from vardrop.prediction.chains import chain, chain_draws
 from vardrop.prediction.cost import calls, cheaper, chunk_size, first_noisy, row_limit
 from vardrop.prediction.local import local_draws
 from vardrop.prediction.modes import prepared
@@ -195,6 +194,16 @@ def test_an_exception_passes_through_and_everything_is_restored(mode: str) -> No
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("draw", ["local", "weights"])
+def test_a_wrong_shape_passes_through_a_chain_and_its_modes_are_restored(draw: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(7, 3))
+    vd.convert(net, RECIPES["posterior"]).train()
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        predict(net, inputs(), draw=draw)
+    assert all(m.training for m in net.modules())
+    assert all(m.sampling is None for m in net if isinstance(m, vd.Linear))
+
+
 class NotForVmap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if x.mean().item() > -1e9 else -x
@@ -246,11 +255,11 @@ def test_the_first_noisy_layer_is_shared_by_chunks_only_where_it_is_called_once(
     twice = vd.convert(nn.Sequential(square, square, nn.Linear(5, 3)), RECIPES["posterior"])
     assert first_noisy(calls(twice, x)) is None
     wrapped = Wrapped(net)
-    assert chain(wrapped, LocalReparameterization) is None
+    assert chain(wrapped) is None
     with torch.no_grad(), prepared(net, noise=True):
-        shared = torch.cat(list(local_draws(wrapped, x, 4000, 40, net[0])))
-        apart = torch.cat(list(local_draws(wrapped, x, 4000, 40, None)))
-        rows = torch.cat(list(local_draws(net, x, 4000, 40, net[0])))
+        shared = torch.cat(list(local_draws(wrapped, x, [40] * 100, net[0])))
+        apart = torch.cat(list(local_draws(wrapped, x, [40] * 100, None)))
+        rows = torch.cat(list(chain_draws(net, chain(net), x, [40] * 100)))
     assert z_score(shared, apart) < Z
     assert z_score(shared, rows) < Z
     assert z_score(shared.square(), rows.square()) < Z
@@ -266,39 +275,85 @@ class Wrapped(nn.Module):
 
 
 def test_draws_lie_side_by_side_only_where_every_row_is_treated_alone() -> None:
-    local, recipe = LocalReparameterization, RECIPES["posterior"]
+    recipe = RECIPES["posterior"]
     nested = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(5, 5), nn.ReLU()), nn.Linear(5, 3))
-    found = chain(vd.convert(nested, recipe), local)
+    found = chain(vd.convert(nested, recipe))
     assert found is not None
     assert found.before == [nested[0]]
     assert found.first is nested[1][0]
     assert found.behind == [nested[1][1], nested[2]]
-    square = nn.Linear(5, 5)
     for net, how in (
+        (nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 5)), recipe),  # the input differs by draw
         (nn.Sequential(nn.Linear(5, 5), Sum()), recipe),
         (nn.Sequential(nn.Linear(5, 5), nn.Flatten(0)), recipe),
         (nn.Sequential(nn.Linear(5, 5), nn.Softmax(0)), recipe),
-        (nn.Sequential(square, nn.ReLU(), square), recipe),
         (nn.Sequential(nn.Linear(5, 5)), RECIPES["gate"]),
         (nn.Sequential(nn.Linear(5, 5)), RECIPES["flipout"]),
     ):
-        assert chain(vd.convert(net, how), local) is None
+        assert chain(vd.convert(net, how)) is None
     hooked = vd.convert(nn.Sequential(nn.Linear(5, 5)), recipe)
     hooked[0].register_forward_hook(lambda *_: None)
-    assert chain(hooked, local) is None
+    assert chain(hooked) is None
+
+
+SQUARE = nn.Linear(5, 5)
+IMAGES = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(2))
+CHAINS = {
+    "tied": (nn.Sequential(SQUARE, nn.ReLU(), SQUARE), RECIPES["posterior"], inputs()),
+    "dropout": (
+        nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Dropout(0.5), nn.BatchNorm1d(5)),
+        RECIPES["posterior"], inputs(),
+    ),
+    "convolutions": (
+        nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        vd.Recipe(vd.AdditiveGaussian(-2.0), noisy_bias=True), IMAGES,
+    ),
+    "zero means": (
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Flatten()),
+        RECIPES["zero mean"], IMAGES,
+    ),
+    "one channel": (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 2)),
+        RECIPES["posterior"], IMAGES[:, :1],
+    ),
+    "sequences": (
+        nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)),
+        RECIPES["posterior"], IMAGES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_draws_side_by_side_have_the_distribution_of_a_loop(name: str) -> None:
+    net, recipe, x = CHAINS[name]
+    vd.convert(net, recipe).train()
+    kept, n = x.clone(), 1500
+    links = chain(net)
+    assert links is not None
+    with torch.no_grad():
+        found = torch.cat(list(chain_draws(net, links, x, [n // 3] * 3)))
+        assert all(m.training for m in net.modules())
+        with prepared(net, noise=True):
+            loop = torch.stack([net(x) for _ in range(n)])
+    assert torch.equal(x, kept)  # what is overwritten is never the input
+    assert z_score(found, loop) < Z
+    assert z_score(found.square(), loop.square()) < Z
 
 
 def test_auto_takes_local_noise_for_dense_nets_and_functions_for_large_convolutions() -> None:
     wide = vd.convert(nn.Sequential(nn.Linear(784, 300), nn.Linear(300, 10)), vd.sparse_vd())
     found = calls(wide, torch.zeros(1, 784))
-    assert cheaper(found, 256, 32, chunk_size(found, 256, 32, 2**28)) == "local"
-    assert cheaper(found, 1, 32, 32) == "local"
+    assert cheaper(found, 256, 32, chunk_size(found, 256, 32, 2**28), True) == "local"
+    assert cheaper(found, 1, 32, 32, True) == "local"
     conv = nn.Sequential(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.Conv2d(20, 50, 5))
     found = calls(vd.convert(conv, vd.sparse_vd()), torch.zeros(1, 1, 28, 28))
-    assert cheaper(found, 256, 32, 1) == "weights"
+    assert cheaper(found, 256, 32, 1, True) == "weights"
     gated = nn.Sequential(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.Conv2d(20, 50, 5))
     found = calls(vd.convert(gated, vd.binary_dropout()), torch.zeros(1, 1, 28, 28))
-    assert cheaper(found, 256, 32, 1) == "local"
+    assert cheaper(found, 256, 32, 1, True) == "local"
 
 
 def test_products_of_convolutions_are_counted_by_position() -> None:
@@ -333,6 +388,7 @@ NAN = torch.tensor([[math.nan] * 5])
         (NAN, {}, "`x` to be finite, but got 5 values"),
         (NAN / 0 * math.inf, {}, "`x` to be finite"),
         (torch.zeros(0, 5), {}, "`x` to have rows"),
+        ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
         ([], {}, "at least one batch, but got an empty loader"),
         ([{"x": 1}], {}, "batches to be tensors, or tuples"),
     ],

@@ -36,7 +36,7 @@ def test_prediction_is_faster_than_a_loop(
     benchmark: ModuleType, name: str, batch: int, faster: float
 ) -> None:
     build = {"MLP": lambda: mlp(784, 300, 100, 10), "LeNet-5": lenet5}[name]
-    found = benchmark.speed(name, build, batch, rounds=9)
+    found = benchmark.speed(name, build, batch, rounds=3)
     print(json.dumps(found))
     assert found["faster than"]["loop of local reparameterisation"] > faster
     assert found["auto / better way"] < 1.15

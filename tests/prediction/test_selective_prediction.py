@@ -8,7 +8,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
+from vardrop.data import load_images
 from vardrop.errors import VardropError
+from vardrop.experiments import ood
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict
 from vardrop.prediction.selective import SelectedNoise, measure, select
@@ -52,6 +54,29 @@ def test_a_variance_net_needs_under_half_of_its_noise(variance_net: nn.Module) -
     assert accuracy(full.probs, y) > 0.95
     assert accuracy(some.probs, y) > accuracy(full.probs, y) - 0.005
     assert accuracy(mean.probs, y) < 0.2
+
+
+@pytest.mark.slow
+def test_a_variance_net_on_mnist_needs_under_half_of_its_noise() -> None:
+    try:
+        data, test = load_images("mnist"), load_images("mnist", "test")
+    except VardropError as error:
+        pytest.skip(f"the images are not here: {error}")
+    net = ood._trained("variance net", data, epochs=3, seed=0)
+    kappa = measure(net, data.x[:2000], "categorical", 0.0)
+    threshold = float(kappa["4"].abs().quantile(0.6))
+    batches = test.x.split(1000)
+    full = predict(net, batches, 100, seed=0, keep=0)
+    some = predict(
+        net, batches, 100, mode="selective", threshold=threshold, kappa=kappa, seed=0, keep=0
+    )
+    mean = predict(net, batches, mode="mean")
+    found = [float(accuracy(p.probs, test.y)) for p in (full, some, mean)]
+    print(f"share {some.share:.3f}, accuracy of full sampling, selective, mean: {found}")
+    assert some.share == pytest.approx(0.4, abs=0.01)
+    assert found[0] > 0.96
+    assert found[1] > found[0] - 0.005
+    assert found[2] < 0.2
 
 
 def test_without_kappa_it_is_measured_on_the_first_batch(variance_net: nn.Module) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vardrop.conversion import convert
-from vardrop.data import Images
+from vardrop.data import Images, load_images
 from vardrop.experiments.nets import mlp
 from vardrop.metrics import accuracy, auroc
 from vardrop.objective import ELBO, Categorical, linear_warmup
@@ -60,6 +61,8 @@ METHODS: dict[str, Callable[[], nn.Module]] = {
     "sparse VD": _sparse_vd,
     "variance net": _variance,
 }
+
+OTHERS = {"notmnist": "notMNIST", "fashion-mnist": "Fashion-MNIST"}
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,30 @@ def _score(p: Prediction) -> Tensor:
     return p.entropy if int(p.samples.max()) == 1 else p.epistemic
 
 
-def table(rows: list[Stranger]) -> str:
-    """The rows as text, a line each."""
-    names = list(rows[0].auroc)
-    lines = [f"{'method':<22}{'accuracy':>10}" + "".join(f"{n:>16}" for n in names)]
+def out_of_domain(
+    seed: int, epochs: int = 10, samples: int = 32, examples: int = 60_000
+) -> dict[str, Any]:
+    """MNIST against notMNIST and Fashion-MNIST: accuracy and AUROC of every method."""
+    data = Images(*(t[:examples] for t in load_images("mnist")))
+    others = {title: load_images(name, "test") for name, title in OTHERS.items()}
+    rows = strangers(data, load_images("mnist", "test"), others, epochs, samples, seed)
+    figures = {}
     for row in rows:
-        cells = "".join(f"{row.auroc[n]:>16.4f}" for n in names)
-        lines.append(f"{row.method:<22}{row.accuracy:>10.4f}{cells}")
+        figures[f"accuracy, {row.method}"] = row.accuracy
+        figures |= {f"AUROC {title}, {row.method}": area for title, area in row.auroc.items()}
+    return {"figures": figures}
+
+
+def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figures of a result file as a Markdown table, a line a method: mean and its error."""
+    columns = ["accuracy", *(f"AUROC {title}" for title in OTHERS.values())]
+    lines = ["| method | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    for method in METHODS:
+        cells = (_cell(figures[f"{column}, {method}"]) for column in columns)
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    error = figure["standard_error"]
+    return f"{figure['mean']:.4f}" + ("" if error is None else f" ± {error:.4f}")

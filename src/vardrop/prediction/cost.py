@@ -6,9 +6,9 @@ from shapes is the same in every run, so that a seed gives the same numbers agai
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy
 from vardrop.prediction.modes import drops, prepared
+from vardrop.prediction.shapes import links, output_shape
 
 _NORMAL = 5.0  # one normal number, multiplied and added
 _WEIGHT = 6.0  # one weight drawn and written
@@ -30,23 +31,25 @@ _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more than a repeated
 _TENSORS = 6  # of the largest activation's size that live at once
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """One module called once: what it does for a single row."""
 
     module: nn.Module
     elements: int  # of the output
     products: int  # multiply-adds
+    weights: int
     noisy: bool
 
 
 def calls(net: nn.Module, x: Tensor) -> list[Call]:
     """The modules that do the work, in the order of a forward pass on one row."""
+    if known := _known_calls(net, x):
+        return known
     found: list[Call] = []
 
     def record(module: nn.Module, _: object, output: object) -> None:
         if isinstance(output, Tensor):
-            found.append(_call(module, output))
+            found.append(_call(module, output.numel()))
 
     with ExitStack() as hooks, prepared(net, noise=False), torch.no_grad():
         for module in net.modules():
@@ -56,16 +59,30 @@ def calls(net: nn.Module, x: Tensor) -> list[Call]:
     return found
 
 
-def _call(module: nn.Module, output: Tensor) -> Call:
+def _known_calls(net: nn.Module, x: Tensor) -> list[Call]:
+    """Those of a chain of well-known modules, without a pass; empty for any other net."""
+    found: list[Call] = []
+    shape = tuple(x.shape[1:])
+    for module in links(net):
+        behind = output_shape(module, shape)
+        if behind is None or (isinstance(module, Noisy) and getattr(module, "gate", None)):
+            return []
+        shape, elements = behind, math.prod(behind)
+        weighted = isinstance(module, nn.Linear | nn.Conv2d)
+        found.append(_call(module, elements) if weighted else Call(module, elements, 0, 0, False))
+    return found
+
+
+def _call(module: nn.Module, elements: int) -> Call:
     weight = getattr(module, "weight", None)
-    products = 0
+    products, weights = 0, weight.numel() if isinstance(weight, Tensor) else 0
     if isinstance(weight, Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
-        products = weight.numel() * max(1, output.numel() // max(1, _outputs(module, weight)))
+        products = weight.numel() * max(1, elements // max(1, _outputs(module, weight)))
     noisy = drops(module) or (
         isinstance(module, Noisy)
         and not (isinstance(module, Variational) and module.posterior is None)
     )
-    return Call(module, output.numel(), products, noisy)
+    return Call(module, elements, products, weights, noisy)
 
 
 def _outputs(module: nn.Module, weight: Tensor) -> int:
@@ -93,17 +110,23 @@ def row_limit(found: list[Call], memory: int) -> int:
     return max(1, memory // (largest * _TENSORS * torch.get_default_dtype().itemsize))
 
 
-def cheaper(found: list[Call], rows: int, samples: int, chunk: int) -> Literal["local", "weights"]:
-    """The way to draw that costs less; `local` where noise sits on features or classes."""
+def cheaper(
+    found: list[Call], rows: int, samples: int, chunk: int, chained: bool
+) -> Literal["local", "weights"]:
+    """The way to draw that costs less; `local` where noise sits on features or classes.
+
+    `chained` says that local noise needs no vmap.
+    """
     if any(c.noisy and not _can_draw_weights(c.module) for c in found):
         return "local"
     weights = samples * sum(_weight_cost(c, rows) for c in found)
+    convolution = _CONVOLUTION if chained else _CONVOLUTION_FIRST
     local, seen = 0.0, False
     for c in found:
         repeats = samples if seen else 1
-        local += _local_cost(c, rows, repeats, samples)
+        local += _local_cost(c, rows, repeats, samples, convolution)
         seen = seen or c.noisy
-    local += -(-samples // chunk) * _BATCHED_CALL * len(found)
+    local += -(-samples // chunk) * (_CALL if chained else _BATCHED_CALL) * len(found)
     return "local" if local <= weights else "weights"
 
 
@@ -114,16 +137,15 @@ def _can_draw_weights(module: nn.Module) -> bool:
 def _product(c: Call, rows: int, convolution: float) -> float:
     if not c.products:
         return rows * c.elements * _ELEMENT
-    size = c.module.weight.numel()  # type: ignore[operator, union-attr]
-    dense = c.products == size
-    return max(rows * c.products * (_PRODUCT if dense else convolution), size * _READ)
+    each = _PRODUCT if c.products == c.weights else convolution
+    return max(rows * c.products * each, c.weights * _READ)
 
 
 def _weight_cost(c: Call, rows: int) -> float:
-    drawn = c.module.weight.numel() * _WEIGHT if c.noisy else 0.0  # type: ignore[operator, union-attr]
+    drawn = c.weights * _WEIGHT if c.noisy else 0.0
     return drawn + _product(c, rows, _CONVOLUTION) + _CALL
 
 
-def _local_cost(c: Call, rows: int, repeats: int, samples: int) -> float:
-    once = _product(c, rows * repeats, _CONVOLUTION_FIRST)
+def _local_cost(c: Call, rows: int, repeats: int, samples: int, convolution: float) -> float:
+    once = _product(c, rows * repeats, convolution)
     return 2 * once + samples * rows * c.elements * _NORMAL if c.noisy else once

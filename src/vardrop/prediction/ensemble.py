@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
+from vardrop.prediction.chains import chain, chain_draws
 from vardrop.prediction.cost import Call, calls, cheaper, chunk_size, first_noisy, row_limit
 from vardrop.prediction.functions import FunctionSampler
 from vardrop.prediction.local import local_draws
@@ -166,7 +167,7 @@ class _Ensemble:
         for part in x.split(rows):
             reduction = self.options.reduction()
             outputs = self._sampled(part, found) if self.noise else self._mean(part)
-            with prepared(self.net, self.noise), closing(outputs):
+            with closing(outputs):
                 for block in outputs:
                     reduction.add(_checked(block, len(part)))
                     shown.advance(len(block))
@@ -175,19 +176,22 @@ class _Ensemble:
             yield reduction.result()
 
     def _mean(self, x: Tensor) -> Generator[Tensor, None, None]:
-        yield _one_tensor(self.net(x)).unsqueeze(0)
+        with prepared(self.net, noise=False):
+            yield _one_tensor(self.net(x)).unsqueeze(0)
 
     def _sampled(self, x: Tensor, found: list[Call]) -> Generator[Tensor, None, None]:
-        samples = self.options.samples
+        samples, links = self.options.samples, chain(self.net)
         chunk = self.options.chunk or chunk_size(found, len(x), samples, self.options.memory)
         if self.options.tolerance is not None and self.options.chunk is None:
             chunk = min(chunk, _SETTLING)
         way = self.options.draw
         if way == "auto":
-            way = cheaper(found, len(x), samples, chunk)
-        if way == "local":
-            return local_draws(self.net, x, samples, chunk, first_noisy(found))
-        return self._functions(x, samples)
+            way = cheaper(found, len(x), samples, chunk, links is not None)
+        if way == "weights":
+            return self._functions(x, samples)
+        if links is not None:
+            return chain_draws(self.net, links, x, _sizes(samples, chunk))
+        return local_draws(self.net, x, _sizes(samples, chunk), first_noisy(found))
 
     def _functions(self, x: Tensor, samples: int) -> Generator[Tensor, None, None]:
         sampler = self._sampler = self._sampler or FunctionSampler(self.net)
@@ -209,6 +213,12 @@ class _Ensemble:
             mean=found.mean[..., located],
             output_variance=found.variance[..., located],
         )
+
+
+def _sizes(samples: int, chunk: int) -> list[int]:
+    """Chunks of about one size, none larger than asked for."""
+    size = -(-samples // -(-samples // chunk))
+    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 def _one_tensor(output: object) -> Tensor:

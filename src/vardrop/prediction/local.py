@@ -1,7 +1,4 @@
-"""Local noise: all draws of a chunk at once, with everything before the first noise shared.
-
-A chain of modules takes the draws as further rows; any other net runs under vmap.
-"""
+"""Local noise under vmap: all draws of a chunk at once, what precedes the first noise shared."""
 
 from __future__ import annotations
 
@@ -15,31 +12,24 @@ from torch import Tensor, nn
 
 from vardrop.estimators import Affine, Estimator, LocalReparameterization
 from vardrop.layers import Variational
-from vardrop.prediction.chains import Chain, chain
+from vardrop.prediction.modes import prepared
 
 
 class _LocalDraw:
     """`LocalReparameterization` without what only its gradient needs.
 
     For the first noisy layer of a net the mean and the deviation are the same for every draw, so
-    `remembers` lets all chunks share them, and `repeats` lays so many draws side by side as rows.
+    `remembers` lets all chunks share them.
     """
 
     def __init__(self, floor: float, remembers: bool) -> None:
         self.floor, self.remembers = floor, remembers
-        self.repeats: int | None = None
         self.memory: tuple[Tensor | None, Tensor] | None = None
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean, std = self.memory or self._moments(affine, inputs)
-        if self.repeats is None:
-            y = torch.randn_like(std).mul_(std)
-        else:
-            y = torch.randn(
-                self.repeats, *std.shape, dtype=std.dtype, device=std.device
-            ).mul_(std)  # fmt: skip
-        y = y if mean is None else y.add_(mean)
-        return y if self.repeats is None else y.flatten(0, 1)
+        y = torch.randn_like(std).mul_(std)
+        return y if mean is None else y.add_(mean)
 
     def _moments(self, affine: Affine, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor]:
         found = affine.mean_output(inputs), affine.variance_output(inputs, self.floor).sqrt_()
@@ -64,18 +54,13 @@ def _drawing(net: nn.Module, first: nn.Module | None) -> Iterator[None]:
 
 
 def local_draws(
-    net: nn.Module, x: Tensor, samples: int, chunk: int, first: nn.Module | None
+    net: nn.Module, x: Tensor, sizes: list[int], first: nn.Module | None
 ) -> Generator[Tensor, None, None]:
-    """Outputs (s, N, ...) with fresh noise for every example and draw, chunk by chunk.
+    """Outputs (s, N, ...) for every size s, with fresh noise for every example and draw.
 
     `first` is the noisy layer whose input is the same for all draws, if it is called once.
     """
-    sizes = [len(c) for c in torch.arange(samples).chunk(-(-samples // chunk))]
-    links = chain(net, LocalReparameterization)
-    with _drawing(net, links.first if links else first):
-        if links is not None:
-            yield from _side_by_side(links, x, sizes)
-            return
+    with prepared(net, noise=True), _drawing(net, first):
         run, block = _vectorised, None
         try:
             block = _vectorised(net, x, sizes[0])
@@ -89,18 +74,6 @@ def local_draws(
         yield block
         for size in sizes[1:]:
             yield run(net, x, size)
-
-
-def _side_by_side(links: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-    for module in links.before:
-        x = module(x)
-    drawer = cast(_LocalDraw, links.first.estimator)
-    for size in sizes:
-        drawer.repeats = size
-        y = links.first(x)
-        for module in links.behind:
-            y = module(y)
-        yield y.unflatten(0, (size, len(x)))
 
 
 def _vectorised(net: nn.Module, x: Tensor, draws: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -93,7 +94,7 @@ def _check_values(x: Tensor) -> None:
     if x.dim() == 0 or len(x) == 0:
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     # The sum is one cheap pass, and finite unless a value is not, or it overflows.
-    if x.is_floating_point() and not bool(x.sum().isfinite() or x.isfinite().all()):
+    if x.is_floating_point() and not (math.isfinite(float(x.sum())) or bool(x.isfinite().all())):
         bad = int((~x.isfinite()).sum())
         raise VardropError(
             f"Expected `x` to be finite, but got {bad} values that are NaN or infinite. "

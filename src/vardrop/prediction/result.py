@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -202,6 +202,8 @@ def mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
 def join(parts: Sequence[Prediction], share: float | None = None) -> Prediction:
     """The predictions of several batches as one; as many draws stay as every batch kept."""
     first, kept = parts[0], min(len(p.draws) for p in parts)
+    if len(parts) == 1:
+        return first if share is None else replace(first, share=share)
     return Prediction(
         likelihood=first.likelihood,
         noise_std=first.noise_std,

@@ -20,12 +20,14 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean, self.square = torch.zeros(()), torch.zeros(())
+        self.mean: Tensor
+        self.square: Tensor
 
     def add(self, values: Tensor) -> None:
         """Take in values (S, ...)."""
-        block, mean = len(values), values.mean(0)
-        square = (values - mean).square().sum(0)
+        block = values.shape[0]
+        mean = values.sum(0).div_(block)
+        square = (values - mean).square_().sum(0)
         if self.count == 0:
             self.count, self.mean, self.square = block, mean, square
             return
@@ -42,7 +44,7 @@ class Moments:
     @property
     def standard_error(self) -> Tensor:
         """Of the mean."""
-        return (self.variance / self.count).sqrt()
+        return (self.square / (self.count * max(self.count - 1, 1))).sqrt_()
 
 
 class Reduction:
@@ -50,7 +52,8 @@ class Reduction:
 
     def __init__(self, likelihood: Likelihood, noise_std: float, keep: int) -> None:
         self.likelihood, self.noise_std, self.keep = likelihood, noise_std, keep
-        self.location, self.probs, self.aleatoric = Moments(), Moments(), Moments()
+        self.location, self.probs = Moments(), Moments()
+        self.aleatoric: Tensor | None = None
         self.kept: list[Tensor] = []
 
     def add(self, outputs: Tensor) -> None:
@@ -58,10 +61,11 @@ class Reduction:
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         room = self.keep - sum(len(k) for k in self.kept)
         if room > 0:
-            self.kept.append(outputs[:room].clone())
+            self.kept.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
         parts = interpret(outputs, self.likelihood, self.noise_std)
         self.location.add(parts.location)
-        self.aleatoric.add(parts.aleatoric)
+        each = parts.aleatoric.sum(0)
+        self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.probs is not None:
             self.probs.add(parts.probs)
 
@@ -75,17 +79,23 @@ class Reduction:
             return False
         return bool(self._settling.standard_error.max() < tolerance)
 
+    def _draws(self, like: Tensor) -> Tensor:
+        if len(self.kept) == 1:
+            return self.kept[0]
+        return torch.cat(self.kept) if self.kept else like.new_zeros(0)
+
     def result(self) -> Prediction:
         """The prediction from the draws so far."""
         mean = self.location.mean
+        assert self.aleatoric is not None
         return Prediction(
             likelihood=self.likelihood,
             noise_std=self.noise_std,
             mean=mean,
             output_variance=self.location.variance,
-            expected=self.aleatoric.mean,
+            expected=self.aleatoric / self.location.count,
             mean_probs=self.probs.mean if self.probs.count else None,
             standard_error=self._settling.standard_error,
             samples=torch.full((len(mean),), self.location.count, device=mean.device),
-            draws=torch.cat(self.kept) if self.kept else mean.new_zeros(0),
+            draws=self._draws(mean),
         )
