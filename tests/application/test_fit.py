@@ -21,6 +21,7 @@ from vardrop.application import (
     resume,
     write_predictions,
 )
+from vardrop.application.config import command
 from vardrop.data import load_dataset
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import read_tensors
@@ -128,6 +129,21 @@ def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
     assert torch.allclose(units.log_prob(y), expected, atol=1e-3)
 
 
+def test_compression_of_a_regression_speaks_of_rmse(regression):
+    from vardrop.report.gallery import KINDS
+
+    compress(regression, max_drop=2.0)
+    found, curve = regression.results["compression"], regression.results["curve"]
+    assert found["score"] == "rmse"
+    metrics = regression.results["metrics"]
+    assert found["test_score_before"] == pytest.approx(metrics["rmse"], rel=0.05)
+    (kind,) = [k for k in KINDS if k.title == "Score against sparsity"]
+    ax = kind.of(vd.report.read_run(regression.directory))[""]
+    assert ax.get_ylabel() == "rmse"
+    assert sorted(ax.lines[0].get_ydata()) == sorted(p["metric"] for p in curve)
+    assert min(ax.lines[0].get_ydata()) > 0
+
+
 def test_predictions_of_a_file(regression, classes, tmp_path):
     from sklearn.datasets import load_diabetes, load_iris
 
@@ -168,6 +184,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     run = fit("digits", net, vd.sparse_vd(), exclude="3", **QUICK)
     assert run.net is net
     assert run.directory.parts[-2:] == ("runs", "digits-1")
+    assert f"vd.load_run(&#x27;{run.directory}&#x27;, net)" in run.report().read_text()
     assert type(net[3]) is nn.Linear
     with pytest.raises(vd.VardropError, match="holds a net of your own \\(Sequential\\)"):
         load_run(run.directory)
@@ -212,7 +229,47 @@ def test_changed_data_are_noticed(tmp_path):
     assert load_run(run.directory).data.classes == ("0", "1")
     table.assign(a=1.5 * table.a).to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(vd.VardropError, match="The data have changed since"):
-        load_run(run.directory)
+        _ = load_run(run.directory).data
+    with pytest.raises(vd.VardropError, match="The data have changed since"):
+        resume(run.directory, observer=Observer())
+
+
+def test_a_run_predicts_where_its_data_are_not(tmp_path):
+    rows = [(float(i), "red" if i % 3 else None, 2.0 * i) for i in range(60)]
+    table = pd.DataFrame(rows, columns=["a", "colour", "y"])
+    table["colour"] = table["colour"].where(table.index % 2 == 0, "blue")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run = fit(tmp_path / "t.csv", "mlp", target="y", out=tmp_path / "run", **QUICK)
+    (tmp_path / "t.csv").unlink()
+    again = load_run((tmp_path / "run").rename(tmp_path / "elsewhere"))
+    assert again.about == run.about
+    assert torch.equal(again.predict(table).mean, run.predict(table).mean)
+    with pytest.raises(vd.VardropError, match=r"the file .*t.csv, but it is not there"):
+        _ = again.data
+
+
+@pytest.mark.parametrize(
+    "started, told",
+    [
+        (["/lib/vardrop/cli/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
+        (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
+        (["/lib/vardrop/demo.py"], "vardrop demo"),
+        (["study.py", "3"], "python study.py 3"),
+        (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], "Python"),
+        ([""], "Python"),
+    ],
+)
+def test_the_command_is_what_was_typed(started, told):
+    assert command(started) == told
+
+
+def test_a_resumed_run_keeps_both_commands(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["vardrop", "fit", "iris"])
+    fit("iris", "mlp", out=tmp_path / "r", **QUICK)
+    monkeypatch.setattr("sys.argv", ["vardrop", "fit", "--resume", "--epochs", "3"])
+    resume(tmp_path / "r", observer=Observer(), epochs=3)
+    stored = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert stored["command"] == "vardrop fit iris && vardrop fit --resume --epochs 3"
 
 
 def test_pretraining_then_conversion(tmp_path):

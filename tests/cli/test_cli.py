@@ -1,60 +1,15 @@
-"""The command line: every command, exit codes, and what it says of broken inputs."""
+"""The command line: every command, exit codes, help and completion."""
 
 import json
+import signal
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from tests.cli.calling import call
 from vardrop.cli import main
-
-
-def call(*arguments):
-    """Run a command in this process; its exit code."""
-    with pytest.raises(SystemExit) as left:
-        main([str(a) for a in arguments])
-    return left.value.code
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with tables, a run on a table and a run on images."""
-    folder = tmp_path_factory.mktemp("cli")
-    n = 80
-    table = pd.DataFrame(
-        {
-            "area": [50 + (7 * i) % 60 for i in range(n)],
-            "town": ["Ulm" if i % 3 else "Bern" for i in range(n)],
-            "price": [3.5 * ((7 * i) % 60) + (i % 5) for i in range(n)],
-        }
-    )
-    table.to_csv(folder / "houses.csv", index=False)
-    table.drop(columns="price").head(4).to_csv(folder / "new.csv", index=False)
-    table.head(4).drop(columns=["town"]).to_csv(folder / "no_town.csv", index=False)
-    table.assign(k=1).to_csv(folder / "constant.csv", index=False)
-    table.assign(price=["x" if i == 8 else i for i in range(n)]).to_csv(
-        folder / "text.csv", index=False
-    )
-    table.assign(price=[None if i == 8 else i for i in range(n)]).to_csv(
-        folder / "hole.csv", index=False
-    )
-    table.assign(key=[f"n{i}" for i in range(n)]).to_csv(folder / "keys.csv", index=False)
-    table.head(2).to_csv(folder / "two.csv", index=False)
-    (folder / "empty.csv").write_text("")
-    (folder / "torn.csv").write_text("a,b\n1,2\n3,4,5\n")
-    (folder / "bad.parquet").write_bytes(b"nothing")
-    np.save(folder / "small.npy", np.zeros((2, 1, 5, 5)))
-    (folder / "notarun").mkdir()
-    (folder / "notarun" / "config.json").write_text("{")
-    quick = ("--epochs", 2, "--json")
-    assert (
-        call("fit", folder / "houses.csv", "--target", "price", "--out", folder / "h", *quick) == 0
-    )
-    assert call("fit", "digits", "--method", "none", "--out", folder / "plain", *quick) == 0
-    assert call("fit", "digits", "--out", folder / "a", "--tensorboard", *quick) == 0
-    return folder
 
 
 def test_the_commands_of_a_day(folder, capsys):
@@ -64,13 +19,17 @@ def test_the_commands_of_a_day(folder, capsys):
     assert call("evaluate", folder / "a", "--ood", "photos", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "auroc_entropy" in json.loads(lines[-1])["ood"]["photos"]
-    assert call("compress", folder / "a", "--sparsity", 0.3) == 0
-    text = capsys.readouterr().out
+    assert call("compress", folder / "a", "--sparsity", 0.3, "--onnx", folder / "a.onnx") == 0
+    text, err = capsys.readouterr()
     assert "times fewer weights" in text
+    assert "accuracy on test data 0." in text
     assert "small.safetensors" in text
+    assert err == ""  # the exporter's own words are not passed on
+    assert (folder / "a.onnx").stat().st_size > 1000
+    assert call("compress", folder / "h", "--sparsity", 0.3) == 0
+    assert "rmse on test data " in capsys.readouterr().out
     assert call("report", folder / "a", folder / "plain", "--out", folder / "both.html") == 0
     assert (folder / "both.html").stat().st_size > 10_000
-    assert any((folder / "a" / "tensorboard").iterdir())
 
 
 def test_training_speaks_json_and_prints_inferred_types(folder, capsys):
@@ -97,6 +56,12 @@ def test_resume_goes_on_and_force_overwrites(folder, capsys):
     assert call("fit", "iris", "--out", out, "--epochs", 1, "--force") == 0
 
 
+def test_tensorboard_goes_into_the_directory_of_the_run(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    assert call("fit", "iris", "--out", tmp_path / "r", "--epochs", 1, "--tensorboard") == 0
+    assert len(list((tmp_path / "r" / "tensorboard").iterdir())) == 1
+
+
 def test_methods_are_listed_with_papers(capsys):
     assert call("methods") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -106,81 +71,43 @@ def test_methods_are_listed_with_papers(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "methods", "fit", "predict", "evaluate", "compress", "report"]
+    "command", ["demo", "methods", "fit", "predict", "evaluate", "compress", "report", "reproduce"]
 )
 def test_help_has_an_example(command, capsys):
     assert call(command, "--help") == 0
-    assert f"vardrop {command}" in capsys.readouterr().out.rsplit("Example", 1)[1]
+    examples = capsys.readouterr().out.rsplit("Example", 1)[1]
+    assert f"vardrop {command}" in examples
+
+
+def test_examples_of_help_stand_on_lines_of_their_own(capsys):
+    assert call("fit", "--help") == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "vardrop fit --resume --out runs/a" in lines
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("ev", "evaluate"),
+        ("fit di", "digits diabetes"),
+        ("fit --net len", "lenet300 lenet5"),
+        ("fit digits --method spar", "sparse_vd sparsemax"),
+        ("fit digits --rate co", "constant cosine"),
+        ("evaluate a --ood ph", "photos"),
+    ],
+)
+def test_the_shell_completes(typed, offered, monkeypatch, capsys):
+    words = f"vardrop {typed}"
+    monkeypatch.setenv("_VARDROP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert call() == 0
+    assert capsys.readouterr().out.split() == offered.split()
 
 
 def test_no_argument_is_help(capsys):
     assert call() == 0
     assert "--install-completion" in capsys.readouterr().out
-
-
-# What is typed, the exit code, and a part of the line that answers.
-BROKEN = [
-    ("fly", 2, "No such command"),
-    ("fit", 2, "Expected DATA"),
-    ("fit digits --speed 3", 2, "No such option"),
-    ("fit digits --epochs few", 2, "valid integer"),
-    ("fit digits --epochs 0", 2, "`epochs` to be at least 1"),
-    ("fit digits --lr -1", 2, "`lr` to be above 0"),
-    ("fit digits --rate steep", 2, "`rate` to be one of"),
-    ("fit digits --warmup 5", 2, "two numbers such as 5,20"),
-    ("fit digits --warmup 9,5", 2, "0 <= `start` < `end`"),
-    ("fit digits --precision int4", 2, "`precision`"),
-    ("fit digits --device abacus", 2, "`device`"),
-    ("fit digits --method magic", 2, "a method among"),
-    ("fit digits --option rate", 2, "name=value"),
-    ("fit digits --method dropconnect --option rate=1", 2, "options of dropconnect"),
-    ("fit digits --method dropconnect --option drop_rate=7", 2, "drop_rate"),
-    ("fit digits --net vgg", 2, "--net among mlp"),
-    ("fit houses.csv --target price --task ranking", 2, "--task among"),
-    ("fit --resume", 2, "--out with --resume"),
-    ("fit digits --resume --out a", 2, "only --out and settings"),
-    ("predict h", 2, "Missing argument"),
-    ("compress a --max-drop 0.1 --sparsity 0.5", 2, "--max-drop or --sparsity"),
-    ("fit imagenet --out x", 1, "data to be one of digits"),
-    ("fit absent.csv --target y --out x", 1, "absent.csv, but it is not there"),
-    ("fit empty.csv --target y --out x", 1, "empty.csv to hold a table, but it is empty"),
-    ("fit torn.csv --target a --out x", 1, "line 3"),
-    ("fit bad.parquet --target a --out x", 1, "bad.parquet to be a table"),
-    ("fit houses.csv --out x", 1, "a target for"),
-    ("fit houses.csv --target cost --out x", 1, "target column 'cost'"),
-    ("fit constant.csv --target price --out x", 1, "column 'k'"),
-    ("fit text.csv --target price --out x", 1, "'x' in row 9"),
-    ("fit hole.csv --target price --out x", 1, "row 9 has none"),
-    ("fit keys.csv --target price --out x", 1, "at most 50 categories in column 'key'"),
-    ("fit two.csv --target price --out x", 1, "at least 4 rows"),
-    ("fit houses.csv --target price --drop k --out x", 1, "column 'k' to drop"),
-    ("fit houses.csv --target price --net lenet5 --out x", 1, "images of at least 4 x 4"),
-    ("fit digits --where nothing --out x", 1, "`where` to match a module"),
-    ("fit digits --out houses.csv", 1, "to be a directory, but it is a file"),
-    ("fit digits --lr 1e30 --epochs 3 --out nan", 1, "Lower the learning rate"),
-    ("fit --resume --out absent", 1, "Is this the directory of a run"),
-    ("predict h no_town.csv --out p.csv", 1, "none named 'town'"),
-    ("predict a new.csv --out p.csv", 1, "an .npy file with images of shape (N, 1, 8, 8)"),
-    ("predict a small.npy --out p.csv", 1, "got (2, 1, 5, 5)"),
-    ("evaluate absent", 1, "Is this the directory of a run"),
-    ("evaluate notarun", 1, "config.json to hold JSON"),
-    ("evaluate a --ood moons", 1, "other data among"),
-    ("evaluate h --ood photos", 1, "a net on images"),
-    ("compress plain", 1, "a run with a method to compress"),
-    ("compress a --sparsity 2", 1, "threshold with `sparsity` within"),
-    ("report absent", 1, "to be a run directory"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("typed, code, answer", BROKEN, ids=[b[0] for b in BROKEN])
-def test_broken_inputs_get_one_line(folder, monkeypatch, capsys, typed, code, answer):
-    monkeypatch.chdir(folder)
-    assert call(*typed.split()) == code
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("vardrop: ")
-    assert answer in lines[0]
-    assert "Traceback" not in lines[0]
 
 
 def test_what_fails_before_training_leaves_no_directory(folder, monkeypatch):
@@ -203,3 +130,32 @@ def test_the_program_itself_exits_with_its_code():
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def interruptible():
+    """A shell starts what runs in its background deaf to interrupts, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["fit", "iris", "--epochs", "100000", "--patience", "90000", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "vardrop.cli", *arguments, "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        events = [json.loads(running.stdout.readline())["event"] for _ in range(2)]
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert events == ["data", "epoch"]
+    assert running.returncode == 1
+    assert err == "vardrop: stopped. A run goes on from its last checkpoint with --resume.\n"
+    command = json.loads((out / "config.json").read_text())["command"]
+    assert command.startswith("vardrop fit iris --epochs 100000")
+    done = json.loads((out / "checkpoint.json").read_text())["epoch"]
+    assert call("fit", "--resume", "--out", out, "--epochs", done + 1, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["epoch"] == done

@@ -151,7 +151,7 @@ def test_mnist_has_three_parts_and_a_checksum():
     except vd.VardropError as absent:
         pytest.skip(str(absent))
     assert data.sizes() == {"train": 54000, "validation": 6000, "test": 10000}
-    assert (data.kind, data.task, data.outputs, data.shape) == (
+    assert (data.kind, data.task, data.about.outputs, data.shape) == (
         "image",
         "classification",
         10,

@@ -33,7 +33,8 @@ def write(tmp_path, table, name="houses.csv"):
 @pytest.mark.parametrize("name", ["houses.csv", "houses.parquet"])
 def test_a_table_becomes_tensors(tmp_path, name):
     data = load_dataset(write(tmp_path, houses(), name), target="price")
-    assert (data.task, data.kind, data.outputs, data.classes) == ("regression", "table", 1, ())
+    assert (data.task, data.kind, data.classes) == ("regression", "table", ())
+    assert data.about.outputs == 1
     assert data.sizes() == {"train": 42, "validation": 6, "test": 12}
     assert data.shape == (5,)  # area and its holes, two towns, garden
     assert float(data.train.y.mean()) == pytest.approx(0, abs=1e-5)
@@ -152,4 +153,4 @@ def test_embedded_tables(name):
     data = load_dataset(name)
     assert data.train.x.dim() == 2
     assert data.preprocessing is not None
-    assert data.outputs == (1 if name == "diabetes" else len(data.classes))
+    assert data.about.outputs == (1 if name == "diabetes" else len(data.classes))

@@ -118,7 +118,9 @@ def test_histograms_hold_all_cases():
 
 
 def test_equal_uncertainties_can_be_drawn():
-    png(report.uncertainty_histograms(torch.zeros(5), {"o": torch.zeros(3)}), dpi=40)
+    ax = report.uncertainty_histograms(torch.zeros(5), {"o": torch.zeros(3)})
+    assert png(ax, dpi=40).startswith(b"\x89PNG")
+    assert sum(bar.get_height() for bar in ax.patches[:30]) == pytest.approx(1)
 
 
 def test_regression_with_several_features_is_in_order_of_the_prediction():
@@ -134,9 +136,14 @@ def test_images_of_any_range_fill_the_scale():
 
 
 def test_dollar_signs_in_names_are_no_formula():
-    png(report.alpha_histograms({"a$_{$b": LINE}), dpi=40)
-    png(report.layer_sparsity({"a$_{$b": 0.5}), dpi=40)
-    png(report.uncertainty_histograms(LINE, {"a$_{$b": LINE}, "$^$"), dpi=40)
+    alpha = report.alpha_histograms({"a$_{$b": LINE})
+    assert alpha.get_yticklabels()[0].get_text().startswith("a$_{$b\n")
+    bars = report.layer_sparsity({"a$_{$b": 0.5})
+    assert bars.get_yticklabels()[0].get_text() == "a$_{$b"
+    histograms = report.uncertainty_histograms(LINE, {"a$_{$b": LINE}, "$^$")
+    assert histograms.get_xlabel() == "$^$"
+    for ax in (alpha, bars, histograms):
+        assert png(ax, dpi=40).startswith(b"\x89PNG")
 
 
 WRONG = {

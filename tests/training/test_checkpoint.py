@@ -18,7 +18,7 @@ from vardrop.training.checkpoint import (
     write_json,
     write_tensors,
 )
-from vardrop.training.observers import Bar, JsonLines, Observer, Several, TensorBoard, Words
+from vardrop.training.observers import Observer
 
 
 def loop(epochs=3, lr=1e-2):
@@ -182,16 +182,3 @@ def test_records_have_what_the_report_reads(tmp_path):
     }  # fmt: skip
     assert set(record["sparsity"]) == {"0", "2"}
     assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 1
-
-
-def test_observers_speak_json_bars_and_tensorboard(tmp_path, capsys):
-    pytest.importorskip("tensorboard")
-    watch = Several([JsonLines(), Words(), Bar(), TensorBoard(tmp_path / "board")])
-    watch.describe("target y")
-    Recorder(tmp_path, validate=lambda e: {"nll": 1.0}, observer=watch).run(loop(epochs=2))
-    out = capsys.readouterr().out
-    events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
-    assert "epoch 2/2" in out
-    assert "examples/s" in out
-    assert any((tmp_path / "board").iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,34 +46,41 @@ def compress(
         )
     if max_drop is None and sparsity is None:
         max_drop = 0.002
-    metric = _accuracy if run.data.task == "classification" else _minus_rmse(run)
+    if onnx is not None and not Path(onnx).absolute().parent.is_dir():
+        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
+    score, sign, metric = _metric(run)
     x, y = run.data.validation
-    chosen = choose_threshold(run.net, (x, y), metric, max_drop=max_drop, sparsity=sparsity)
+    chosen = choose_threshold(
+        run.net, (x, y), lambda output, y: sign * metric(output, y), max_drop=max_drop,
+        sparsity=sparsity,
+    )  # fmt: skip
     example = x[:1]
     small = shrink(run.net, example, chosen)
-    found = _figures(run, small, metric, float(chosen))
+    found = {"score": score, **_figures(run, small, metric, float(chosen))}
     found["bytes"] = save(small, run.directory / SMALL)
     if onnx is not None:
         found["onnx_bytes"] = export_onnx(small, onnx, example)
     curve = [
-        {"threshold": p.threshold, "sparsity": p.sparsity, "metric": p.score} for p in chosen.points
+        {"threshold": p.threshold, "sparsity": p.sparsity, "metric": sign * p.score}
+        for p in chosen.points
     ]
     _store(run, float(chosen), {"compression": found, "curve": curve})
     return small
 
 
-def _accuracy(output: Tensor, y: Tensor) -> float:
-    return float((output.argmax(1) == y).double().mean())
-
-
-def _minus_rmse(run: Run) -> Any:
-    found = run.data.preprocessing
+def _metric(run: Run) -> tuple[str, int, Callable[[Tensor, Tensor], float]]:
+    """The name of the score, its sign where more is to be better, and the score itself."""
+    if run.about.task == "classification":
+        return "accuracy", 1, lambda output, y: float((output.argmax(1) == y).double().mean())
+    found = run.about.preprocessing
     scale = 1.0 if found is None else found.target_std
-    return lambda output, y: -scale * float((output - y).square().mean().sqrt())
+    return "rmse", -1, lambda output, y: scale * float((output - y).square().mean().sqrt())
 
 
 @torch.no_grad()
-def _figures(run: Run, small: nn.Module, metric: Any, threshold: float) -> dict[str, Any]:
+def _figures(
+    run: Run, small: nn.Module, metric: Callable[[Tensor, Tensor], float], threshold: float
+) -> dict[str, Any]:
     report: ShrinkReport = small.report  # type: ignore[assignment]
     (before, after), (macs, macs_left) = report.total("weights"), report.total("macs")
     x, y = run.data.test

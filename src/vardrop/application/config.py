@@ -6,11 +6,12 @@ import dataclasses
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vardrop.data import Dataset, load_dataset
+from vardrop.data import About, Dataset, Preprocessing, load_dataset
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.recipes import Recipe
@@ -19,6 +20,8 @@ from vardrop.training.checkpoint import read_json, write_json
 from vardrop.values import from_json, to_json
 
 VERSION = 1
+# How a user starts what Python sees as a file of this package.
+_PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/demo.py": ["vardrop", "demo"]}
 FILES = (
     "config.json", "history.jsonl", "checkpoint.safetensors", "checkpoint.json",
     "best.safetensors", "preprocessing.json", "results.json", "arrays.safetensors",
@@ -46,34 +49,39 @@ class Config:
     """What a run is: data, net, method, settings."""
 
     data: Data
+    about: About
     net: str
     own_net: bool
     method: Recipe | None
     where: str | None
     exclude: str | None
     settings: Settings
-    checksum: str = ""
+    command: str = ""
 
-    def write(self, directory: Path, data: Dataset) -> None:
-        """Store it, with the command, the versions and the sizes of the data."""
+    def write(self, directory: Path) -> None:
+        """Store it, with the command, the versions and what the net has to know of the data."""
+        about = self.about
         stored = {
             "version": VERSION,
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
             "net": self.net,
             "own_net": self.own_net,
             "method": None if self.method is None else to_json(self.method),
             "where": self.where,
             "exclude": self.exclude,
             "seed": self.settings.seed,
-            "data": {**dataclasses.asdict(self.data), "task": data.task},
-            "checksum": data.checksum,
-            "sizes": data.sizes(),
+            "data": {**dataclasses.asdict(self.data), "task": about.task},
+            "kind": about.kind,
+            "shape": about.shape,
+            "classes": about.classes,
+            "sizes": about.sizes,
+            "checksum": about.checksum,
             "settings": self.settings.to_json(),
             "versions": versions(),
         }
+        if about.preprocessing is not None:  # first, for what has a config.json can be resumed
+            write_json(directory / "preprocessing.json", about.preprocessing.to_json())
         write_json(directory / "config.json", stored)
-        if data.preprocessing is not None:
-            write_json(directory / "preprocessing.json", data.preprocessing.to_json())
 
     @classmethod
     def read(cls, directory: Path) -> Config:
@@ -85,7 +93,7 @@ class Config:
                     f"Expected a run of version {VERSION} in {directory}, but got "
                     f"{stored['version']!r}."
                 )
-            return cls._from_json(stored)
+            return cls._from_json(stored, directory)
         except (KeyError, TypeError) as broken:
             raise VardropError(
                 f"Expected {directory / 'config.json'} to describe a run, but got a file without "
@@ -93,15 +101,38 @@ class Config:
             ) from broken
 
     @classmethod
-    def _from_json(cls, stored: dict[str, Any]) -> Config:
+    def _from_json(cls, stored: dict[str, Any], directory: Path) -> Config:
         data, method = stored["data"], stored["method"]
         recipe = None if method is None else from_json(method)
         assert isinstance(recipe, Recipe | None)
         return cls(
-            Data(**{**data, "drop": tuple(data["drop"])}),
+            Data(**{**data, "drop": tuple(data["drop"])}), _about(stored, directory),
             stored["net"], stored["own_net"], recipe, stored["where"], stored["exclude"],
-            Settings.from_json(stored["settings"]), stored["checksum"],
+            Settings.from_json(stored["settings"]), stored["command"],
         )  # fmt: skip
+
+
+def _about(stored: dict[str, Any], directory: Path) -> About:
+    path = directory / "preprocessing.json"
+    table = stored["kind"] == "table"
+    return About(
+        stored["data"]["name"], stored["kind"], stored["data"]["task"], tuple(stored["shape"]),
+        tuple(stored["classes"]), stored["sizes"], stored["checksum"],
+        Preprocessing.from_json(read_json(path)) if table else None,
+    )  # fmt: skip
+
+
+def command(arguments: Sequence[str]) -> str:
+    """What was typed, from the arguments that Python was started with.
+
+    >>> command(["/usr/lib/vardrop/cli/__main__.py", "fit", "digits"])
+    'vardrop fit digits'
+    """
+    program = Path(arguments[0])
+    if program.name in ("", "-c") or "ipykernel" in program.name:
+        return "Python"
+    own = ["python", program.name] if program.suffix == ".py" else [program.name]
+    return shlex.join([*_PROGRAMS.get("/".join(program.parts[-2:]), own), *arguments[1:]])
 
 
 def versions() -> dict[str, str]:

@@ -69,7 +69,7 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         arrays |= found
     for name in ood:
         other = run.predict(
-            load_strangers(name, run.data.shape, run.config.data.directory), samples
+            load_strangers(name, run.about.shape, run.config.data.directory), samples
         )
         results["ood"] = {**results["ood"], name: _told_apart(p, other)}
         arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = (
@@ -102,7 +102,7 @@ def _class_arrays(p: Prediction, data: Dataset) -> dict[str, Tensor]:
 
 
 def _regression(p: Prediction, run: Run) -> tuple[dict[str, float], dict[str, Tensor]]:
-    found = run.data.preprocessing
+    found = run.about.preprocessing
     assert found is not None  # every regression comes from a table
     y = run.data.test.y * found.target_std + found.target_mean
     lower, upper = p.interval(0.95)

@@ -69,21 +69,23 @@ def fit(
     """
     data_path = Path(data)
     name = str(data_path.resolve()) if data_path.is_file() else str(data)
-    config = Config(
-        Data(name, target, task, tuple(drop), None if directory is None else str(directory)),
-        net if isinstance(net, str) else type(net).__name__,
-        not isinstance(net, str),
-        recipe, where, exclude, Settings.from_json(settings),
-    )  # fmt: skip
+    source = Data(name, target, task, tuple(drop), None if directory is None else str(directory))
     path = Path(out) if out is not None else free_directory(name)
+    chosen = Settings.from_json(settings)
     with joined() as world:
-        dataset = config.data.load(config.settings.seed)
-        model = _fresh(config, dataset) if isinstance(net, str) else net
+        dataset = source.load(chosen.seed)
+        config = Config(
+            source, dataset.about,
+            net if isinstance(net, str) else type(net).__name__,
+            not isinstance(net, str),
+            recipe, where, exclude, chosen,
+        )  # fmt: skip
+        model = _fresh(config) if isinstance(net, str) else net
         if recipe is not None:  # what cannot be converted is told before anything is written
             convert(copy.deepcopy(model), recipe, where, exclude)
         if world.first:
             prepare(path, force)
-            config.write(path, dataset)
+            config.write(path)
             if observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
         return _train(config, path, dataset, model, observer, world, resuming=False)
@@ -106,13 +108,13 @@ def resume(
     config = dataclasses.replace(config, settings=settings)
     with joined() as world:
         dataset = load_same_data(config, path)
-        model = _fresh(config, dataset, net)
+        model = _fresh(config, net)
         if changes and world.first:
-            config.write(path, dataset)
+            config.write(path)
         return _train(config, path, dataset, model, observer, world, resuming=True)
 
 
-def _fresh(config: Config, data: Dataset, net: nn.Module | None = None) -> nn.Module:
+def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
     if config.own_net:
         if net is None:
             raise VardropError(
@@ -122,7 +124,7 @@ def _fresh(config: Config, data: Dataset, net: nn.Module | None = None) -> nn.Mo
         return net
     with torch.random.fork_rng():
         torch.manual_seed(config.settings.seed)
-        return build_net(config.net, data.shape, data.outputs)
+        return build_net(config.net, config.about.shape, config.about.outputs)
 
 
 def _train(
@@ -139,7 +141,7 @@ def _train(
         if config.method is not None:
             convert(net, config.method, config.where, config.exclude)
         elbo = _phase(config, path, data, net, watch, world, "fit", phase == "fit")
-    run = Run(path, config, data, elbo)
+    run = Run(path, config, elbo, data)
     if not world.first:
         return run
     if not (path / BEST).is_file():

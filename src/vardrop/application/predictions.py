@@ -36,11 +36,11 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
         return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
     best = p.probs.argmax(1)
     chosen = {"probability": p.probs, "lower": lower, "upper": upper}
-    table = {"class": [run.data.classes[i] for i in best.tolist()]}
+    table = {"class": [run.about.classes[i] for i in best.tolist()]}
     table |= {n: t.gather(1, best.unsqueeze(1)).flatten().tolist() for n, t in chosen.items()}
     for name in ("entropy", "aleatoric", "epistemic"):
         table[name] = getattr(p, name).tolist()
-    table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.data.classes)}
+    table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.about.classes)}
     return pandas.DataFrame(table)
 
 
@@ -55,7 +55,7 @@ def write_predictions(
         out: the CSV file.
         samples: draws of the noise.
     """
-    x = _images(run, Path(source)) if run.data.kind == "image" else run.inputs(source)
+    x = _images(run, Path(source)) if run.about.kind == "image" else run.inputs(source)
     table = prediction_table(run, run.predict(x, samples))
     write_atomically(Path(out), table.to_csv(index=False).encode())
 
@@ -63,16 +63,16 @@ def write_predictions(
 def _images(run: Run, path: Path) -> Tensor:
     import numpy
 
-    shape = f"(N, {', '.join(map(str, run.data.shape))})"
+    shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
         raise VardropError(
             f"Expected an .npy file with images of shape {shape} for a run on "
-            f"{run.data.name}, but got {str(path)!r}."
+            f"{run.about.name}, but got {str(path)!r}."
         )
     try:
         x = torch.from_numpy(numpy.load(path, allow_pickle=False)).float()
     except (ValueError, TypeError, OSError) as broken:
         raise VardropError(f"Expected {path} to hold numbers, but got: {broken}.") from broken
-    if tuple(x.shape[1:]) != run.data.shape:
+    if tuple(x.shape[1:]) != run.about.shape:
         raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
     return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from vardrop.application.config import Config
 from vardrop.application.nets import build_net
 from vardrop.conversion import convert
-from vardrop.data import Dataset, read_table
+from vardrop.data import About, Dataset, read_table
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.objective import ELBO, Categorical, Gaussian
@@ -47,12 +48,22 @@ class Run:
 
     directory: Path
     config: Config
-    data: Dataset
     elbo: ELBO
+    loaded: Dataset | None = None
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{k} {v:.4g}" for k, v in self.results.get("metrics", {}).items())
-        return f"Run({str(self.directory)!r}: {self.config.net} on {self.data.name}, {scores})"
+        return f"Run({str(self.directory)!r}: {self.config.net} on {self.about.name}, {scores})"
+
+    @property
+    def about(self) -> About:
+        """What the net knows of its data; all that a prediction needs."""
+        return self.config.about
+
+    @functools.cached_property
+    def data(self) -> Dataset:
+        """The data themselves, read where they are first asked for."""
+        return self.loaded or load_same_data(self.config, self.directory)
 
     @property
     def net(self) -> nn.Module:
@@ -74,14 +85,14 @@ class Run:
         """Inputs of the net from a tensor, a table, or a file with one."""
         if isinstance(x, Tensor):
             return x
-        if self.data.preprocessing is None:
+        if self.about.preprocessing is None:
             raise VardropError(
                 "Expected a tensor for a run on images, but got a table. Pass images of shape "
-                f"(N, {', '.join(map(str, self.data.shape))})."
+                f"(N, {', '.join(map(str, self.about.shape))})."
             )
         table = read_table(x) if isinstance(x, str | Path) else x
         source = str(x) if isinstance(x, str | Path) else "the table"
-        return self.data.preprocessing.inputs(table, source)
+        return self.about.preprocessing.inputs(table, source)
 
     def predict(
         self, x: Tensor | pandas.DataFrame | str | Path, samples: int = SAMPLES
@@ -98,7 +109,7 @@ class Run:
 
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of scaled targets in the units of the target."""
-        found = self.data.preprocessing
+        found = self.about.preprocessing
         if p.classifies or found is None:
             return p
         mean, std = found.target_mean, found.target_std
@@ -142,38 +153,43 @@ def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
 def load_same_data(config: Config, path: Path) -> Dataset:
     """The data of a run; an error where they are not what it was trained on."""
     data = config.data.load(config.settings.seed)
-    if data.checksum != config.checksum:
+    if data.checksum != config.about.checksum:
         raise VardropError(
-            f"Expected the data {data.name} that {path} was trained on, with {config.checksum}, "
-            f"but got {data.checksum}. The data have changed since."
+            f"Expected the data {data.name} that {path} was trained on, with "
+            f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
         )
     return data
 
 
-def load_run(directory: str | Path, net: nn.Module | None = None) -> Run:
-    """Read a run from its directory, with the net of its best epoch.
+def load_run(
+    path: str | Path, net: nn.Module | None = None, directory: str | Path | None = None
+) -> Run:
+    """Read a run, with the net of its best epoch; its data are read only where they are needed.
 
     Args:
-        directory: what `fit` wrote.
+        path: the directory that `fit` wrote.
         net: a fresh net of your own, where `fit` was given one.
+        directory: of the image sets, where they have moved.
     """
-    path = Path(directory)
-    config = Config.read(path)
-    data = load_same_data(config, path)
-    return Run(path, config, data, _objective(config, path, data, net))
+    config = Config.read(Path(path))
+    if directory is not None:
+        data = dataclasses.replace(config.data, directory=str(directory))
+        config = dataclasses.replace(config, data=data)
+    return Run(Path(path), config, _objective(config, Path(path), net))
 
 
-def _objective(config: Config, path: Path, data: Dataset, net: nn.Module | None) -> ELBO:
+def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
     if config.own_net and net is None:
         raise VardropError(
             f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "
             "Pass a fresh one."
         )
+    about = config.about
     with torch.random.fork_rng():
-        model = build_net(config.net, data.shape, data.outputs) if net is None else net
+        model = build_net(config.net, about.shape, about.outputs) if net is None else net
     if config.method is not None:
         convert(model, config.method, config.where, config.exclude)
     beta = config.settings.beta if noisy(model) else 0.0
-    elbo = ELBO(model, likelihood_for(data.task), len(data.train.x), beta)
+    elbo = ELBO(model, likelihood_for(about.task), about.sizes["train"], beta)
     load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
     return elbo

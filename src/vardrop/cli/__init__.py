@@ -12,6 +12,8 @@ from vardrop.errors import VardropError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130  # typer's code, without a word
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit; an error is one line on stderr, with a traceback by --debug."""
@@ -19,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given
     try:
         code = app([a for a in given if a != "--debug"], prog_name="vardrop", standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
@@ -34,7 +38,8 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
-        return " ".join(f"{error.format_message()}{hint}".split()), 2  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        return " ".join(f"{message}.{hint}".split()), 2
     known = isinstance(error, VardropError)
     text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."
     return " ".join(text.split()), 1

@@ -55,9 +55,11 @@ def methods(json: o.JSON = False) -> None:
 
 
 @app.command(
-    epilog="Examples: vardrop fit digits --net lenet5 --method sparse_vd --epochs 30 --out runs/a; "
-    "vardrop fit houses.csv --target price --method bayes_by_backprop --out runs/h; "
-    "vardrop fit --resume --out runs/a"
+    epilog=o.examples(
+        "vardrop fit digits --net lenet5 --method sparse_vd --epochs 30 --out runs/a",
+        "vardrop fit houses.csv --target price --method bayes_by_backprop --out runs/h",
+        "vardrop fit --resume --out runs/a",
+    )
 )
 def fit(
     data: o.DATA = None,
@@ -148,9 +150,15 @@ def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES =
 
 
 @app.command(epilog="Example: vardrop evaluate runs/a --ood fashion-mnist")
-def evaluate(run: o.RUN, ood: o.OOD = None, samples: o.SAMPLES = 32, json: o.JSON = False) -> None:
+def evaluate(
+    run: o.RUN,
+    ood: o.OOD = None,
+    data_dir: o.DATA_DIR = None,
+    samples: o.SAMPLES = 32,
+    json: o.JSON = False,
+) -> None:
     """Score a run on test data, and tell those from other image sets."""
-    loaded = load_run(run)
+    loaded = load_run(run, directory=data_dir)
     application.evaluate(loaded, ood or (), samples)
     printing.run(loaded, json)
 
@@ -177,3 +185,40 @@ def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
     from vardrop.report import report as write
 
     print(write(runs, out))
+
+
+@app.command(
+    epilog=o.examples(
+        "vardrop reproduce --list",
+        "vardrop reproduce kingma/kl",
+        "vardrop reproduce quick",
+        "vardrop reproduce quick gal/toy",
+        "vardrop reproduce --page",
+    )
+)
+def reproduce(
+    name: o.EXPERIMENT = None,
+    only: o.QUICK_NAME = None,
+    list_: o.LIST = False,
+    page: o.PAGE = False,
+    experiments: o.EXPERIMENTS = Path("experiments"),
+    results: o.RESULTS = None,
+    docs: o.DOCS = Path("docs"),
+    force: o.ANEW = False,
+) -> None:
+    """Run an experiment of the papers, going on where a stopped run stood."""
+    from vardrop.cli import reproduction
+
+    if (name is not None) + list_ + page != 1 or (only is not None and name != "quick"):
+        raise typer.BadParameter(
+            "Expected one name, `quick`, `quick` and a name, --list or --page. "
+            "Try `vardrop reproduce --list`."
+        )
+    if list_:
+        reproduction.show(experiments, results or Path("results"))
+    elif page:
+        reproduction.page(experiments, results or Path("results"), docs)
+    elif name == "quick":
+        raise typer.Exit(reproduction.quick(experiments, only, results, force))
+    else:
+        reproduction.run(experiments, str(name), results or Path("results"), force)

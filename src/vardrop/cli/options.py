@@ -110,6 +110,25 @@ ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONN
 REPORT_OUT = Annotated[
     Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")
 ]
+EXPERIMENT = Annotated[
+    str | None,
+    typer.Argument(help="A name from --list; `quick` for the minutes-long version of all."),
+]
+QUICK_NAME = Annotated[str | None, typer.Argument(help="After `quick`: the one experiment to run.")]
+LIST = Annotated[bool, typer.Option("--list", help="Show the experiments and what is done.")]
+PAGE = Annotated[bool, typer.Option("--page", help="Write results.md and its plots into --docs.")]
+EXPERIMENTS = Annotated[Path, typer.Option(help="Where the descriptions lie.")]
+RESULTS = Annotated[
+    Path | None,
+    typer.Option(help="Where the results go; ./results by default, for `quick` nowhere."),
+]
+DOCS = Annotated[Path, typer.Option(help="Where --page writes.")]
+ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the seeds that are done.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text: one example a line, to be copied."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import nn
 
 from vardrop.application import Run
 from vardrop.application.methods import Method
+from vardrop.experiments.descriptions import Experiment
 
 
 def methods(found: Sequence[Method], as_json: bool) -> None:
@@ -35,11 +36,12 @@ def run(run: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
         return
-    table = Table(title=f"{run.config.net} on {run.data.name}, test data")
+    print(f"{run.config.net} on {run.about.name}, scores on test data")
+    table = Table()
     table.add_column("score")
     table.add_column("value", justify="right")
     for name, value in {**results["metrics"], **_flat(results.get("ood", {}))}.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, _number(value))
     Console().print(table)
     print(f"run: {run.directory}")
 
@@ -51,10 +53,37 @@ def compression(run: Run, small: nn.Module, as_json: bool) -> None:
         print(json.dumps({"event": "compression", "directory": str(run.directory), **found}))
         return
     print(small.report)
-    print(
-        f"threshold {found['threshold']:.4g}; test score {found['test_score_before']:.4f} -> "
-        f"{found['test_score_after']:.4f}; small net: {run.directory / 'small.safetensors'}"
-    )
+    before, after = (_number(found[f"test_score_{when}"]) for when in ("before", "after"))
+    print(f"threshold {found['threshold']:.4g}, {found['score']} on test data {before} -> {after}")
+    print(f"small net: {run.directory / 'small.safetensors'}")
+
+
+def experiments(found: Sequence[Experiment], done: Mapping[str, int]) -> None:
+    """The experiments of the papers: row, name, seeds done, minutes expected, what and whose."""
+    width = max(len(e.name) for e in found)
+    for e in found:
+        seeds = "done" if done[e.name] == len(e.seeds) else f"{done[e.name]}/{len(e.seeds)}"
+        print(
+            f"{e.row or '-':>2}  {e.name:<{width}}  {seeds:>4}  {e.minutes:>4.0f} min  "
+            f"{e.title} [{e.paper}; {e.source}]"
+        )
+
+
+def figures(name: str, found: Mapping[str, Any], expected: Mapping[str, float]) -> None:
+    """What an experiment measured, beside the paper's figures."""
+    table = Table(title=name)
+    table.add_column("figure")
+    for column in ("ours", "standard error", "paper"):
+        table.add_column(column, justify="right")
+    for key, value in found.items():
+        error, paper = value["standard_error"], expected.get(key)
+        cells = ("" if v is None else f"{v:.4g}" for v in (value["mean"], error, paper))
+        table.add_row(key, *cells)
+    Console().print(table)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
 def _flat(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -6,9 +6,11 @@ A shrunken net is plain torch, so int8 quantisation takes it as it is: in onnxru
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -89,13 +91,26 @@ def export_onnx(
     if samples is not None:
         dense = Draws(net, inputs, samples)
         inputs, axes = (*inputs, dense.noise_like(inputs)), (*axes, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter deprecates parts of itself
+    with _quiet():
         torch.onnx.export(
             _program(dense, inputs, axes), (), str(path), dynamo=True, verbose=False,
             external_data=False,
         )  # fmt: skip
     return Path(path).stat().st_size
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's words about parts of itself and packages that are not installed."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 class Draws(nn.Module):

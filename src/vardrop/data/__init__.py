@@ -5,13 +5,14 @@ from vardrop.data.cifar import load_cifar10
 from vardrop.data.download import data_directory
 from vardrop.data.images import IMAGE_SETS, Images, load_images
 from vardrop.data.preprocessing import Preprocessing
-from vardrop.data.splits import Dataset, Part
+from vardrop.data.splits import About, Dataset, Part
 from vardrop.data.tables import describe, read_table
 
 __all__ = [
     "DATASETS",
     "IMAGE_SETS",
     "STRANGERS",
+    "About",
     "Dataset",
     "Images",
     "Part",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -22,12 +23,34 @@ class Part(NamedTuple):
     y: Tensor
 
 
+@dataclass(frozen=True)
+class About:
+    """What a trained net needs to know of its data, without the data themselves.
+
+    `classes` holds the names of the classes, and is empty for regression.
+    """
+
+    name: str
+    kind: Kind
+    task: Task
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    sizes: Mapping[str, int]
+    checksum: str
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a net needs."""
+        return len(self.classes) if self.task == "classification" else 1
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back. `classes` holds the names of the classes, and is empty for regression.
+    knows the way back.
     """
 
     name: str
@@ -41,9 +64,12 @@ class Dataset:
     preprocessing: Preprocessing | None = None
 
     @property
-    def outputs(self) -> int:
-        """How many outputs a net needs."""
-        return len(self.classes) if self.task == "classification" else 1
+    def about(self) -> About:
+        """What is kept with a net."""
+        return About(
+            self.name, self.kind, self.task, self.shape, self.classes, self.sizes(),
+            self.checksum, self.preprocessing,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -68,8 +68,9 @@ def _layers(run: Run) -> Parts:
 
 def _curve(run: Run) -> Parts:
     curve = run.results.get("curve")
-    name = "accuracy" if run.task == "classification" else "score"
-    return {"": pictures.sparsity_curve(curve, name)} if curve else {}
+    usual = "rmse" if run.task == "regression" else "accuracy"
+    name = (run.results.get("compression") or {}).get("score", usual)
+    return {"": pictures.sparsity_curve(curve, str(name))} if curve else {}
 
 
 def _weights(run: Run) -> Parts:

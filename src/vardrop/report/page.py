@@ -14,6 +14,7 @@ from vardrop.report.figures import grid, section
 from vardrop.report.gallery import KINDS
 from vardrop.report.run import Run, read_run
 from vardrop.report.tables import beside, facts, flatten, records, scores, show, words
+from vardrop.training.checkpoint import write_atomically
 
 Runs = Mapping[str, Run]
 
@@ -49,8 +50,13 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
             f"Pass {target / 'report.html'}."
         )
     page = _page(runs)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise VardropError(
+            f"Expected to make the directory {target.parent}, but got: {failure.strerror}."
+        ) from failure
+    write_atomically(target, page.encode())
     return target
 
 
@@ -81,7 +87,7 @@ def _what_was_run(runs: Runs) -> str:
     for name, run in runs.items():
         pairs = {}
         for key, value in run.config.items():
-            if key == "version" or value is None or value is False:
+            if key == "version" or value is None or value is False or value == []:
                 continue
             text = words(show(value)) if key == "command" else escape(show(value))
             pairs[key.replace("_", " ")] = text
@@ -125,8 +131,8 @@ def _loading(runs: Runs) -> str:
     for run in runs.values():
         own = ", net" if run.config.get("own_net") else ""
         lines = (
-            "from vardrop.application import load_run",
-            f"run = load_run({str(run.path)!r}{own})",
+            "import vardrop as vd",
+            f"run = vd.load_run({str(run.path)!r}{own})",
             "prediction = run.predict(x)",
         )
         cards.append(f"<pre><code>{escape(chr(10).join(lines))}</code></pre>")

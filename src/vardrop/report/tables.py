@@ -21,7 +21,7 @@ def show(value: Any) -> str:
         fields = {k: v for k, v in named.items() if v is not None and v is not False}
         return f"{value['type']}({', '.join(f'{k}={show(v)}' for k, v in fields.items())})"
     if isinstance(value, Mapping):
-        known = {k: v for k, v in value.items() if v is not None and v != []}
+        known = {k: v for k, v in value.items() if v is not None and v is not False and v != []}
         return ", ".join(f"{k} {show(v)}" for k, v in known.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(show, value))

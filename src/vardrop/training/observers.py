@@ -86,7 +86,7 @@ class Bar(Observer):
         self.label = label
 
     def start(self, first_epoch: int, loop: Loop) -> None:
-        from rich import progress
+        from rich import console, progress
 
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -95,6 +95,7 @@ class Bar(Observer):
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[scores]}"),
+            console=console.Console(stderr=True),  # standard output is for results
         )
         total, done = loop.epochs * loop.steps, loop.epoch * loop.steps + loop.position
         self._task = self._bar.add_task(

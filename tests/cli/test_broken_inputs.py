@@ -1,0 +1,117 @@
+"""Broken inputs: each gets one clear line and an exit code, and leaves no file behind."""
+
+import pytest
+
+from tests.cli.calling import call
+
+# What is typed, the exit code, and a part of the line that answers.
+BROKEN = [
+    ("methods --loud", 2, "No such option: --loud. Try `vardrop methods --help`."),
+    ("demo --out full", 1, "full to be free for a new run, but it holds files"),
+    ("demo --out houses.csv", 1, "to be a directory, but it is a file"),
+    ("fly", 2, "No such command"),
+    ("fit", 2, "Expected DATA"),
+    ("fit digits --speed 3", 2, "No such option"),
+    ("fit digits --epochs few", 2, "valid integer"),
+    ("fit digits --epochs 0", 2, "`epochs` to be at least 1"),
+    ("fit digits --lr -1", 2, "`lr` to be above 0"),
+    ("fit digits --seed -1", 2, "`seed` to be at least 0"),
+    ("fit digits --patience 0", 2, "`patience` to be at least 1"),
+    ("fit digits --rate steep", 2, "`rate` to be one of"),
+    ("fit digits --warmup 5", 2, "two numbers such as 5,20"),
+    ("fit digits --warmup 9,5", 2, "0 <= `start` < `end`"),
+    ("fit digits --precision int4", 2, "`precision`"),
+    ("fit digits --device abacus", 2, "`device`"),
+    ("fit digits --method magic", 2, "a method among"),
+    ("fit digits --option rate", 2, "name=value"),
+    ("fit digits --method dropconnect --option rate=1", 2, "options of dropconnect"),
+    ("fit digits --method dropconnect --option drop_rate=7", 2, "drop_rate"),
+    ("fit digits --net vgg", 2, "--net among mlp"),
+    ("fit houses.csv --target price --task ranking", 2, "--task among"),
+    ("fit --resume", 2, "--out with --resume"),
+    ("fit digits --resume --out a", 2, "only --out and settings"),
+    ("predict h", 2, "Missing argument"),
+    ("predict h new.csv", 2, "Missing option '--out'"),
+    ("predict h new.csv --out p.csv --samples 0", 2, "Invalid value for '--samples'"),
+    ("compress a --max-drop 0.1 --sparsity 0.5", 2, "--max-drop or --sparsity"),
+    ("fit imagenet --out x", 1, "data to be one of digits"),
+    ("fit absent.csv --target y --out x", 1, "absent.csv, but it is not there"),
+    ("fit empty.csv --target y --out x", 1, "empty.csv to hold a table, but it is empty"),
+    ("fit header.csv --target price --out x", 1, "only a header"),
+    ("fit torn.csv --target a --out x", 1, "line 3"),
+    ("fit bad.parquet --target a --out x", 1, "bad.parquet to be a table"),
+    ("fit houses.csv --out x", 1, "a target for"),
+    ("fit houses.csv --target cost --out x", 1, "target column 'cost'"),
+    ("fit constant.csv --target price --out x", 1, "column 'k'"),
+    ("fit same.csv --target price --out x", 1, "column 'price' of"),
+    ("fit infinite.csv --target price --out x", 1, "'inf' in row 9"),
+    ("fit houses.csv --target town --task regression --out x", 1, "numbers in column 'town'"),
+    ("fit many.csv --target price --out x", 1, "at most 50 classes in column 'price'"),
+    ("fit lonely.csv --target price --out x", 1, "columns besides the target"),
+    ("fit mnist --data-dir broken --out x", 1, "Expected the MD5 of broken/mnist/train-images"),
+    ("fit text.csv --target price --out x", 1, "'x' in row 9"),
+    ("fit hole.csv --target price --out x", 1, "row 9 has none"),
+    ("fit keys.csv --target price --out x", 1, "at most 50 categories in column 'key'"),
+    ("fit two.csv --target price --out x", 1, "at least 4 rows"),
+    ("fit houses.csv --target price --drop k --out x", 1, "column 'k' to drop"),
+    ("fit houses.csv --target price --net lenet5 --out x", 1, "images of at least 4 x 4"),
+    ("fit digits --where nothing --out x", 1, "`where` to match a module"),
+    ("fit digits --out houses.csv", 1, "to be a directory, but it is a file"),
+    ("fit digits --lr 1e30 --epochs 3 --out nan", 1, "Lower the learning rate"),
+    ("fit digits --out full", 1, "overwrite it by --force"),
+    ("fit --resume --out torn", 1, "torn/checkpoint.safetensors to be a safetensors file"),
+    ("fit --resume --out moved", 1, "The data have changed since"),
+    ("fit --resume --out absent", 1, "Is this the directory of a run"),
+    ("predict h no_town.csv --out p.csv", 1, "none named 'town'"),
+    ("predict h words.csv --out p.csv", 1, "'big' in row 2"),
+    ("predict h absent.csv --out p.csv", 1, "absent.csv, but it is not there"),
+    ("predict h new.csv --out nowhere/p.csv", 1, "nowhere/p.csv, but got: No such file"),
+    ("predict torn new.csv --out p.csv", 1, "torn/best.safetensors to be a safetensors file"),
+    ("predict a bad.npy --out p.csv", 1, "bad.npy to hold numbers"),
+    ("predict a new.csv --out p.csv", 1, "an .npy file with images of shape (N, 1, 8, 8)"),
+    ("predict a small.npy --out p.csv", 1, "got (2, 1, 5, 5)"),
+    ("evaluate absent", 1, "Is this the directory of a run"),
+    ("evaluate notarun", 1, "config.json to hold JSON"),
+    ("evaluate future", 1, "a run of version 1"),
+    ("evaluate moved", 1, "The data have changed since"),
+    ("evaluate a --ood notmnist --data-dir broken", 1, "but it is not there"),
+    ("evaluate a --ood moons", 1, "other data among"),
+    ("evaluate h --ood photos", 1, "a net on images"),
+    ("compress plain", 1, "a run with a method to compress"),
+    ("compress a --sparsity 2", 1, "threshold with `sparsity` within"),
+    ("compress a --max-drop -1", 1, "`max_drop`"),
+    ("compress a --onnx nowhere/a.onnx", 1, "a directory to write nowhere/a.onnx into"),
+    ("report", 2, "Missing argument"),
+    ("report notarun", 1, "config.json` to hold a JSON object"),
+    ("report a --out full", 1, "`out` to be a file, but got the directory full"),
+    ("report a --out houses.csv/a.html", 1, "to make the directory houses.csv"),
+    ("report absent", 1, "to be a run directory"),
+]  # fmt: skip
+
+
+def content(folder):
+    """All files with the time of their last change, and all directories."""
+    return {p: p.is_file() and p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
+
+
+def commands():
+    return {word for row in BROKEN for word in row[0].split()[:1]}
+
+
+def test_the_table_has_a_row_for_every_command():
+    assert len(BROKEN) >= 30
+    assert commands() >= {"demo", "methods", "fit", "predict", "evaluate", "compress", "report"}
+
+
+@pytest.mark.parametrize("typed, code, answer", BROKEN, ids=[b[0] for b in BROKEN])
+def test_broken_inputs_get_one_line(folder, monkeypatch, capsys, typed, code, answer):
+    monkeypatch.chdir(folder)
+    before = content(folder)
+    assert call(*typed.split()) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("vardrop: ")
+    assert answer in lines[0]
+    assert "Traceback" not in lines[0]
+    if "--out nan" not in typed:  # a loss that is not finite leaves a run that can go on
+        assert content(folder) == before

@@ -1,0 +1,78 @@
+"""The page of results: its lines, its plots, and that docs/ holds what results/ says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.toy import describe, toy_training
+from vardrop.experiments.descriptions import experiments
+from vardrop.experiments.rows import rows
+from vardrop.experiments.runner import reproduce, result_path
+from vardrop.report.plots import plot
+from vardrop.report.results import picture, text, write_page
+
+ROOT = Path(__file__).parents[2]
+CURVES = '[plot]\nx = "epoch"\ny = ["loss"]\nlog = "y"\n'
+BARS = '[plot]\nbars = "s"\n'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Descriptions of a run that is done, one that is half done and one that is not."""
+    described = describe(tmp_path / "experiments", CURVES, "toy/done")
+    describe(described, BARS, "toy/half")
+    describe(described, CURVES, "toy/never")
+    known = experiments(described)
+    for name, seeds in (("toy/done", 3), ("toy/half", 1)):
+        found = reproduce(known[name], {"toy_training": toy_training}, tmp_path / f"{name}.json")
+        for _ in range(seeds):
+            next(found)
+    return tmp_path
+
+
+def table(folder):
+    return rows(experiments(folder / "experiments"), folder)
+
+
+def test_a_line_has_the_papers_figure_beside_ours(folder):
+    page = text(table(folder))
+    done, half, never = (line for line in page.splitlines() if line.startswith("| 3 |"))
+    cells = [cell.strip() for cell in done.split("|")[1:-1]]
+    assert cells[:4] == ["3", "[A toy](#toy-done)", "loss", "0.5"]
+    assert "±" in cells[4]
+    assert cells[5] == "3"
+    assert "±" not in half
+    assert "| 1 of 3 |" in half
+    assert "not run yet" in never
+    assert "For tests." in page
+    assert "| seed | 1 ± 0.6 |" in page
+    assert page.count("![A toy]") == 2
+
+
+def test_plots_name_the_digest_of_their_data(folder):
+    found = table(folder)
+    path = write_page(found, folder / "docs")
+    assert path.read_text() == text(found)
+    for row in found[:2]:
+        png = (folder / "docs" / "results" / picture(row)).read_bytes()
+        assert png.startswith(b"\x89PNG")
+        assert row["digest"].encode() in png
+        assert row["digest"] in path.read_text()
+    assert plot(found[2]) is None
+    assert len(list((folder / "docs" / "results").iterdir())) == 2
+
+
+def test_the_page_in_docs_is_up_to_date():
+    found = rows(experiments(ROOT / "experiments"), ROOT / "results")
+    remedy = "run `vardrop reproduce --page`"
+    assert (ROOT / "docs" / "results.md").read_text() == text(found), remedy
+    drawn = [row for row in found if row["result"] is not None and row["plot"]]
+    for row in drawn:
+        png = (ROOT / "docs" / "results" / picture(row)).read_bytes()
+        assert row["digest"].encode() in png, f"{picture(row)} is out of date: {remedy}"
+    assert {p.name for p in (ROOT / "docs" / "results").glob("*.png")} == set(map(picture, drawn))
+
+
+def test_results_lie_where_their_names_say():
+    for name, experiment in experiments(ROOT / "experiments").items():
+        assert result_path(experiment, ROOT / "results").stem == name.split("/")[1]

@@ -1,0 +1,86 @@
+"""Who is told about a training: machines by JSON lines, people by a bar, TensorBoard's files."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.training import Loop, Recorder, read_history
+from vardrop.training.observers import Bar, JsonLines, Observer, Several, TensorBoard, Words
+
+
+def trained(directory, observer: Observer, recipe):
+    """Two epochs of a small net, recorded and told to the observer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    if recipe is not None:
+        vd.convert(net, recipe)
+    elbo = vd.ELBO(net, vd.Categorical(), 30, beta=0.0 if recipe is None else 1.0)
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    loop = Loop(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2, batch_size=10)
+    scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
+    recorder = Recorder(directory, validate=scores, observer=observer)
+    recorder.run(loop)
+    return net
+
+
+def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    net = trained(tmp_path, TensorBoard(tmp_path / "board"), vd.sparse_vd())
+    found = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert set(found.Tags()["scalars"]) >= {
+        "train/nll", "train/kl", "train/beta", "train/loss", "validation/nll",
+        "validation/accuracy", "sparsity/0", "sparsity/2",
+    }  # fmt: skip
+    history = read_history(tmp_path)
+    for part in ("nll", "kl", "beta"):
+        logged = [(e.step, e.value) for e in found.Scalars(f"train/{part}")]
+        assert logged == [(r["epoch"], pytest.approx(r[part], rel=1e-6)) for r in history]
+    assert found.Tags()["histograms"] == ["log_alpha/0", "log_alpha/2"]
+    last = found.Histograms("log_alpha/2")[-1]
+    assert last.step == 1
+    assert last.histogram_value.num == net[2].weight.numel()
+
+
+def test_tensorboard_takes_a_plain_net(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    trained(tmp_path, TensorBoard(tmp_path / "board"), None)
+    assert len(list((tmp_path / "board").iterdir())) == 1
+
+
+def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(vd.VardropError, match="TensorBoard to be installed.*pip install tensorb"):
+        TensorBoard(tmp_path / "board")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
+    watch = Several([JsonLines(), Words()])
+    watch.describe("target y")
+    trained(tmp_path, watch, vd.sparse_vd())
+    out, err = capsys.readouterr()
+    events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
+    assert out.splitlines()[1] == "target y"
+    told = [{k: v for k, v in e.items() if k != "event"} for e in events[1:]]
+    assert told == read_history(tmp_path)
+    assert err == ""
+
+
+def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys):
+    bar = Bar("sparse")
+    trained(tmp_path, bar, vd.sparse_vd())
+    (task,) = bar._bar.tasks
+    assert task.description == "sparse: epoch 2/2"
+    assert (task.completed, task.total) == (6, 6)
+    assert "accuracy 0.5" in task.fields["scores"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "examples/s" in err
