@@ -25,7 +25,7 @@ def _kl(build: Build, *widths: tuple[int, int]) -> float:
     values = []
     for _ in range(AVERAGED):
         model.forward(x)
-        values.append(float(model.kl()))
+        values.append(float(model.kl().detach()))
     return sum(values) / AVERAGED
 
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import torch
 from measuring import Row, Run, Settings, figure, rows
-from torch import Tensor, nn
+from naive import sigmoid_kl
+from torch import nn
 
 import vardrop as vd
 
 REFERENCE = "sigmoid by autograd"
-
-
-def sigmoid_kl(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-    """The approximation as it is usually written. Molchanov et al. 2017, eq. 14."""
-    log_alpha = log_sigma2 - torch.log(weight.square() + 1e-8)
-    k1, k2, k3 = 0.63576, 1.87320, 1.48695
-    negative = k1 * torch.sigmoid(k2 + k3 * log_alpha) - 0.5 * torch.log1p(torch.exp(-log_alpha))
-    return (k1 - negative).sum()
 
 
 def _layer(width: int) -> nn.Module:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from goals import asked
+from profiling import heaviest
 
 Run = Callable[[], object]
 Row = dict[str, Any]
 WARM = 3  # first calls that allocate, and load kernels
+LONG = 0.3  # seconds of first calls after which there are no more
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ def turns(runs: Mapping[str, Run], settings: Settings) -> dict[str, list[float]]
         start = time.perf_counter()
         for _ in range(WARM):
             run()
-            if time.perf_counter() - start > 1:
+            if time.perf_counter() - start > LONG:
                 break
     times: dict[str, list[float]] = {name: [] for name in runs}
     names, start = list(runs), time.perf_counter()
@@ -68,19 +72,50 @@ def rows(
     found = []
     for name, values in times.items():
         low, middle, high = quartiles(values)
-        found.append(
-            {
-                "group": group, "case": case, "candidate": name, "threads": settings.threads,
-                "ms": 1e3 * middle, "ratio": middle / unit, "low": low / unit, "high": high / unit,
-                "rounds": len(values),
-            }
-        )  # fmt: skip
+        row = {
+            "group": group, "case": case, "candidate": name, "threads": settings.threads,
+            "ms": 1e3 * middle, "ratio": middle / unit, "low": low / unit, "high": high / unit,
+            "rounds": len(values),
+        }  # fmt: skip
+        if settings.threads == 1 and asked(group, case, name):
+            row["profile"] = heaviest(runs[name])
+        found.append(row)
     return found
 
 
 def figure(group: str, case: str, candidate: str, ratio: float | None, note: str = "") -> Row:
     """A row for what is not a time in turns: memory, a failure, a check."""
     return {"group": group, "case": case, "candidate": candidate, "ratio": ratio, "note": note}
+
+
+def reason(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).splitlines() or [""])[0][:160]
+    return f"fails: {type(error).__name__}: {first} ({last.name})"
+
+
+def working(
+    group: str, case: str, makers: Mapping[str, Callable[[], Run]]
+) -> tuple[dict[str, Run], list[Row]]:
+    """The calls that work once, and a row with the reason for each that does not."""
+    runs: dict[str, Run] = {}
+    failed = []
+    for name, make in makers.items():
+        try:
+            run = make()
+            run()
+            runs[name] = run
+        except Exception as error:
+            failed.append(figure(group, case, name, None, reason(error)))
+    return runs, failed
+
+
+def once(rows: list[Row]) -> list[Row]:
+    """Plain torch and our nets ran beside every library: their first rows stand for all."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row["candidate"], row)
+    return list(found.values())
 
 
 def repeated(run: Run, times: int) -> Run:

@@ -89,7 +89,7 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A net with its batch, and whether a quick run has it."""
+    """A net with its batch, and whether a quick run has it (a prediction: with loops as well)."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -98,6 +98,12 @@ class Case:
 
     def data(self) -> tuple[Tensor, Tensor]:
         return torch.rand(self.shape), torch.randint(10, self.shape[:1])
+
+    def layouts(self) -> dict[str, torch.memory_format]:
+        """What a candidate's name ends in, and the layout of its images."""
+        if len(self.shape) < 4:
+            return {"": torch.contiguous_format}
+        return {"": torch.contiguous_format, ", channels-last": torch.channels_last}
 
 
 TRAIN = [
@@ -108,7 +114,8 @@ TRAIN = [
     Case("transformer encoder, 4 layers b32", Encoder, (32, 64, 128), quick=False),
 ]
 PREDICT = [
-    Case(f"{name} b{batch}", make, (batch, 1, 28, 28))
-    for name, make in (("MLP 784-300-100-10", lambda: mlp(784, 300, 100, 10)), ("LeNet-5", lenet5))
-    for batch in (256, 1)
+    Case("MLP 784-300-100-10 b256", lambda: mlp(784, 300, 100, 10), (256, 1, 28, 28)),
+    Case("MLP 784-300-100-10 b1", lambda: mlp(784, 300, 100, 10), (1, 1, 28, 28)),
+    Case("LeNet-5 b256", lenet5, (256, 1, 28, 28), quick=False),
+    Case("LeNet-5 b1", lenet5, (1, 1, 28, 28)),
 ]

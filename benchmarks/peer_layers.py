@@ -1,7 +1,8 @@
 """How each library makes a noisy net of a plain one, and where it says its KL is.
 
 Runs in the library's own environment and imports it when asked for. Every library is used as its
-documentation shows, with its default prior and its default KL.
+documentation shows, with its default prior and its default KL. Beside each stands our own net with
+noise of the same kind.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from goals import LAST
 from torch import Tensor, nn
 
 
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 class Model:
     """A noisy net: a call with noise, the KL of the latest call, and what is learned."""
 
+    net: nn.Module
     forward: Callable[[Tensor], Tensor]
     kl: Callable[[], Tensor]
     parameters: Callable[[], Iterable[Tensor]]
@@ -42,7 +46,17 @@ def _swap(net: nn.Module, linear: Make, conv: Make) -> nn.Module:
 
 
 def _model(net: nn.Module, kl: Callable[[], Tensor]) -> Model:
-    return Model(net, kl, net.parameters)
+    return Model(net, net, kl, net.parameters)
+
+
+def _vardrop(estimator: str) -> Build:
+    def build(net: nn.Module, x: Tensor) -> Model:
+        vd = import_module("vardrop")
+        recipe = vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform(), getattr(vd, estimator))
+        noisy = vd.convert(copy.deepcopy(net).train(), recipe)
+        return _model(noisy, lambda: vd.kl(noisy))
+
+    return build
 
 
 def torchbnn(net: nn.Module, x: Tensor) -> Model:
@@ -67,6 +81,8 @@ class _WithKL(nn.Module):
         self.layer, self.kl = layer, None
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():  # a prediction needs no KL
+            return self.layer(x, return_kl=False)  # type: ignore[no-any-return]
         y, self.kl = self.layer(x)
         return y  # type: ignore[no-any-return]
 
@@ -164,6 +180,7 @@ def pytorch_ard(net: nn.Module, x: Tensor) -> Model:
 
 def tyxe(net: nn.Module, x: Tensor) -> Model:
     library, dist = import_module("tyxe"), import_module("pyro.distributions")
+    import_module("pyro").settings.set(module_local_params=True)  # one net's stay out of another's
     noisy = library.PytorchBNN(
         copy.deepcopy(net).train(),
         library.priors.IIDPrior(
@@ -177,9 +194,13 @@ def tyxe(net: nn.Module, x: Tensor) -> Model:
             return noisy(x)  # type: ignore[no-any-return]
 
     parameters = list(noisy.pytorch_parameters(x))
-    return Model(forward, lambda: noisy.cached_kl_loss, lambda: parameters)
+    return Model(noisy, forward, lambda: noisy.cached_kl_loss, lambda: parameters)
 
 
+OURS: dict[str, Build] = {
+    "vardrop, LRT": _vardrop("local_reparameterization"),
+    "vardrop, weight draws": _vardrop("weight_sample"),
+}
 # By environment: the name of a way to use the library, and how to build it.
 BUILDS: dict[str, dict[str, Build]] = {
     "torchbnn": {"torchbnn": torchbnn},
@@ -193,3 +214,16 @@ BUILDS: dict[str, dict[str, Build]] = {
     "pytorch-ard": {"pytorch_ard": pytorch_ard},
     "tyxe": {"TyXe": tyxe},
 }
+LOCAL = ("cplxmodule", "pytorch-ard", "tyxe")  # with local reparameterisation
+
+
+def beside(peer: str) -> dict[str, Build]:
+    """The ways to use a library, and ours with noise of the same kind."""
+    ours = "vardrop, LRT" if peer in LOCAL else "vardrop, weight draws"
+    return {ours: OURS[ours], **BUILDS[peer]}
+
+
+def of_peer(candidate: str) -> bool:
+    """Whether a candidate, in whatever memory layout, is another library's."""
+    name = candidate.removesuffix(LAST)
+    return any(name in builds for builds in BUILDS.values())

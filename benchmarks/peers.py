@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path.home() / ".cache" / "vardrop-bench"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 TORCH = "torch==2.13.0"
+# The library imports, and nothing has brought another torch.
+IMPORT = "import {module}, torch; assert ('torch==' + torch.__version__).startswith('{torch}')"
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ PACKAGES = {
     "pytorch-ard": Package("pytorch_ard==0.2.4", ("numpy==2.4.6",), "torch_ard"),
     "tyxe": Package(
         "tyxe==0.0.2",
-        ("numpy==2.4.6", "pyro-ppl==1.9.2", "pyro-api==0.1.2", "opt_einsum==3.4.0", "tqdm==4.70.1"),
+        ("numpy==2.4.6", "pyro-ppl==1.9.1", "pyro-api==0.1.2", "opt_einsum==3.4.0", "tqdm==4.70.1"),
         "tyxe",
     ),
 }
@@ -63,19 +66,18 @@ def _install(name: str, package: Package) -> None:
     venv.create(ROOT / name, clear=True)
     interpreter = str(python(name))
     pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet")
-    _run(*pip, "--no-compile", TORCH)
+    _run(*pip, "--no-compile", "-c", str(CONSTRAINTS), TORCH)
     _run(*pip, "--no-deps", *package.needs, package.requirement)
-    _run(interpreter, "-c", f"import torch, {package.module}")
+    _run(interpreter, "-c", IMPORT.format(module=package.module, torch=TORCH))
 
 
 def ensure(name: str) -> dict[str, str]:
     """The peer's record: its requirement, and the reason where it does not install."""
     package, record = PACKAGES[name], ROOT / f"{name}.json"
-    wanted = {"requirement": package.requirement, "torch": TORCH}
-    if record.exists():
-        found: dict[str, str] = json.loads(record.read_text())
-        if {k: found.get(k) for k in wanted} == wanted and "failure" not in found:
-            return found
+    needs = " ".join((TORCH, *package.needs))
+    wanted = {"requirement": package.requirement, "needs": needs}
+    if record.exists() and json.loads(record.read_text()) == wanted:
+        return wanted
     try:
         _install(name, package)
     except (RuntimeError, OSError, subprocess.CalledProcessError) as failure:

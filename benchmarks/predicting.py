@@ -41,10 +41,13 @@ def measure(case: Case, settings: Settings) -> list[Row]:
         "predict": lambda: vd.predict(net, x, SAMPLES),
         "predict, local noise": lambda: vd.predict(net, x, SAMPLES, draw="local"),
         "predict, weight draws": lambda: vd.predict(net, x, SAMPLES, draw="weights"),
-        "loop of local reparameterisation": lrt_loop(net, x),
-        "loop of weight draws": weight_loop(net, x),
-        "loop of nn.Dropout": dropout_loop(plain, x),
     }
+    if case.quick or not settings.quick:
+        runs |= {
+            "loop of local reparameterisation": lrt_loop(net, x),
+            "loop of weight draws": weight_loop(net, x),
+            "loop of nn.Dropout": dropout_loop(plain, x),
+        }
     found = rows(f"prediction, {SAMPLES} draws", case.name, runs, settings)
     return per_call(found, {"plain": often})
 

@@ -1,6 +1,7 @@
 """All benchmarks: python benchmarks/run.py [--quick] [--rounds N] [--threads 1 2] [--only part].
 
-Writes benchmarks/history/<date>.json after every part, then RESULTS.md and train_step.png.
+Writes benchmarks/history/<date>.json after every part. A complete run then writes RESULTS.md and
+train_step.png; one with --only prints its page.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import time
 import traceback
@@ -21,6 +21,7 @@ from typing import Any
 import deploying
 import growth
 import kl_cost
+import machine
 import memory
 import peers
 import predicting
@@ -45,7 +46,6 @@ def our_parts(settings: Settings) -> dict[str, Part]:
     if settings.threads > 1:
         return parts
     parts |= {
-        "prediction streaming": partial(predicting.streaming, settings),
         "kl": partial(kl_cost.million, settings),
         "verbs": partial(deploying.verbs, settings),
         "latency": partial(deploying.latency, settings),
@@ -53,21 +53,23 @@ def our_parts(settings: Settings) -> dict[str, Part]:
         "growth layers": partial(growth.layers, settings),
         "growth draws": partial(growth.draws, settings),
         "growth per-example": partial(growth.per_example, settings),
-        "import": partial(startup.measure, 5 if settings.quick else 15),
+        "import": partial(startup.measure, 3 if settings.quick else 15),
         "memory train": partial(memory.training, settings.quick),
-        "memory prediction": memory.prediction,
     }
     if not settings.quick:
-        parts["kl of 100 M weights"] = partial(kl_cost.hundred_million, settings)
+        parts |= {
+            "kl of 100 M weights": partial(kl_cost.hundred_million, settings),
+            "prediction streaming": partial(predicting.streaming, settings),
+            "memory prediction": memory.prediction,
+        }
     return parts
 
 
 def peer(name: str, settings: Settings, run: dict[str, Any]) -> list[Row]:
     """The rows of one library; its checks, or why there are none, go into the run."""
-    record: dict[str, Any] = {**peers.ensure(name)}
-    run["peers"].setdefault(name, record)
+    record = run["peers"].setdefault(name, {**peers.ensure(name)})
     if "failure" in record:
-        return [figure("train step", c.name, name, None, record["failure"]) for c in TRAIN[:1]]
+        return [figure("train step", c.name, name, None, record["failure"]) for c in TRAIN[:3]]
     command = [
         str(peers.python(name)), str(HERE / "worker.py"), name, "--rounds", str(settings.rounds),
         "--seconds", str(settings.seconds), "--threads", str(settings.threads),
@@ -78,28 +80,19 @@ def peer(name: str, settings: Settings, run: dict[str, Any]) -> list[Row]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        run["peers"][name]["failure"] = f"worker fails: {done.stderr.strip().splitlines()[-1]}"
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        record["failure"] = f"worker ends with {done.returncode}: {last}"
         return []
     answer = json.loads(done.stdout.splitlines()[-1])
-    run["peers"][name]["checks"] = answer["checks"]
-    return list(answer["rows"])
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    record["checks"] = answer["checks"]
+    return [{**row, "environment": name} for row in answer["rows"]]
 
 
 def _start(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
-        "date": datetime.now().isoformat(timespec="minutes"), "quick": arguments.quick,
-        "rounds": arguments.rounds, "threads": arguments.threads, "peers": {}, "rows": [],
-        "machine": {
-            "processor": _processor(), "cores": os.cpu_count(), "torch": torch.__version__,
-            "python": platform.python_version(), "load before": os.getloadavg()[0],
-        },
+        "date": datetime.now().isoformat(timespec="seconds"), "quick": arguments.quick,
+        "rounds": arguments.rounds, "seconds": arguments.seconds, "threads": arguments.threads,
+        "machine": machine.facts(), "parts": [], "peers": {}, "rows": [],
     }  # fmt: skip
 
 
@@ -113,21 +106,28 @@ def _parts(arguments: argparse.Namespace, run: dict[str, Any]) -> dict[tuple[str
     return {k: part for k, part in found.items() if any(o in k[0] for o in arguments.only)}
 
 
+def _measured(name: str, threads: int, part: Part, run: dict[str, Any]) -> None:
+    """One part: its rows, how long it took, and how busy the machine was otherwise."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    begin, others = time.perf_counter(), machine.Others()
+    try:
+        run["rows"] += part()
+    except Exception as error:
+        traceback.print_exc()
+        run["rows"].append(figure("failed", name, type(error).__name__, None, str(error)))
+    seconds, cores = time.perf_counter() - begin, others.cores()
+    run["parts"].append({"name": name, "threads": threads, "seconds": seconds, "others": cores})
+    run["machine"]["load after"] = os.getloadavg()[0]
+    print(f"{seconds:7.1f} s  {name}, {threads} thread(s)", flush=True)
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     run = _start(arguments)
     path = HERE / "history" / f"{run['date'].replace(':', '')}.json"
     path.parent.mkdir(exist_ok=True)
     for (name, threads), part in _parts(arguments, run).items():
-        torch.set_num_threads(threads)
-        torch.manual_seed(0)
-        begin = time.perf_counter()
-        try:
-            run["rows"] += part()
-        except Exception as error:
-            traceback.print_exc()
-            run["rows"].append(figure("failed", name, type(error).__name__, None, str(error)))
-        print(f"{time.perf_counter() - begin:7.1f} s  {name}, {threads} thread(s)", flush=True)
-        run["machine"]["load after"] = os.getloadavg()[0]
+        _measured(name, threads, part, run)
         path.write_text(json.dumps(run, indent=1))
     return run
 
@@ -136,13 +136,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--rounds", type=int, help="at most; 60, or 15 in a quick run")
-    parser.add_argument("--seconds", type=float, help="of a table; 90, or 3 in a quick run")
+    parser.add_argument("--seconds", type=float, help="of a table; 60, or 1.5 in a quick run")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of measurements")
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (15 if arguments.quick else 60)
-    arguments.seconds = arguments.seconds or (3.0 if arguments.quick else 90.0)
-    results.write(measure(arguments))
+    arguments.seconds = arguments.seconds or (1.5 if arguments.quick else 60.0)
+    run = measure(arguments)
+    if arguments.only == [""]:
+        results.write(run)
+    else:
+        print(results.markdown(run))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from measuring import Row, Run, Settings, plain_step, rows, train_step
+from naive import Naive, naive
 from nets import TRAIN, Case
 from torch import Tensor, nn
 
@@ -30,7 +31,9 @@ RECIPES = {
     "variance_layer": (vd.variance_layer(), 1),
     "variational_dropout A": (vd.variational_dropout("A"), 1),
 }
-LONG = ("sparse_vd, KL value every 10", "weight_sample, KL value every 10")
+LARGE = ("sparse_vd, KL value every 10", "weight_sample, KL value every 10")  # of large nets
+QUICK = (*LARGE, "variance_layer", "variational_dropout A")
+NAIVE = "LRT by hand, sigmoid KL by autograd"
 
 
 def noisy_step(
@@ -40,32 +43,39 @@ def noisy_step(
     return train_step(lambda: elbo(x, y).loss, vd.parameter_groups(elbo, lr=1e-3), fused)
 
 
-def _layouts(case: Case) -> dict[str, torch.memory_format]:
-    if len(case.shape) < 4:
-        return {"": torch.contiguous_format}
-    return {"": torch.contiguous_format, ", channels-last": torch.channels_last}
+def naive_step(net: nn.Module, x: Tensor, y: Tensor) -> Run:
+    net = naive(net)
+    layers = [m for m in net.modules() if isinstance(m, Naive)]
+
+    def loss() -> Tensor:
+        fit = nn.functional.cross_entropy(net(x), y)
+        return fit + torch.stack([layer.kl() for layer in layers]).sum() / NUM_DATA
+
+    return train_step(loss, net.parameters())
 
 
-def candidates(case: Case, x: Tensor, y: Tensor) -> Iterator[tuple[str, Run]]:
-    for where, layout in _layouts(case).items():
+def _recipes(case: Case, quick: bool) -> dict[str, tuple[vd.Recipe, int]]:
+    names = QUICK if quick else tuple(RECIPES) if case.quick else LARGE
+    return {name: RECIPES[name] for name in names}
+
+
+def candidates(case: Case, quick: bool) -> Iterator[tuple[str, Run]]:
+    x, y = case.data()
+    for where, layout in case.layouts().items():
+        data = x.to(memory_format=layout)
+
+        def net(layout: torch.memory_format = layout) -> nn.Module:
+            return case.make().to(memory_format=layout)  # type: ignore[call-overload]
+
+        yield f"{NAIVE}{where}", naive_step(net(), data, y)
         for adam, fused in (("", None), (", fused Adam", True)):
-            data = x.to(memory_format=layout)
-            yield (
-                f"plain{where}{adam}",
-                plain_step(case.make().to(memory_format=layout), data, y, fused),
-            )
-            for name, (recipe, every) in RECIPES.items():
-                if case.quick or name in LONG:
-                    net = case.make().to(memory_format=layout)
-                    yield (
-                        f"{name}{where}{adam}",
-                        noisy_step(net, recipe, data, y, fused, every),
-                    )
+            yield f"plain{where}{adam}", plain_step(net(), data, y, fused)
+            for name, (recipe, every) in _recipes(case, quick).items():
+                yield f"{name}{where}{adam}", noisy_step(net(), recipe, data, y, fused, every)
 
 
 def measure(case: Case, settings: Settings) -> list[Row]:
-    x, y = case.data()
-    return rows("train step", case.name, dict(candidates(case, x, y)), settings)
+    return rows("train step", case.name, dict(candidates(case, settings.quick)), settings)
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import traceback
 import warnings
-from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,15 +19,16 @@ from measuring import (
     Row,
     Run,
     Settings,
-    figure,
     per_call,
     plain_step,
+    reason,
     repeated,
     rows,
     train_step,
+    working,
 )
 from nets import PREDICT, TRAIN, Case
-from peer_layers import BUILDS, Build, Model
+from peer_layers import BUILDS, Build, Model, beside
 from torch import Tensor
 
 DRAWS = 32
@@ -42,33 +43,20 @@ def _noisy_step(model: Model, x: Tensor, y: Tensor) -> Run:
     return train_step(loss, model.parameters())
 
 
-def _reason(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    first = (str(error).splitlines() or [""])[0][:160]
-    return f"fails: {type(error).__name__}: {first} ({last.name})"
-
-
-def _built(
-    case: Case, group: str, builds: dict[str, Build], make: Callable[[Model], Run], x: Tensor
-) -> tuple[dict[str, Run], list[Row]]:
-    """The calls that work once, and a row with the reason for each that does not."""
-    runs: dict[str, Run] = {}
-    failed = []
-    for name, build in builds.items():
-        try:
-            run = make(build(case.make(), x))
-            run()
-            runs[name] = run
-        except Exception as error:
-            failed.append(figure(group, case.name, name, None, _reason(error)))
-    return runs, failed
-
-
 def train(case: Case, builds: dict[str, Build], settings: Settings) -> list[Row]:
     x, y = case.data()
-    runs, failed = _built(case, "train step", builds, lambda m: _noisy_step(m, x, y), x)
-    if not runs:
-        return failed
+
+    def step(build: Build, layout: torch.memory_format) -> Run:
+        model = build(case.make(), x)
+        model.net.to(memory_format=layout)  # type: ignore[call-overload]
+        return _noisy_step(model, x.to(memory_format=layout), y)
+
+    makers = {
+        name + where: partial(step, build, layout)
+        for name, build in builds.items()
+        for where, layout in case.layouts().items()
+    }
+    runs, failed = working("train step", case.name, makers)
     steps: dict[str, Run] = {"plain": plain_step(case.make(), x, y), **runs}
     return rows("train step", case.name, steps, settings) + failed
 
@@ -84,9 +72,13 @@ def _loop(model: Model, x: Tensor) -> Run:
 def predict(case: Case, builds: dict[str, Build], settings: Settings) -> list[Row]:
     x, _ = case.data()
     group = f"prediction, {DRAWS} draws"
-    runs, failed = _built(case, group, builds, lambda m: _loop(m, x), x)
-    if not runs:
-        return failed
+
+    def loop(build: Build) -> Run:
+        return _loop(build(case.make(), x), x)
+
+    runs, failed = working(
+        group, case.name, {name: partial(loop, build) for name, build in builds.items()}
+    )
     plain, often = case.make().eval(), 200 if len(x) == 1 else 5
 
     def forward() -> Tensor:
@@ -98,18 +90,18 @@ def predict(case: Case, builds: dict[str, Build], settings: Settings) -> list[Ro
 
 
 def measure(peer: str, settings: Settings) -> dict[str, Any]:
-    builds, found = BUILDS[peer], list[Row]()
-    verdicts = {}
-    for name, build in builds.items():
+    found, verdicts = list[Row](), {}
+    for name, build in beside(peer).items():
         try:
             verdicts[name] = check(build)
         except Exception as error:
-            verdicts[name] = {"marks": [f"check {_reason(error)}"]}
+            verdicts[name] = {"marks": [f"check {reason(error)}"]}
     for case in TRAIN:
         if case.quick or not settings.quick:
-            found += train(case, builds, settings)
+            found += train(case, beside(peer), settings)
     for case in PREDICT:
-        found += predict(case, builds, settings)
+        if case.quick or not settings.quick:
+            found += predict(case, BUILDS[peer], settings)
     return {"checks": verdicts, "rows": found}
 
 
@@ -126,6 +118,7 @@ def main() -> None:
     torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
+    sys.path.append(str(Path(__file__).parents[1] / "src"))
     json.dump(measure(peer, settings), sys.stdout)
 
 
