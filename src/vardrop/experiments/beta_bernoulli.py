@@ -1,20 +1,15 @@
-"""Beta-Bernoulli dropout on LeNet-500-300 and MNIST: pretrain, then gates; then dependent gates.
-
-    python -m vardrop.experiments.beta_bernoulli /tmp/bb
+"""Beta-Bernoulli dropout and its rivals: how many units are left of a pretrained net.
 
 Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
-dropout": 294-110-71 units and 1.33 % error after 200 dense and 200 gated epochs. The authors'
-recipe: batches of 100, pixels in [0, 1], Adam; dense 1e-3 with weight decay 1e-4; gates 1e-2 and
-weights 1e-3 with weight decay 1e-4, all times 0.1 at 50 % and 80 % of the epochs. Here the two
-stages are shorter.
+dropout": 294-110-71 units of LeNet-500-300 and 1.33 % error after 200 dense and 200 gated epochs.
+The authors' recipe: batches of 100, pixels in [0, 1], Adam; dense 1e-3 with weight decay 1e-4;
+gates 1e-2 and weights 1e-3 with weight decay 1e-4, all times 0.1 at 50 % and 80 % of the epochs.
+The gates' learning rate sets the trade-off of sparsity and accuracy. Here the stages are shorter.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,85 +17,124 @@ from torch import Tensor, nn
 
 from vardrop.conversion import convert
 from vardrop.data import Images, load_images
-from vardrop.experiments.nets import mlp
+from vardrop.experiments.nets import lenet5, mlp
+from vardrop.experiments.watch import Watch
+from vardrop.gates import Gate
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, parameter_groups
-from vardrop.recipes import beta_bernoulli
-from vardrop.training import train
+from vardrop.recipes import (
+    Recipe,
+    beta_bernoulli,
+    dependent_beta_bernoulli,
+    l0,
+    sparse_vd,
+    structured_pruning,
+)
+from vardrop.training import Epoch, Loop
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "lenet500-300": lambda: mlp(784, 500, 300, 10),
+    "lenet5": lenet5,
+}
+METHODS: dict[str, Callable[[], Recipe]] = {
+    "beta_bernoulli": beta_bernoulli,
+    "structured_pruning": structured_pruning,
+    "l0": l0,
+    "sparse_vd": sparse_vd,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """The two stages; the gates' learning rate sets the trade-off of sparsity and accuracy."""
+def sparse_units(
+    seed: int, net: str = "lenet500-300", method: str = "beta_bernoulli", dense_epochs: int = 15,
+    epochs: int = 45, dependent_epochs: int = 0, gate_lr: float = 5e-2, examples: int = 60_000,
+    watch: Watch | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Pretrain, sparsify, and (for Beta-Bernoulli gates) open the gates by input."""
+    data = Images(*(t[:examples] for t in load_images("mnist")))
+    test, watch = load_images("mnist", "test"), watch or Watch()
+    total = dense_epochs + 2 * epochs + 2 * dependent_epochs  # a gated epoch costs twice as much
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = NETS[net]()
+        _train(watch, "dense", model, data, seed, dense_epochs, dense_epochs / total)
+        figures = {"error of the dense net, %": _error(model, test)}
+        convert(model, METHODS[method]())
+        curve = _train(watch, method, model, data, seed, epochs, 2 * epochs / total, gate_lr)
+        _prune(model)
+        figures |= {"error, %": _error(model, test), **_named("units", units(model))}
+        if dependent_epochs:
+            convert(model, dependent_beta_bernoulli())
+            share = 2 * dependent_epochs / total
+            _train(watch, "dependent", model, data, seed, dependent_epochs, share, gate_lr)
+            figures["error, dependent, %"] = _error(model, test)
+            figures |= _named("active units, dependent", active_units(model, test.x))
+    return {"figures": figures, "curve": curve}
 
-    dense_epochs: int = 15
-    gate_epochs: int = 45
-    gate_lr: float = 5e-2
-    seed: int = 0
+
+def _train(
+    watch: Watch, name: str, net: nn.Module, data: Images, seed: int, epochs: int, share: float,
+    gate_lr: float | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    elbo = ELBO(net, Categorical(), len(data.x), beta=0.0 if gate_lr is None else 1.0)
+    groups = parameter_groups(elbo, lr=1e-3, noise_lr=gate_lr, weight_decay=1e-4)
+    loop = Loop(
+        elbo, torch.optim.Adam(groups, fused=True), *data, epochs, seed=seed,
+        rate=lambda e: 0.1 ** ((e >= 0.5 * epochs) + (e >= 0.8 * epochs)),
+    )  # fmt: skip
+
+    def measure(epoch: Epoch) -> dict[str, float]:
+        found = {} if gate_lr is None else _named("units", units(net))
+        return {"nll": epoch.nll, "kl": epoch.kl, **found}
+
+    return watch.fit(name, loop, measure, share)
 
 
-def error(net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Share of wrong answers in per cent."""
+def _named(title: str, counts: list[float]) -> dict[str, float]:
+    return {f"{title} {i + 1}": count for i, count in enumerate(counts)}
+
+
+def units(net: nn.Module) -> list[float]:
+    """Units that each gate keeps; for noisy weights, inputs with at least one weight left."""
+    found = []
+    for r in relevance(net).values():
+        kept = r.kept.transpose(0, 1).flatten(1).any(1) if r.kind == "weight" else r.kept
+        found.append(float(kept.sum()))
+    return found
+
+
+def active_units(net: nn.Module, x: Tensor) -> list[float]:
+    """How many units of each gate are open for an input, on average."""
+    gates = [m for m in net.modules() if isinstance(m, Gate)]
+    counts = [0.0] * len(gates)
+
+    def count(index: int, gate: Gate) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            mean = gate.noise.mean(inputs[0], gate.axis, gate.tensors)
+            assert mean is not None
+            counts[index] += float((mean != 0).sum()) / len(x)
+
+        return hook
+
+    hooks = [g.register_forward_pre_hook(count(i, g)) for i, g in enumerate(gates)]
     net.eval()
     with torch.no_grad():
-        guess = torch.cat([net(x).argmax(1) for x in data[0].split(2000)])
-    return 100 * (guess != data[1]).float().mean().item()
+        for part in x.split(1000):
+            net(part)
+    for hook in hooks:
+        hook.remove()
+    return counts
 
 
-def pretrain(setting: Setting, data: Images) -> nn.Module:
-    """The dense net, whose learning rate falls linearly to zero."""
-    net = mlp(784, 500, 300, 10)
-    elbo = ELBO(net, Categorical(), num_data=len(data.x), beta=0.0)
-    optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, weight_decay=1e-4), fused=True)
-    epochs = setting.dense_epochs
-    for step in train(elbo, optimizer, *data, epochs, rate=lambda e: 1 - e / epochs):
-        print("dense", step, flush=True)
-    return net
+@torch.no_grad()
+def _prune(net: nn.Module) -> None:
+    """Zero the weights that the method's rule drops; closed gates multiply by zero already."""
+    for name, r in relevance(net).items():
+        if r.kind == "weight":
+            net.get_submodule(name).weight.mul_(r.kept)  # type: ignore[operator, union-attr]
 
 
-def sparsify(setting: Setting, net: nn.Module, data: Images) -> list[dict[str, Any]]:
-    """Gates on a trained net; the units that are open after each epoch."""
-    convert(net, beta_bernoulli())
-    elbo = ELBO(net, Categorical(), num_data=len(data.x))
-    groups = parameter_groups(elbo, lr=1e-3, noise_lr=setting.gate_lr, weight_decay=1e-4)
-    optimizer = torch.optim.Adam(groups, fused=True)
-    epochs, curve = setting.gate_epochs, []
-
-    def rate(epoch: float) -> float:
-        return 0.1 ** ((epoch >= 0.5 * epochs) + (epoch >= 0.8 * epochs))
-
-    for step in train(elbo, optimizer, *data, epochs, rate=rate):
-        units = [int(r.kept.sum()) for r in relevance(net).values()]
-        curve.append({"epoch": step.epoch, "nll": step.nll, "kl": step.kl, "units": units})
-        print(json.dumps(curve[-1]), flush=True)
-    return curve
-
-
-def run(directory: Path, setting: Setting) -> dict[str, Any]:
-    """Both stages and their test errors; a dense net in `directory` is not trained again."""
-    directory.mkdir(parents=True, exist_ok=True)
-    data, test = load_images("mnist"), load_images("mnist", "test")
-    checkpoint = directory / f"dense-{setting.dense_epochs}-{setting.seed}.pt"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setting.seed)
-        net: nn.Module = mlp(784, 500, 300, 10)
-        if checkpoint.is_file():
-            net.load_state_dict(torch.load(checkpoint, weights_only=True))
-        else:
-            net = pretrain(setting, data)
-            torch.save(net.state_dict(), checkpoint)
-        dense = error(net, test)
-        curve = sparsify(setting, net, data)
-    result = {
-        "setting": dataclasses.asdict(setting),
-        "dense_error": dense,
-        "error": error(net, test),
-        "units": curve[-1]["units"],
-        "curve": curve,
-    }
-    (directory / "result.json").write_text(json.dumps(result, indent=1))
-    return result
-
-
-if __name__ == "__main__":
-    print(run(Path(sys.argv[1]), Setting()))
+def _error(net: nn.Module, data: Images) -> float:
+    net.eval()
+    with torch.no_grad():
+        guess = torch.cat([net(x).argmax(1) for x in data.x.split(2000)])
+    return 100 * (guess != data.y).float().mean().item()

@@ -63,8 +63,8 @@ def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> 
         return race(calls, rounds=20)
 
 
-def _packed(
-    small: nn.Module, setting: Setting, split: Split, path: Path
+def packed(
+    small: nn.Module, fresh: Callable[[], nn.Module], split: Split, path: Path
 ) -> tuple[float, nn.Module, PackReport]:
     """The coarsest steps that cost at most 0.1 points of validation accuracy."""
     best = None
@@ -72,7 +72,7 @@ def _packed(
         report = pack(small, path, tolerance, split.validation, accuracy)
         drop = (report.score or 0.0) - (report.decoded_score or 0.0)
         if best is None or drop <= 0.001:
-            best = tolerance, unpack(path, into=NETS[setting.net]()), report
+            best = tolerance, unpack(path, into=fresh()), report
     assert best is not None
     return best
 
@@ -84,7 +84,7 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
     small = shrink(net, x[:1], chosen, drop_inputs=True)
     if setting.fine_tune:
         fine_tune_run(setting, small, split)
-    tolerance, decoded, packed = _packed(small, setting, split, directory / "net.vdp")
+    tolerance, decoded, packing = packed(small, NETS[setting.net], split, directory / "net.vdp")
     files = {"dense": directory / "dense.onnx", "small": directory / "small.onnx"}
     # Dead means are denormal numbers, which are slow: time a dense net with fresh weights instead.
     full = NETS[setting.net]().eval()
@@ -107,10 +107,10 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
         "notes": small.report.notes,  # type: ignore[union-attr]
         "test_error": {n: error(m, split.test) for n, m in (*nets.items(), ("packed", decoded))},
         "pack": {
-            **dataclasses.asdict(packed),
+            **dataclasses.asdict(packing),
             "tolerance": tolerance,
             "dense_bytes": size,
-            "ratio": size / packed.bytes,
+            "ratio": size / packing.bytes,
         },
         "latency": {
             str(b): _latencies(

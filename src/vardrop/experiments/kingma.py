@@ -20,10 +20,11 @@ from vardrop.estimators import (
     weight_sample,
 )
 from vardrop.experiments.nets import mlp
+from vardrop.experiments.watch import Watch
 from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
-from vardrop.training import train
+from vardrop.training import Epoch, Loop, train
 
 _ESTIMATORS: dict[str, Estimator] = {
     "local": local_reparameterization,
@@ -60,7 +61,7 @@ def _type_b(width: int) -> nn.Module:
 
 def gradient_variances(
     seed: int, epochs: int = 10, width: int = 1024, batch: int = 1000, batches: int = 24,
-    example_batches: int = 4, examples: int = 60_000,
+    example_batches: int = 4, examples: int = 60_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Table 1: variance of the gradient of N * mean loss, top and bottom layer, by estimator."""
     x, y = (t[:examples] for t in load_images("mnist"))
@@ -69,8 +70,8 @@ def gradient_variances(
         net = _type_b(width)
         elbo = ELBO(net, Categorical(), num_data=len(x), kl_value_every=10)
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
-        for _ in train(elbo, optimizer, x, y, epochs, batch_size=batch, seed=seed):
-            pass
+        loop = Loop(elbo, optimizer, x, y, epochs, batch_size=batch, seed=seed)
+        (watch or Watch()).fit("type B", loop, share=0.3)  # the measurement takes longer
         order = torch.randperm(len(x))
         parts = [(x[i], y[i]) for i in order.split(min(batch, len(x) // batches))[:batches]]
         figures: dict[str, float] = {}
@@ -130,11 +131,11 @@ def _error(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def width_errors(
     seed: int, width: int = 100, epochs: int = 60, methods: tuple[str, ...] = tuple(METHODS),
-    examples: int = 50_000,
+    examples: int = 50_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Figure 1a: test error at the epoch of the smallest error on 10 000 validation images."""
     x, y = load_images("mnist")
-    test_x, test_y = load_images("mnist", "test")
+    test, watch = load_images("mnist", "test"), watch or Watch()
     figures, curve = {}, []
     for name in methods:
         with torch.random.fork_rng(devices=[]):
@@ -144,14 +145,17 @@ def width_errors(
                 convert(convert(net, recipes[0], where="1"), recipes[1], exclude="1")
             elbo = ELBO(net, Categorical(), examples, beta=0.0 if recipes is None else 1.0)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
-            best, error = 101.0, 100.0
-            for step in train(
+            loop = Loop(
                 elbo, optimizer, x[:examples], y[:examples], epochs, seed=seed,
                 rate=lambda e: min(1.0, 2 - 2 * e / epochs),
-            ):  # fmt: skip
-                found = _error(net, x[50_000:], y[50_000:])
-                curve.append({"method": name, "epoch": step.epoch, "validation_error": found})
-                if found < best:
-                    best, error = found, _error(net, test_x, test_y)
-        figures[f"{name}, {width} units"] = error
+            )  # fmt: skip
+
+            def errors(epoch: Epoch, net: nn.Module = net) -> dict[str, float]:
+                validation = _error(net, x[-10_000:], y[-10_000:])
+                return {"validation_error": validation, "test_error": _error(net, *test)}
+
+            found = watch.fit(name, loop, errors, share=1 / len(methods))
+        chosen = min(found, key=lambda record: record["validation_error"])
+        figures[f"{name}, {width} units"] = chosen["test_error"]
+        curve += [{"method": name, **record} for record in found]
     return {"figures": figures, "curve": curve}

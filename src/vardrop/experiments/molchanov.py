@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from vardrop.conversion import convert
 from vardrop.data import load_images
 from vardrop.experiments.nets import lenet5, mlp
+from vardrop.experiments.watch import Watch
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, constant, linear_warmup, parameter_groups
 from vardrop.recipes import Recipe, ard, binary_dropout, sparse_vd
-from vardrop.training import train
+from vardrop.training import Epoch, Loop
 
 _NETS = {"lenet300": lambda: mlp(784, 300, 100, 10), "lenet5": lenet5}
 _RECIPES: dict[str, Recipe] = {
@@ -54,42 +55,48 @@ def _initialised(net: nn.Module) -> nn.Module:
 def sparse_mnist(
     seed: int, net: str = "lenet300", kl: str = "exact", epochs: int = 200, decay_from: int = 100,
     warmup: tuple[int, int] | None = (5, 20), pretrain: int = 0, examples: int = 60_000,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The authors' schedule: Adam 1e-3, from `decay_from` linearly to 0; threshold 3."""
     x, y = (t[:examples] for t in load_images("mnist"))
     test_x, test_y = load_images("mnist", "test")
-    mean = x.mean(0)
-    curve = []
+    mean, watch = x.mean(0), watch or Watch()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _initialised(_NETS[net]())
         if pretrain:
             elbo = ELBO(model, Categorical(), len(x), beta=0.0)
             optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-3, fused=True)
-            list(train(elbo, optimizer, x - mean, y, pretrain, seed=seed))
+            loop = Loop(elbo, optimizer, x - mean, y, pretrain, seed=seed)
+            watch.fit("plain", loop, share=0.03)
         convert(model, _RECIPES[kl])
         elbo = ELBO(model, Categorical(), len(x), kl_value_every=10)
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
-        beta = constant() if warmup is None else linear_warmup(*warmup)
-        for step in train(
-            elbo, optimizer, x - mean, y, epochs, beta=beta, seed=seed + 1,
+        loop = Loop(
+            elbo, optimizer, x - mean, y, epochs, seed=seed + 1,
+            beta=linear_warmup(*warmup) if warmup else constant(),
             rate=lambda e: min(1.0, (epochs - e) / (epochs - decay_from)),
-        ):  # fmt: skip
+        )  # fmt: skip
+
+        def measure(epoch: Epoch) -> dict[str, float]:
             left = sum(int((la < 3).sum()) for la in log_alpha(model).values())
-            curve.append({"epoch": step.epoch, "nll": step.nll, "kl": step.kl, "weights": left})
+            return {"nll": epoch.nll, "kl": epoch.kl, "weights": left}
+
+        curve = watch.fit("sparse VD", loop, measure)
     figures = _prune(model, 3.0)
     error = 100 * (1 - _accuracy(model, test_x - mean, test_y))
     return {"figures": {"error, %": error} | figures, "curve": curve}
 
 
 def random_labels(
-    seed: int, epochs: int = 30, dropout_epochs: int = 60, examples: int = 60_000, width: int = 300
-) -> dict[str, Any]:
+    seed: int, epochs: int = 30, dropout_epochs: int = 60, examples: int = 60_000,
+    width: int = 300, watch: Watch | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Labels without meaning: sparse VD removes every weight, binary dropout memorises."""
     x = load_images("mnist").x[:examples]
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(10, (len(x),), generator=generator)
-    figures = {}
+    figures, watch = {}, watch or Watch()
     for name, recipe, count in (
         ("sparse VD", sparse_vd(), epochs),
         ("binary dropout", binary_dropout(0.2), dropout_epochs),
@@ -100,8 +107,7 @@ def random_labels(
             elbo = ELBO(net, Categorical(), len(x), kl_value_every=10)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             beta = linear_warmup(1, 6) if name == "sparse VD" else None
-            for _ in train(elbo, optimizer, x, y, count, beta=beta, seed=seed):
-                pass
+            watch.fit(name, Loop(elbo, optimizer, x, y, count, beta=beta, seed=seed), share=0.5)
         if name == "sparse VD":
             left = sum(int((la < 3).sum()) for la in log_alpha(net).values())
             figures["weights left, sparse VD"] = float(left)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from vardrop.experiments import gal, kingma, molchanov, tolerance
+from vardrop.experiments import (
+    beta_bernoulli,
+    dropmax,
+    gal,
+    kingma,
+    louizos,
+    molchanov,
+    neklyudov,
+    ood,
+    tolerance,
+)
 from vardrop.experiments.runner import Function
 
 FUNCTIONS: dict[str, Function] = {
@@ -14,8 +24,18 @@ FUNCTIONS: dict[str, Function] = {
         kingma.width_errors,
         molchanov.sparse_mnist,
         molchanov.random_labels,
+        beta_bernoulli.sparse_units,
+        dropmax.class_heads,
+        neklyudov.variance_lenet5,
+        neklyudov.parameterisation,
+        neklyudov.selective_propagation,
+        neklyudov.attacks,
+        neklyudov.exploration,
+        neklyudov.variance_toys,
+        ood.out_of_domain,
         tolerance.noise_tolerance,
         gal.identity,
         gal.toy,
+        louizos.packed_bytes,
     )
 }

@@ -122,7 +122,7 @@ def error(net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     return 100.0 * wrong / len(data[1])
 
 
-def _masked_figures(net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
+def masked_figures(net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
     """Validation error and |W| / |W != 0| of the net without the weights of log alpha >= 3."""
     weights: dict[str, Any] = {name: net.get_submodule(name).weight for name in log_alpha(net)}
     kept = {name: la < 3 for name, la in log_alpha(net).items()}
@@ -180,7 +180,7 @@ def fit(name: str, directory: Path, split: Split) -> tuple[nn.Module, list[dict[
         start = time.perf_counter()
         nll, kl = _train_epoch(setting, epoch, elbo, optimizer, split)
         seconds = time.perf_counter() - start
-        wrong, ratio = _masked_figures(net, split.validation)
+        wrong, ratio = masked_figures(net, split.validation)
         curve.append(
             {"epoch": epoch, "nll": nll, "kl": kl, "beta": float(elbo.beta),
              "validation_error": wrong, "compression": ratio, "seconds": seconds}

@@ -1,0 +1,24 @@
+"""The quick version of every experiment keeps its bounds, which fail when a method stops working."""
+
+from pathlib import Path
+
+import pytest
+
+from vardrop.data import data_directory
+from vardrop.experiments.descriptions import experiments
+from vardrop.experiments.registry import FUNCTIONS
+from vardrop.experiments.runner import outside, reproduce
+
+KNOWN = experiments(Path(__file__).parents[2] / "experiments")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (data_directory() / "mnist").is_dir(), reason="MNIST is not there (VARDROP_DATA)"
+)
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_quick_version_keeps_its_bounds(name: str, tmp_path: Path) -> None:
+    if name == "neklyudov/cartpole":
+        pytest.importorskip("gymnasium", reason="needs the extra `rl`")
+    (result,) = reproduce(KNOWN[name], FUNCTIONS, tmp_path / "run.json", quick=True)
+    assert outside(result["figures"], KNOWN[name].bounds) == []

@@ -1,0 +1,140 @@
+"""The runner: descriptions, results that grow seed by seed, and trainings that go on."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from tests.experiments.toy import describe, toy_training
+from vardrop.errors import VardropError
+from vardrop.experiments.descriptions import experiments, load, named
+from vardrop.experiments.registry import FUNCTIONS
+from vardrop.experiments.rows import rows
+from vardrop.experiments.runner import finished, forget, outside, reproduce
+
+TOY = {"toy_training": toy_training}
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return experiments(describe(tmp_path / "experiments"))["toy/run"]
+
+
+def test_the_result_states_everything(experiment, tmp_path):
+    out = tmp_path / "results" / "toy" / "run.json"
+    results = list(reproduce(experiment, TOY, out))
+    assert len(results) == 3
+    stored = json.loads(out.read_text())
+    assert stored == json.loads(json.dumps(results[-1]))
+    assert stored["expected"] == {"loss": 0.5}
+    assert stored["arguments"] == {"epochs": 4}
+    assert stored["data_md5"]["mnist"]["train"]
+    assert set(stored["versions"]) == {"python", "torch"}
+    assert [run["seed"] for run in stored["runs"]] == [0, 1, 2]
+    assert [r["epoch"] for r in stored["runs"][0]["curve"]] == [0, 1, 2, 3] * 2
+    assert stored["runs"][0]["cpu_seconds"] >= 0
+    seeds = stored["figures"]["seed"]  # 0, 1, 2: mean 1, deviation 1
+    assert seeds["mean"] == 1
+    assert seeds["standard_error"] == pytest.approx(1 / math.sqrt(3))
+    assert finished(experiment, out) == [0, 1, 2]
+    assert not (out.parent / ".run").exists()
+
+
+def test_only_missing_seeds_are_run(experiment, tmp_path):
+    out = tmp_path / "run.json"
+    next(reproduce(experiment, TOY, out))
+    assert finished(experiment, out) == [0]
+    ran = []
+
+    def spy(seed, epochs):
+        ran.append(seed)
+        return toy_training(seed, epochs)
+
+    list(reproduce(experiment, {"toy_training": spy}, out))
+    assert ran == [1, 2]
+    forget(out)
+    assert finished(experiment, out) == []
+
+
+def test_a_seed_goes_on_where_it_was_cut_off(experiment, tmp_path):
+    out = tmp_path / "run.json"
+    told = []
+
+    def cut(seed, epochs, watch):
+        return toy_training(seed, epochs, stop_after=2, watch=watch)
+
+    with pytest.raises(KeyboardInterrupt):
+        next(reproduce(experiment, {"toy_training": cut}, out))
+    assert (out.parent / ".run" / ".gitignore").read_text() == "*\n"
+    before = torch.get_rng_state()
+    resumed = next(
+        reproduce(experiment, TOY, out, tell=lambda share, text: told.append((share, text)))
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    # two epochs are left of the second training, of 3 seeds with 8 epochs each
+    assert [round(24 * share) for share, _ in told] == [7, 8, 8]
+    assert told[0][1] == "seed 0: second, epoch 3 of 4"
+    assert told[-1][1] == "seed 0 done"
+    fresh = toy_training(0, 4)
+    assert resumed["runs"][0]["curve"] == fresh["curve"]
+    assert resumed["runs"][0]["figures"] == fresh["figures"]
+
+
+def test_quick_takes_other_arguments_and_one_seed(experiment, tmp_path):
+    (result,) = reproduce(experiment, TOY, tmp_path / "quick.json", quick=True)
+    assert result["arguments"] == {"epochs": 2}
+    assert len(result["runs"][0]["curve"]) == 4
+    assert finished(experiment, tmp_path / "quick.json") == []  # other arguments
+    assert outside(result["figures"], experiment.bounds) == []
+    assert outside(result["figures"], {"seed": (1.0, 2.0)}) == ["seed = 0, expected 1.0 to 2.0"]
+    assert outside({"a": {"mean": math.nan}}, {"a": (0.0, 1.0)}) == ["a = nan, expected 0.0 to 1.0"]
+
+
+def test_rows_leave_out_results_of_other_arguments(experiment, tmp_path):
+    out = tmp_path / "toy" / "run.json"
+    known = {"toy/run": experiment}
+    assert rows(known, tmp_path)[0]["result"] is None
+    list(reproduce(experiment, TOY, out, quick=True))
+    assert rows(known, tmp_path)[0]["result"] is None
+    forget(out)
+    list(reproduce(experiment, TOY, out))
+    (row,) = rows(known, tmp_path)
+    assert row["result"]["figures"]["seed"]["mean"] == 1
+    assert len(row["digest"]) == 16
+
+
+def test_errors(experiment, tmp_path):
+    out = tmp_path / "run.json"
+    with pytest.raises(VardropError, match=r"Expected `function` of toy/run to be one of \['x'\]"):
+        next(reproduce(experiment, {"x": toy_training}, out))
+    list(reproduce(experiment, TOY, out, quick=True))
+    with pytest.raises(VardropError, match="Start anew with --force"):
+        next(reproduce(experiment, TOY, out))
+    out.write_text("{}")
+    with pytest.raises(VardropError, match="to hold a result, but got"):
+        next(reproduce(experiment, TOY, out))
+    with pytest.raises(VardropError, match="such as toy/run, but got 'toy/rum'"):
+        named({"toy/run": experiment}, "toy/rum")
+    with pytest.raises(
+        VardropError, match=r"Expected descriptions `\*/\*.toml` in .*, but got none"
+    ):
+        experiments(tmp_path / "nowhere")
+    broken = tmp_path / "b.toml"
+    broken.write_text("title = ")
+    with pytest.raises(VardropError, match="to be TOML, but got"):
+        load(broken)
+    broken.write_text('title = "x"')
+    with pytest.raises(VardropError, match="to have paper, source, function"):
+        load(broken)
+
+
+def test_every_description_names_a_known_function_and_bounds():
+    from tests.experiments.test_quick import KNOWN
+
+    assert len(KNOWN) > 30
+    assert {e.row for e in KNOWN.values()} >= set(range(1, 16))
+    for experiment in KNOWN.values():
+        assert experiment.function in FUNCTIONS
+        assert experiment.bounds
+        assert experiment.minutes > 0
