@@ -2,8 +2,8 @@
 
 python benchmarks/loop_overhead.py
 
-The aim is at most 5 %. Measured on one thread of two shared cores, medians of 25 rounds:
-loop +0.4 %, recorded +1.2 %.
+The aim is at most 5 %. Measured twice on one thread of a quiet machine, medians of 25 rounds:
+loop +1.7 % and +1.8 %, recorded -0.3 % and +3.2 %.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,4 +69,7 @@ def joined() -> Iterator[World]:
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
+        # A thread of gloo that lets go of its last tensor needs the interpreter, and aborts the
+        # process if that is already shutting down: give the threads a moment.
+        time.sleep(0.1)
         dist.destroy_process_group()
