@@ -95,7 +95,6 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
     costs = [layer_costs(n, (x[:1],)) for n in (full, small)]
     weights = [sum(m.weight.numel() for m in affine_layers(full).values())]
     weights.append(sum(c.weights for c in costs[1].values()))
-    size = sum(4 * p.numel() for p in full.parameters())
     foreign = load_images("notmnist", "test").x - split.mean
     return {
         "threshold": float(chosen),
@@ -106,12 +105,7 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
         "layers": [{n: dataclasses.asdict(c) for n, c in cost.items()} for cost in costs],
         "notes": small.report.notes,  # type: ignore[union-attr]
         "test_error": {n: error(m, split.test) for n, m in (*nets.items(), ("packed", decoded))},
-        "pack": {
-            **dataclasses.asdict(packing),
-            "tolerance": tolerance,
-            "dense_bytes": size,
-            "ratio": size / packing.bytes,
-        },
+        "pack": {"tolerance": tolerance, **_bytes(full, packing)},
         "latency": {
             str(b): _latencies(
                 {"dense": full, "small": small, "chosen": sparsify(small, x[:b])}, files, x[:b]
@@ -120,6 +114,12 @@ def measure(setting: Setting, net: nn.Module, split: Split, directory: Path) -> 
         },
         "table": dataclasses.asdict(compare(masked(net, 3.0)[0], small, split.test, foreign)),
     }
+
+
+def _bytes(full: nn.Module, packing: PackReport) -> dict[str, Any]:
+    """What was packed, beside the size of the dense net."""
+    size = sum(4 * p.numel() for p in full.parameters())
+    return {**dataclasses.asdict(packing), "dense_bytes": size, "ratio": size / packing.bytes}
 
 
 def fine_tune_run(setting: Setting, small: nn.Module, split: Split) -> None:
