@@ -1,6 +1,7 @@
 """Two gloo processes give the gradients of one."""
 
 import copy
+import importlib
 import os
 
 import pytest
@@ -42,6 +43,9 @@ def hold_noise(elbo, noise):
 def worker(rank, recipe, unused, path, results):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    # Imported before there is a group, or its default arguments keep the group, and the threads of
+    # gloo outlive the interpreter (see `vardrop.training.processes.joined`).
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     elbo = make(RECIPES[recipe])
     x, y, noise = data()
@@ -51,6 +55,7 @@ def worker(rank, recipe, unused, path, results):
     wrapped(x[part], y[part]).loss.backward()
     if rank == 0:
         torch.save({n: p.grad for n, p in elbo.named_parameters()}, results)
+    del wrapped
     dist.destroy_process_group()
 
 

@@ -76,10 +76,12 @@ def gradient_variances(
         parts = [(x[i], y[i]) for i in order.split(min(batch, len(x) // batches))[:batches]]
         figures: dict[str, float] = {}
         for name, estimator in {"none": None, **_ESTIMATORS}.items():
-            loader = parts[:example_batches] if name == "per_example" else parts
+            few = name == "per_example"  # 50 weight draws of the whole net at a time
             found = gradient_variance(
-                net, loader, estimator=estimator, noise=estimator is not None, num_data=len(x)
-            )
+                net, parts[:example_batches] if few else parts, estimator=estimator,
+                noise=estimator is not None, num_data=len(x),
+                parts=max(1, len(parts[0][0]) // 50) if few else 1,
+            )  # fmt: skip
             figures[f"{name}, top"] = found["7.weight"].value
             figures[f"{name}, bottom"] = found["1.weight"].value
     for name in ("none", "per_example", "flipout", "per_batch"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,15 +62,22 @@ ALONE = World()
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """The world that `torchrun` set up, or this process alone."""
+    """The world that `torchrun` set up, or this process alone.
+
+    What `World.wrap` returned has to be out of use by the end of the block: the last reference to
+    the group joins its threads, and only `destroy_process_group` does so without the lock that a
+    thread may be waiting for.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
+    # Default arguments in this module take hold of the group that exists when it is imported, and
+    # DistributedDataParallel imports it. Imported first, it lets the group go in the end, threads
+    # and all; a thread of gloo that outlives the interpreter aborts the process.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
-        # A thread of gloo that lets go of its last tensor needs the interpreter, and aborts the
-        # process if that is already shutting down: give the threads a moment.
-        time.sleep(0.1)
+        gc.collect()
         dist.destroy_process_group()
