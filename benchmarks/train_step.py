@@ -2,13 +2,15 @@
 
     python benchmarks/train_step.py [--rounds 60] [--case part-of-a-name]
 
-Plain and noisy nets with default and fused Adam; nets with convolutions in both memory layouts.
+Plain and noisy nets with default and fused Adam; nets with convolutions in both memory layouts;
+dense nets also through `vd.compile`, with the value of the KL at every step.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from measuring import Row, Run, Settings, plain_step, rows, train_step
@@ -33,6 +35,11 @@ RECIPES = {
 }
 LARGE = ("sparse_vd, KL value every 10", "weight_sample, KL value every 10")  # of large nets
 QUICK = (*LARGE, "variance_layer", "variational_dropout A")
+COMPILED = {
+    "sparse_vd, vd.compile": vd.sparse_vd(),
+    "weight_sample, vd.compile": SAMPLED,
+    "variance_layer, vd.compile": vd.variance_layer(),
+}
 NAIVE = "LRT by hand, sigmoid KL by autograd"
 
 
@@ -41,6 +48,12 @@ def noisy_step(
 ) -> Run:
     elbo = vd.ELBO(vd.convert(net, recipe), vd.Categorical(), NUM_DATA, kl_value_every=every)
     return train_step(lambda: elbo(x, y).loss, vd.parameter_groups(elbo, lr=1e-3), fused)
+
+
+def compiled_step(net: nn.Module, recipe: vd.Recipe, x: Tensor, y: Tensor) -> Run:
+    elbo = vd.ELBO(vd.convert(net, recipe), vd.Categorical(), NUM_DATA)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-3), fused=True)
+    return partial(vd.compile(elbo, optimizer), x, y)
 
 
 def naive_step(net: nn.Module, x: Tensor, y: Tensor) -> Run:
@@ -72,6 +85,9 @@ def candidates(case: Case, quick: bool) -> Iterator[tuple[str, Run]]:
             yield f"plain{where}{adam}", plain_step(net(), data, y, fused)
             for name, (recipe, every) in _recipes(case, quick).items():
                 yield f"{name}{where}{adam}", noisy_step(net(), recipe, data, y, fused, every)
+    if case.quick and len(case.shape) == 2:
+        for name, recipe in COMPILED.items():
+            yield f"{name}, fused Adam", compiled_step(case.make(), recipe, x, y)
 
 
 def measure(case: Case, settings: Settings) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from checks import check
+from goals import COMPILED, OURS
 from measuring import (
     Row,
     Run,
@@ -43,6 +44,13 @@ def _noisy_step(model: Model, x: Tensor, y: Tensor) -> Run:
     return train_step(loss, model.parameters())
 
 
+def _compiled_step(case: Case, x: Tensor, y: Tensor) -> Run:
+    import vardrop as vd  # beside the library that this process measures
+
+    elbo = vd.ELBO(vd.convert(case.make(), vd.sparse_vd()), vd.Categorical(), NUM_DATA)
+    return partial(vd.compile(elbo, torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-3))), x, y)
+
+
 def train(case: Case, builds: dict[str, Build], settings: Settings) -> list[Row]:
     x, y = case.data()
 
@@ -56,6 +64,8 @@ def train(case: Case, builds: dict[str, Build], settings: Settings) -> list[Row]
         for name, build in builds.items()
         for where, layout in case.layouts().items()
     }
+    if "cplxmodule VD" in builds and case.quick and len(case.shape) == 2:
+        makers[f"{OURS}, LRT{COMPILED}"] = partial(_compiled_step, case, x, y)
     runs, failed = working("train step", case.name, makers)
     steps: dict[str, Run] = {"plain": plain_step(case.make(), x, y), **runs}
     return rows("train step", case.name, steps, settings) + failed

@@ -19,9 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from vardrop.errors import VardropError
-from vardrop.functional import gaussian_output, normal_like, random_signs
+from vardrop.functional import (
+    can_fuse,
+    dense_output,
+    gaussian_output,
+    keep_layout,
+    normal_like,
+    random_signs,
+)
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.values import Value
 
@@ -59,15 +67,19 @@ class Affine:
             return None
         return self.bias.view(-1, *(1,) * self.trailing)
 
-    def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
-        """The output variance + floor, the floor entering as the bias of the product."""
+    def variances(self, floor: float) -> tuple[Tensor, Tensor]:
+        """The variance of the weight, and that of the bias + floor."""
         variance = self.variance
         if variance is None:
             variance = self.posterior.variance(self.weight, self.tensors)
         bias = variance.new_full((self.outputs,), floor)
         if self.bias is not None and self.bias_tensors is not None:
             bias = bias + self.posterior.variance(self.bias, self.bias_tensors)
-        return self.op(*self.squares(*inputs), variance, bias)
+        return keep_layout(variance, self.weight), bias
+
+    def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
+        """The output variance + floor, the floor entering as the bias of the product."""
+        return self.op(*self.squares(*inputs), *self.variances(floor))
 
     def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Standard noise for the weight and, where it is noisy, for the bias."""
@@ -134,6 +146,11 @@ class LocalReparameterization(Estimator):
     floor: float = 1e-8
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        if affine.op is linear and not affine.posterior.zero_mean and can_fuse(inputs[0], noise):
+            (x,) = inputs
+            noise = x.new_empty(len(x), affine.outputs).normal_() if noise is None else noise
+            variances = affine.variances(self.floor)
+            return dense_output(x, affine.weight, affine.bias, *variances, noise)
         mean = affine.mean_output(inputs)
         variance = affine.variance_output(inputs, self.floor)
         noise = normal_like(variance) if noise is None else noise
@@ -160,7 +177,8 @@ class Flipout(Estimator):
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
-        weight = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
+        deviation = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
+        weight = keep_layout(deviation, affine.weight)
         bias = None
         if affine.bias is not None and affine.bias_tensors is not None and noise_b is not None:
             bias = affine.posterior.deviation(affine.bias, noise_b, affine.bias_tensors)
@@ -185,6 +203,7 @@ def _sampled(
         weight = gaussian_output(affine.weight, affine.variance, noise_w)
     else:
         weight = affine.posterior.sample(affine.weight, noise_w, affine.tensors)
+    weight = keep_layout(weight, affine.weight)
     if affine.bias is None or affine.bias_tensors is None or noise_b is None:
         return weight, affine.bias
     return weight, affine.posterior.sample(affine.bias, noise_b, affine.bias_tensors)

@@ -7,6 +7,7 @@ import torch
 from scipy import integrate, special
 
 from vardrop import functional as F
+from vardrop.functional import log_uniform_sum
 
 LOG_ALPHA = np.linspace(-12, 12, 97)
 GAMMA = 0.5772156649015329
@@ -119,6 +120,19 @@ def test_cubic_is_useless_above_one():
     assert float(gap[GRID >= 2].min()) > 100
 
 
+def test_the_expression_for_compilers_is_the_sum_over_blocks():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 50, generator=generator) * 10 ** torch.linspace(-12, 6, 50)
+    log_sigma2 = torch.empty(40, 50).uniform_(-20, 4, generator=generator)
+    found = []
+    for form in (F.log_uniform_kl_additive, log_uniform_sum.traced_kl):
+        tensors = [t.clone().requires_grad_() for t in (weight, log_sigma2)]
+        value = form(*tensors)
+        found.append((value, *torch.autograd.grad(value, tensors)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=0)
+
+
 def test_bound_holds_up_to_its_limit():
     above = F.log_uniform_kl_bound(GRID) - REFERENCE
     assert (above[GRID < 0.884] > 0).all()
@@ -137,6 +151,8 @@ def test_gaussian_output_gradients():
     mean, noise = torch.randn(7).double().requires_grad_(), torch.randn(7).double()
     variance = torch.rand(7).double().add(0.1).requires_grad_()
     assert torch.autograd.gradcheck(F.gaussian_output, (mean, variance, noise))
+    wave = lambda *a: F.gaussian_output(*a).sin()
+    assert torch.autograd.gradgradcheck(wave, (mean, variance, noise))
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.3, 5.0, 300.0])

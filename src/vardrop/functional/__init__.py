@@ -1,7 +1,7 @@
 """Pure numerics: formulas on tensors, without modules and without state."""
 
 from vardrop.functional.additive import AdditiveWeights, additive_weights
-from vardrop.functional.blocks import can_block
+from vardrop.functional.blocks import can_block, keep_layout
 from vardrop.functional.concrete import (
     bernoulli_entropy,
     bernoulli_kl,
@@ -11,6 +11,7 @@ from vardrop.functional.concrete import (
     logit_from_log,
     uniform,
 )
+from vardrop.functional.dense import can_fuse, dense_output
 from vardrop.functional.kumaraswamy import (
     kumaraswamy_beta_kl,
     kumaraswamy_log_mean,
@@ -45,12 +46,15 @@ __all__ = [
     "bernoulli_entropy",
     "bernoulli_kl",
     "can_block",
+    "can_fuse",
     "clamp_max",
     "concrete",
     "concrete_logit",
     "dawson",
+    "dense_output",
     "expected_log1p_square",
     "gaussian_output",
+    "keep_layout",
     "kumaraswamy_beta_kl",
     "kumaraswamy_log_mean",
     "kumaraswamy_log_sample",

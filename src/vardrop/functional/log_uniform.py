@@ -26,6 +26,7 @@ from torch import Tensor
 
 from vardrop.functional.additive import additive_weights
 from vardrop.functional.blocks import can_block
+from vardrop.functional.log_uniform_sum import traced_kl
 
 _SCALE = 4.0
 # (numerator, denominator), lowest power first.
@@ -134,6 +135,8 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     weight, log_sigma2 = _wide(weight), _wide(log_sigma2)
     if can_block(weight):
         return additive_weights(weight, log_sigma2).kl(value)
+    if torch.compiler.is_compiling() and weight.dtype == torch.float32:
+        return traced_kl(weight, log_sigma2)
     return log_uniform_kl(0.5 * weight.square() * torch.exp(-log_sigma2)).sum()
 
 

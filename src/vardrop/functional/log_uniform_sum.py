@@ -8,13 +8,13 @@ the variable is one that the weights give cheaply, and no log or exp is taken be
     KL = 1/2 log1p(w R(s)),  dKL/dtheta = theta S(s) / d,  dKL/dlog sigma^2 = -theta/2 dKL/dtheta,
 
 where R and S are quotients of polynomials. Largest relative error in float32: 1.6e-5 of the value
-and 1.5e-5 of the gradient.
+and 1.5e-5 of the gradient. `traced_kl` is the same as one expression, for a compiler to fuse.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ class _Quotient(NamedTuple):
     factor: float
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """The value as one expression, without the factor."""
+        above, below = (
+            functools.reduce(lambda value, c: value * s + c, p[-2::-1], s + p[-1])
+            for p in (self.numerator, self.denominator)
+        )
+        return above / below
 
 
 _R = _Quotient(
@@ -95,3 +103,28 @@ def add_kl_gradients(
         _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
         grad_w.add_(slope, alpha=scale)
         grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
+
+
+class _TracedKL(torch.autograd.Function):
+    @staticmethod
+    def forward(weight: Tensor, log_sigma2: Tensor) -> Tensor:
+        variance = log_sigma2.exp()
+        s = variance / (variance + weight * weight * (1 / _SCALE))
+        return 0.5 * torch.log1p(_R.factor * _R(s) * weight * weight / variance).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        weight, log_sigma2 = ctx.saved_tensors
+        variance = log_sigma2.exp()
+        below = variance + weight * weight * (1 / _SCALE)
+        slope = _S(variance / below) * weight * (grad * _S.factor) / below
+        return slope, -0.5 * slope * weight
+
+
+def traced_kl(weight: Tensor, log_sigma2: Tensor) -> Tensor:
+    """The sum of the KL of float32 weights, without blocks."""
+    return _TracedKL.apply(weight, log_sigma2)

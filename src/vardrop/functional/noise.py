@@ -11,7 +11,7 @@ from vardrop.functional.blocks import blocks, can_block, like_layout, scratch
 
 
 class _GaussianOutput(torch.autograd.Function):
-    """Saves one tensor, noise / sd, where autograd would save three."""
+    """Saves noise / sd and the variance, where autograd would save more and pass more often."""
 
     generate_vmap_rule = True
 
@@ -26,13 +26,15 @@ class _GaussianOutput(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
+        ctx.save_for_backward(output[1], inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None
-        (scaled,) = ctx.saved_tensors
+        scaled, variance = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative noise / sd is a function of variance
+            scaled = scaled * (variance.detach() / variance).sqrt()
         return grad, torch.addcmul(grad.new_zeros(()), grad, scaled, value=0.5), None
 
 

@@ -149,7 +149,7 @@ class Variational(Noisy):
         return {name.removeprefix(prefix): getattr(self, name) for name in self._names[which]}
 
     def share(self, on: bool) -> None:
-        self._sharing, self._shared = on, None
+        vars(self).update(_sharing=on, _shared=None)  # what nn.Module does on setting is slow
 
     def _shared_weights(self) -> AdditiveWeights | None:
         fits = type(self.posterior) is AdditiveGaussian and self.prior == LogUniform()
@@ -192,8 +192,7 @@ class Variational(Noisy):
     def kl(self, value: bool = True) -> Tensor | None:
         own, gate = self._weight_kl(value), self.gate
         extra = None if gate is None else gate.noise.weight_kl(self.weight, gate.tensors)
-        terms = [t for t in (own, extra) if t is not None]
-        return torch.stack(terms).sum() if terms else None
+        return own if extra is None else extra if own is None else own + extra
 
     def _weight_kl(self, value: bool) -> Tensor | None:
         if self.posterior is None or self.prior is None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.functional import square
+from vardrop.functional import keep_layout, square
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -37,11 +37,7 @@ class _Conv(Variational):
 
     def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         (x,) = inputs
-        y = square(x)
-        if x.dim() == 4 and x.shape[1] == 1 and x.stride(1) == 1 != y.stride(1):
-            # One channel fits both layouts and torch forgets which; convolutions would mix them.
-            y = y.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
-        return (y,)
+        return (keep_layout(square(x), x),)
 
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]

@@ -37,10 +37,15 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
             "Expected `elbo` to compute the KL at every step, but got kl_value_every="
             f"{elbo.kl_value_every}. Leave it at 1: compiled, the value costs next to nothing."
         )
-    forward: Any = elbo
+
+    def forward(x: Any, y: Any) -> ELBOParts:
+        return elbo(x, y)  # type: ignore[no-any-return]
+
     if _has_compiler(elbo.beta.device):
+        # The compiler bounds how many versions of one code object it keeps: each net has its own.
+        forward.__code__ = forward.__code__.replace(co_name=f"forward_{id(elbo)}")
         # Inductor's own normal numbers are ten times slower on a CPU.
-        forward = torch.compile(elbo, options={"fallback_random": True})
+        forward = torch.compile(forward, options={"fallback_random": True})
 
     def step(x: Any, y: Any) -> ELBOParts:
         optimizer.zero_grad(set_to_none=True)

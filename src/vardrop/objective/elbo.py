@@ -124,8 +124,7 @@ class ELBO(nn.Module):
 
     def _parts(self, x: Any, y: Any) -> ELBOParts:
         fits = [self._fit(x, y) for _ in range(self.samples)]
-        loss = torch.stack([f[0] for f in fits]).mean()
-        nll = torch.stack([f[1] for f in fits]).mean()
+        loss, nll = _mean([f[0] for f in fits]), _mean([f[1] for f in fits])
         divergence = self._kl() if _has_noise(self.net) else torch.zeros_like(nll)
         loss = loss + self.beta * divergence / self.num_data
         return ELBOParts(loss, nll, divergence, self.beta, _mean_parts([f[2] for f in fits]))
@@ -154,7 +153,11 @@ def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:
     found = [p for p in parts if p is not None]
     if not found:
         return None
-    return HeadParts(*(torch.stack(terms).mean() for terms in zip(*found, strict=True)))
+    return HeadParts(*(_mean(list(terms)) for terms in zip(*found, strict=True)))
+
+
+def _mean(terms: list[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).mean()
 
 
 def _has_noise(net: nn.Module) -> bool:
