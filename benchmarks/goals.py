@@ -16,6 +16,7 @@ COMPILED = ", vd.compile"
 COMPILED_LRT, COMPILED_DRAWS = "sparse_vd" + COMPILED, "weight_sample" + COMPILED
 ZERO_MEAN = ("variance_layer", "variance_layer" + COMPILED)
 LAST, FUSED = ", channels-last", ", fused Adam"
+VALUES = ("exact value and gradient", "exact value and gradient, torch.compile")
 SMALLER = ("shrunken", "CSR", "shrunken, CSR where it wins")
 OURS = "vardrop"  # our candidate in the processes of other libraries
 
@@ -91,7 +92,7 @@ GOALS = [
     Goal("predict, in forward passes", PREDICT, "LeNet-5 b256", ("predict",), 20),
     Goal("predict, in forward passes", PREDICT, "LeNet-5 b1", ("predict",), 15),
     Goal("exact KL, gradient alone", KL, "1 M weights", ("exact gradient without value",), 0.25),
-    Goal("exact KL, value and gradient", KL, "1 M weights", ("exact value and gradient",), 0.25),
+    Goal("exact KL, value and gradient", KL, "1 M weights", VALUES, 0.25),
     Goal("shrunken or CSR", LATENCY, "LeNet-300-100 b256", SMALLER, 0.25),
     Goal("shrunken or CSR", LATENCY, "LeNet-300-100 b1", SMALLER, 0.6),
     Goal("shrunken", LATENCY, "LeNet-5 b256", ("shrunken",), 0.3),

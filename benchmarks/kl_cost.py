@@ -16,10 +16,12 @@ def _layer(width: int) -> nn.Module:
     return vd.convert(nn.Linear(width, width, bias=False), vd.sparse_vd())
 
 
-def _gradient(net: nn.Module, value: bool) -> Run:
+def _gradient(net: nn.Module, value: bool, compiled: bool = False) -> Run:
+    kl = torch.compile(vd.kl) if compiled else vd.kl
+
     def run() -> None:
         net.zero_grad(set_to_none=True)
-        vd.kl(net, value=value).backward()
+        kl(net, value=value).backward()
 
     return run
 
@@ -37,6 +39,7 @@ def million(settings: Settings) -> list[Row]:
         REFERENCE: reference,
         "exact gradient without value": _gradient(net, value=False),
         "exact value and gradient": _gradient(net, value=True),
+        "exact value and gradient, torch.compile": _gradient(_layer(1000), True, compiled=True),
         "sigmoid of vardrop": _gradient(approximate, value=True),
     }
     return rows("kl(net) and gradient", "1 M weights", runs, settings, REFERENCE)

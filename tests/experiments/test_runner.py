@@ -1,5 +1,6 @@
 """The runner: descriptions, results that grow seed by seed, and trainings that go on."""
 
+import dataclasses
 import json
 import math
 
@@ -55,6 +56,17 @@ def test_only_missing_seeds_are_run(experiment, tmp_path):
     assert ran == [1, 2]
     forget(out)
     assert finished(experiment, out) == []
+
+
+def test_a_reworded_description_reaches_a_finished_result(experiment, tmp_path):
+    out = tmp_path / "run.json"
+    list(reproduce(experiment, TOY, out))
+    before = json.loads(out.read_text())
+    reworded = dataclasses.replace(experiment, notes="Other words.")
+    list(reproduce(reworded, {"toy_training": lambda **_: pytest.fail("ran again")}, out))
+    after = json.loads(out.read_text())
+    assert after.pop("notes") == "Other words."
+    assert after == {key: value for key, value in before.items() if key != "notes"}
 
 
 def test_a_seed_goes_on_where_it_was_cut_off(experiment, tmp_path):

@@ -72,8 +72,7 @@ def reproduce(
             watch = Watch(folder, _part(tell, index, len(seeds), seed))
             result["runs"].append(_run(function, seed, arguments, watch))
             result["figures"] = _summary(result["runs"])
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(out, (json.dumps(result, indent=1) + "\n").encode())
+            _write(result, out)
             shutil.rmtree(folder, ignore_errors=True)
         if tell is not None:
             tell((index + 1) / len(seeds), f"seed {seed} done")
@@ -159,7 +158,16 @@ def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[
             f"Expected {out} to hold a run with the arguments {arguments}, but got "
             f"{known['arguments']}. Start anew with --force, or move the file away."
         )
-    return fresh | {"runs": known["runs"], "figures": known["figures"]}
+    measured = ("versions", "data_md5", "figures", "runs")
+    result = fresh | {key: known[key] for key in measured}
+    if result != known:  # the description has been reworded since
+        _write(result, out)
+    return result
+
+
+def _write(result: dict[str, Any], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
