@@ -64,8 +64,8 @@ class Goal:
         return "yes, both" if value <= self.then else "the first"
 
 
-def _fused(*names: str) -> tuple[str, ...]:
-    return tuple(name + adam for name in names for adam in ("", FUSED))
+def _fused(name: str, compiled: str = "") -> tuple[str, ...]:
+    return name, name + FUSED, *((compiled + FUSED,) if compiled else ())
 
 
 def _like_for_like(case: str, layouts: tuple[str, ...], bound: float) -> Goal:

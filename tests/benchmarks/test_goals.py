@@ -2,7 +2,7 @@ import deploying
 import pytest
 import results
 import train_step
-from goals import GOALS, LAST, LENET, SMALL, TRAIN, Goal, asked
+from goals import COMPILED, GOALS, LAST, LENET, SMALL, TRAIN, Goal, asked
 from nets import PREDICT
 from nets import TRAIN as CASES
 from peer_layers import BUILDS, OURS, beside, of_peer
@@ -40,13 +40,14 @@ def test_rows_of_goals_are_profiled():
     assert not asked(TRAIN, SMALL, "plain")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 def test_goals_ask_for_rows_that_are_measured():
     cases = {case.name for case in (*CASES, *PREDICT)}
     cases |= {"1 M weights", "import vardrop, beyond torch"}
     cases |= {f"{name} b{batch}" for name in deploying.NETS for batch in (256, 1)}
     assert {goal.case for goal in GOALS} <= cases
     ours = {name for case in CASES[:3] for name, _ in train_step.candidates(case, quick=True)}
-    ours |= {name + where for name in OURS for where in ("", LAST)}
+    ours |= {name + where for name in OURS for where in ("", LAST, COMPILED)}
     for goal in GOALS:
         if goal.group == TRAIN:
             assert set(goal.candidates) <= ours, goal
