@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _described(error: BaseException) -> tuple[str, int]:
     """One line about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "stopped. A run goes on from its last checkpoint with --resume.", 1
+        return "stopped. `fit --resume` and `reproduce` go on from the last checkpoint.", 1
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
