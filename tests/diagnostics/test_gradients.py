@@ -42,7 +42,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("estimator", "noise", "expected"), KNOWN)
 def test_linear_gaussian_case_lies_in_the_interval(estimator, noise, expected) -> None:
-    # Twelve comparisons in this file share the error rate of 1e-6.
+    # Ten comparisons in this file share the error rate of 1e-6.
     result = gradient_variance(
         linear_gaussian(), batches(1000, SPREAD), half_square, estimator, noise
     )["weight"]
@@ -63,15 +63,6 @@ def test_gradient_of_the_noise_parameter(estimator, expected) -> None:
     result = gradient_variance(linear_gaussian(), batches(1000, 0.0), half_square, estimator)
     low, high = result["log_sigma2"].interval(1 - 1e-7)
     assert low < expected < high
-
-
-@pytest.mark.parametrize("estimator", [vd.per_example, vd.weight_sample])
-def test_parts_of_a_batch_draw_their_own_noise(estimator) -> None:
-    result = gradient_variance(
-        linear_gaussian(), batches(1000, SPREAD), half_square, estimator, parts=BATCH
-    )["weight"]
-    low, high = result.interval(1 - 1e-7)
-    assert low < (SIGMA**2 + SPREAD**2) / BATCH < high
 
 
 def test_num_data_scales_by_its_square_and_repeats_add_pairs() -> None:
@@ -116,8 +107,6 @@ def test_estimator_is_restored_after_an_error() -> None:
 def test_errors() -> None:
     with pytest.raises(vd.VardropError, match="Expected `loader` to yield at least 4 batches"):
         gradient_variance(linear_gaussian(), batches(3, 1.0), half_square)
-    with pytest.raises(vd.VardropError, match="Expected `parts` to divide the batch size 5, but"):
-        gradient_variance(linear_gaussian(), batches(4, 1.0), half_square, parts=2)
     net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
     with pytest.raises(vd.VardropError, match="Expected an estimator that fits the posterior"):
         gradient_variance(net, [], estimator=vd.flipout)

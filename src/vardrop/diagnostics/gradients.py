@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ def gradient_variance(
     noise: bool = True,
     num_data: int = 1,
     repeats: int = 1,
-    parts: int = 1,
 ) -> dict[str, Estimate]:
     """Variance of the stochastic gradient, averaged over the elements of each parameter.
 
@@ -42,9 +41,6 @@ def gradient_variance(
         noise: False measures the variance of the data alone.
         num_data: scale of the loss; the training-set size gives the scale of the paper.
         repeats: passes over the loader.
-        parts: takes each batch in so many equal passes and averages their gradients, for batches
-            that do not fit into memory. Noise is drawn anew for each part, so this is for
-            estimators whose noise differs by example.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.bayes_by_backprop())
@@ -54,34 +50,22 @@ def gradient_variance(
 
     Kingma, Salimans & Welling 2015, table 1.
     """
-    names = [name for name, p in net.named_parameters() if p.requires_grad]
-    squares: dict[str, list[float]] = {name: [] for name in names}
-    previous: list[Tensor] | None = None
+    parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    squares: dict[str, list[float]] = {name: [] for name in parameters}
+    previous: tuple[Tensor, ...] | None = None
     with drawing(net, estimator), sampling(net, on=noise), torch.enable_grad():
-        for gradients in _gradients(net, outputs(net, loader, repeats, parts), loss, parts):
+        for output, y in outputs(net, loader, repeats):
+            gradients = torch.autograd.grad(
+                num_data * loss(output, y), list(parameters.values()),
+                allow_unused=True, materialize_grads=True,
+            )  # fmt: skip
             if previous is None:
                 previous = gradients
                 continue
-            for name, g, other in zip(names, gradients, previous, strict=True):
-                squares[name].append(0.5 * num_data**2 * (g - other).square().mean().item())
+            for name, g, other in zip(parameters, gradients, previous, strict=True):
+                squares[name].append(0.5 * (g - other).square().mean().item())
             previous = None
     return {name: _estimate(values) for name, values in squares.items()}
-
-
-def _gradients(
-    net: nn.Module, passes: Iterable[tuple[Tensor, Tensor]], loss: Loss, parts: int
-) -> Iterator[list[Tensor]]:
-    """The gradient of each batch: the mean over its parts."""
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    total = [torch.zeros_like(p) for p in parameters]
-    for done, (output, y) in enumerate(passes, 1):
-        found = torch.autograd.grad(
-            loss(output, y) / parts, parameters, allow_unused=True, materialize_grads=True
-        )
-        torch._foreach_add_(total, list(found))
-        if done % parts == 0:
-            yield total
-            total = [torch.zeros_like(p) for p in parameters]
 
 
 def _estimate(values: list[float]) -> Estimate:

@@ -45,10 +45,8 @@ def drawing(net: nn.Module, estimator: Estimator | None) -> Iterator[nn.Module]:
             m.estimator = own
 
 
-def outputs(
-    net: nn.Module, loader: Loader, repeats: int, parts: int = 1
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs and targets, `parts` for each batch; buffers (BatchNorm's statistics) stay."""
+def outputs(net: nn.Module, loader: Loader, repeats: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs and targets batch by batch; buffers (BatchNorm's statistics) stay as they are."""
     size = 0
     for _ in range(repeats):
         for x, y in loader:
@@ -58,10 +56,5 @@ def outputs(
                     f"Expected batches of one size, but got {size} and {len(y)}: the variance "
                     "depends on it. Use drop_last=True."
                 )
-            if size % parts:
-                raise VardropError(
-                    f"Expected `parts` to divide the batch size {size}, but got {parts}."
-                )
-            for rows, targets in zip(x.chunk(parts), y.chunk(parts), strict=True):
-                copies = {name: b.clone() for name, b in net.named_buffers()}
-                yield functional_call(net, copies, (rows,)), targets
+            copies = {name: b.clone() for name, b in net.named_buffers()}
+            yield functional_call(net, copies, (x,)), y

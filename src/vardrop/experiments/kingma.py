@@ -59,8 +59,12 @@ def _type_b(width: int) -> nn.Module:
     return convert(net, variational_dropout("B", drop_rate=0.5), exclude="1")
 
 
+def _rows(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
 def gradient_variances(
-    seed: int, epochs: int = 10, width: int = 1024, batch: int = 1000, batches: int = 24,
+    seed: int, epochs: int = 10, width: int = 1024, batch: int = 1000, batches: int = 60,
     example_batches: int = 4, examples: int = 60_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Table 1: variance of the gradient of N * mean loss, top and bottom layer, by estimator."""
@@ -74,16 +78,18 @@ def gradient_variances(
         (watch or Watch()).fit("type B", loop, share=0.3)  # the measurement takes longer
         order = torch.randperm(len(x))
         parts = [(x[i], y[i]) for i in order.split(min(batch, len(x) // batches))[:batches]]
+        # Examples with weights of their own are independent: the variance of a batch follows from
+        # that of its parts, and there are more pairs of those.
+        small = [p for xs, ys in parts[:example_batches] for p in _rows(xs, ys, 50)]
         figures: dict[str, float] = {}
         for name, estimator in {"none": None, **_ESTIMATORS}.items():
-            few = name == "per_example"  # 50 weight draws of the whole net at a time
+            loader = small if name == "per_example" else parts
             found = gradient_variance(
-                net, parts[:example_batches] if few else parts, estimator=estimator,
-                noise=estimator is not None, num_data=len(x),
-                parts=max(1, len(parts[0][0]) // 50) if few else 1,
-            )  # fmt: skip
-            figures[f"{name}, top"] = found["7.weight"].value
-            figures[f"{name}, bottom"] = found["1.weight"].value
+                net, loader, estimator=estimator, noise=estimator is not None, num_data=len(x)
+            )
+            share = len(loader[0][0]) / len(parts[0][0])
+            figures[f"{name}, top"] = found["7.weight"].value * share
+            figures[f"{name}, bottom"] = found["1.weight"].value * share
     for name in ("none", "per_example", "flipout", "per_batch"):
         figures[f"{name} / local, top"] = figures[f"{name}, top"] / figures["local, top"]
     return {"figures": figures}
