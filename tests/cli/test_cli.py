@@ -153,7 +153,9 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
         _, err = running.communicate(timeout=60)
     assert events == ["data", "epoch"]
     assert running.returncode == 1
-    assert err == "vardrop: stopped. `fit --resume` and `reproduce` go on from the last checkpoint.\n"
+    assert (
+        err == "vardrop: stopped. `fit --resume` and `reproduce` go on from the last checkpoint.\n"
+    )
     command = json.loads((out / "config.json").read_text())["command"]
     assert command.startswith("vardrop fit iris --epochs 100000")
     done = json.loads((out / "checkpoint.json").read_text())["epoch"]

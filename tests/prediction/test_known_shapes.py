@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import vardrop as vd
+from tests.prediction.nets import Wrapped
 from vardrop.prediction.cost import calls
 from vardrop.prediction.shapes import output_shape
-
-
-class Wrapped(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from tests.prediction.nets import Wrapped
 from vardrop.errors import VardropError
 from vardrop.prediction import predict
 from vardrop.prediction.chains import chain, chain_draws
@@ -263,15 +264,6 @@ def test_the_first_noisy_layer_is_shared_by_chunks_only_where_it_is_called_once(
     assert z_score(shared, apart) < Z
     assert z_score(shared, rows) < Z
     assert z_score(shared.square(), rows.square()) < Z
-
-
-class Wrapped(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 def test_draws_lie_side_by_side_only_where_every_row_is_treated_alone() -> None:
