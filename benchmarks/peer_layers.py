@@ -215,6 +215,7 @@ BUILDS: dict[str, dict[str, Build]] = {
     "tyxe": {"TyXe": tyxe},
 }
 LOCAL = ("cplxmodule", "pytorch-ard", "tyxe")  # with local reparameterisation
+FASTEST = ("torchbnn", "bayesian-torch", "cplxmodule")  # each ahead of the others somewhere
 
 
 def beside(peer: str) -> dict[str, Build]:
