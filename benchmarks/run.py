@@ -135,13 +135,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
-    parser.add_argument("--rounds", type=int, help="at most; 60, or 15 in a quick run")
-    parser.add_argument("--seconds", type=float, help="of a table; 60, or 1.5 in a quick run")
+    parser.add_argument("--rounds", type=int, help="at most; 60, or 25 in a quick run")
+    parser.add_argument("--seconds", type=float, help="of a table; 60, or 2 in a quick run")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of measurements")
     arguments = parser.parse_args()
-    arguments.rounds = arguments.rounds or (15 if arguments.quick else 60)
-    arguments.seconds = arguments.seconds or (1.5 if arguments.quick else 60.0)
+    arguments.rounds = arguments.rounds or (25 if arguments.quick else 60)
+    arguments.seconds = arguments.seconds or (2.0 if arguments.quick else 60.0)
     run = measure(arguments)
     if arguments.only == [""]:
         results.write(run)
