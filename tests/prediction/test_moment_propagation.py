@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from tests.prediction.nets import Wrapped
 from vardrop.errors import VardropError
 from vardrop.experiments.nets import mlp
 from vardrop.prediction import predict
@@ -173,18 +174,9 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
         propagate(pool, torch.zeros(1, 1, 5, 5))
     bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
     with pytest.raises(VardropError, match="without known moments"):
-        propagate(Doubling(bilinear), torch.zeros(1, 2))
+        propagate(Wrapped(bilinear), torch.zeros(1, 2))
     with pytest.raises(VardropError, match="one tensor, but got tuple"):
         propagate(Pairing(), torch.zeros(1, 2))
-
-
-class Doubling(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 class Pairing(nn.Module):
