@@ -57,3 +57,15 @@ def test_a_value_now_and_then_is_refused():
     elbo = vd.ELBO(make().net, vd.Categorical(), num_data=20, kl_value_every=10)
     with pytest.raises(vd.VardropError, match="Expected `elbo` to compute the KL at every step"):
         compiled.compile(elbo, torch.optim.Adam(elbo.parameters()))
+
+
+def test_every_net_has_a_code_object_of_its_own(monkeypatch):
+    # The compiler keeps eight versions of a code object, and runs further nets as they are.
+    seen = []
+    monkeypatch.setattr(compiled, "_has_compiler", lambda device: True)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: seen.append(f.__code__) or f)
+    elbos = [make() for _ in range(3)]
+    for elbo in elbos:
+        step = compiled.compile(elbo, torch.optim.Adam(elbo.parameters()))
+        assert step(X, Y).loss.isfinite()
+    assert len(set(seen)) == 3
