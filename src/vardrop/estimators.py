@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from vardrop.errors import VardropError
 from vardrop.functional import (
+    Product,
     can_fuse,
-    dense_output,
+    fused_output,
     gaussian_output,
     keep_layout,
     normal_like,
@@ -42,8 +42,8 @@ class Affine:
 
     `bias_tensors` is None where the bias is deterministic. `trailing` counts the output axes behind
     the one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
-    that carry a variance (x -> x^2; an index stays an index). `variance` is that of the weight
-    where it is known already.
+    that carry a variance (x -> x^2; an index stays an index). `product` is `op` with its gradients,
+    where it has them in one piece, and `variance` that of the weight, where it is known already.
     """
 
     op: Callable[..., Tensor]
@@ -57,6 +57,7 @@ class Affine:
     trailing: int
     squares: Callable[..., tuple[Tensor, ...]]
     channel_axis: int
+    product: Product | None = None
     variance: Tensor | None = None
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -146,11 +147,10 @@ class LocalReparameterization(Estimator):
     floor: float = 1e-8
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        if affine.op is linear and not affine.posterior.zero_mean and can_fuse(inputs[0], noise):
-            (x,) = inputs
-            noise = x.new_empty(len(x), affine.outputs).normal_() if noise is None else noise
+        product = None if affine.posterior.zero_mean else affine.product
+        if product is not None and can_fuse(product, inputs[0], noise):
             variances = affine.variances(self.floor)
-            return dense_output(x, affine.weight, affine.bias, *variances, noise)
+            return fused_output(product, inputs[0], affine.weight, affine.bias, *variances, noise)
         mean = affine.mean_output(inputs)
         variance = affine.variance_output(inputs, self.floor)
         noise = normal_like(variance) if noise is None else noise

@@ -19,7 +19,7 @@ from vardrop.application import fit, resume
 from vardrop.recipes import sparse_vd
 from vardrop.training.observers import Observer
 
-SETTINGS = {"epochs": 12, "pretrain": 2, "batch_size": 8, "lr": 1e-2}
+SETTINGS = {"epochs": 40, "pretrain": 2, "batch_size": 8, "lr": 1e-2}
 
 
 def life(out, seconds):

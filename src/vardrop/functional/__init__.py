@@ -11,7 +11,7 @@ from vardrop.functional.concrete import (
     logit_from_log,
     uniform,
 )
-from vardrop.functional.dense import can_fuse, dense_output
+from vardrop.functional.fused import Convolution, Dense, Product, can_fuse, fused_output
 from vardrop.functional.kumaraswamy import (
     kumaraswamy_beta_kl,
     kumaraswamy_log_mean,
@@ -29,6 +29,7 @@ from vardrop.functional.noise import (
     normal_like,
     random_signs,
     square,
+    standard_normal,
 )
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
 from vardrop.functional.projection import project
@@ -42,6 +43,9 @@ from vardrop.functional.truncated_log_normal import (
 
 __all__ = [
     "AdditiveWeights",
+    "Convolution",
+    "Dense",
+    "Product",
     "additive_weights",
     "bernoulli_entropy",
     "bernoulli_kl",
@@ -51,8 +55,8 @@ __all__ = [
     "concrete",
     "concrete_logit",
     "dawson",
-    "dense_output",
     "expected_log1p_square",
+    "fused_output",
     "gaussian_output",
     "keep_layout",
     "kumaraswamy_beta_kl",
@@ -72,6 +76,7 @@ __all__ = [
     "project",
     "random_signs",
     "square",
+    "standard_normal",
     "truncated_log_normal_kl",
     "truncated_log_normal_log_moment",
     "truncated_log_normal_log_sample",

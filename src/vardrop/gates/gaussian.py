@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vardrop.divergence import log_uniform_from_log_alpha
 from vardrop.errors import VardropError
-from vardrop.functional import clamp_max
+from vardrop.functional import clamp_max, standard_normal
 from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
@@ -76,7 +76,7 @@ class GaussianDropout(FeatureNoise):
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         std = torch.exp(0.5 * self.log_alpha(tensors)).to(x.dtype)
         shape = noise_shape(x, axis, self.granularity)
-        return 1 + along(axis, x, std) * torch.randn(shape, dtype=x.dtype, device=x.device)
+        return 1 + along(axis, x, std) * standard_normal(shape, x)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
         if self.prior is None:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import AdditiveWeights, additive_weights, can_block, square
+from vardrop.functional import AdditiveWeights, Product, additive_weights, can_block, square
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.folding import fold
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import AdditiveGaussian, Axes, Posterior
 from vardrop.priors import LogUniform, Prior
 
+_Map = Callable[..., Tensor]
 _BIAS_AXES = Axes(input=(), output=(0,))
 _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 
@@ -160,7 +161,7 @@ class Variational(Noisy):
                 self._shared = additive_weights(self.weight, self._tensors(0)["log_sigma2"])
         return self._shared
 
-    def _affine(self, op: Callable[..., Tensor]) -> Affine:
+    def _affine(self, op: _Map, product: Product | None) -> Affine:
         assert self.posterior is not None
         shared = self._shared_weights()
         return Affine(
@@ -175,6 +176,7 @@ class Variational(Noisy):
             trailing=self.spatial,
             squares=self._squares,
             channel_axis=self.channel_axis,
+            product=product,
             variance=None if shared is None else shared.variance,
         )
 
@@ -184,10 +186,10 @@ class Variational(Noisy):
     def _gated(self, side: Side, x: Tensor) -> Tensor:
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
 
-    def _run(self, op: Callable[..., Tensor], inputs: tuple[Tensor, ...], noise: Any) -> Tensor:
+    def _run(self, op: _Map, inputs: Any, noise: Any, product: Product | None = None) -> Tensor:
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, self.weight, self.bias)
-        return self.estimator(self._affine(op), inputs, noise)
+        return self.estimator(self._affine(op, product), inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
         own, gate = self._weight_kl(value), self.gate

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.functional import keep_layout, square
+from vardrop.functional import Convolution, Product, keep_layout, square
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -39,6 +39,11 @@ class _Conv(Variational):
         (x,) = inputs
         return (keep_layout(square(x), x),)
 
+    def _product(self) -> Product | None:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return None
+        return Convolution(self.stride, self.padding, self.dilation, self.groups)  # type: ignore[arg-type]
+
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]
 
@@ -46,9 +51,9 @@ class _Conv(Variational):
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self._gated("input", input)
         if input.dim() == self.spatial + 1:
-            y = self._run(self._op, (input.unsqueeze(0),), noise).squeeze(0)
+            y = self._run(self._op, (input.unsqueeze(0),), noise, self._product()).squeeze(0)
         else:
-            y = self._run(self._op, (input,), noise)
+            y = self._run(self._op, (input,), noise, self._product())
         return self._gated("output", y)
 
 

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.functional import Dense
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
+
+_DENSE = Dense()
 
 
 class Linear(Variational, nn.Linear):
@@ -41,9 +44,9 @@ class Linear(Variational, nn.Linear):
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self._gated("input", input)
         if input.dim() == 1:
-            y = self._run(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
+            y = self._run(functional.linear, (input.unsqueeze(0),), noise, _DENSE).squeeze(0)
         else:
-            y = self._run(functional.linear, (input,), noise)
+            y = self._run(functional.linear, (input,), noise, _DENSE)
         return self._gated("output", y)
 
 

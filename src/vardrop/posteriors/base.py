@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vardrop.errors import VardropError
+from vardrop.functional import standard_normal
 from vardrop.values import Value
 
 Tensors = Mapping[str, Tensor]
@@ -92,7 +93,7 @@ class Posterior(Value, ABC):
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         """Standard noise for one weight tensor, or for a batch of them."""
-        return torch.randn(*batch, *weight.shape, dtype=weight.dtype, device=weight.device)
+        return standard_normal((*batch, *weight.shape), weight)
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """w for standard noise from `draw`."""

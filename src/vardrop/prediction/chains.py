@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop.estimators import LocalReparameterization
-from vardrop.functional import normal_like
+from vardrop.functional import normal_like, standard_normal
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy
 from vardrop.prediction.modes import drops, prepared
@@ -141,7 +141,7 @@ def _repeated(mean: Tensor | None, std: Tensor, draws: int) -> Tensor:
     channels_last = std.dim() == 4 and not std.is_contiguous()
     if channels_last:
         mean, std = None if mean is None else _last(mean), _last(std)
-    y = torch.randn(draws, *std.shape, dtype=std.dtype, device=std.device).mul_(std)
+    y = standard_normal((draws, *std.shape), std).mul_(std)
     y = (y if mean is None else y.add_(mean)).flatten(0, 1)
     return y.permute(0, 3, 1, 2) if channels_last else y
 

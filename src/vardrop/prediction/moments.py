@@ -192,7 +192,7 @@ def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Gaussian)
     certain = x.known_variance is None
     parts = []
     if layer.posterior is not None:
-        affine = layer._affine(op)
+        affine = layer._affine(op, None)
         bias = None
         if affine.bias is not None and affine.bias_tensors is not None:
             bias = layer.posterior.variance(affine.bias, affine.bias_tensors)

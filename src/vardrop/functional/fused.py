@@ -1,0 +1,146 @@
+"""The local-reparameterisation output of a dense or convolutional layer as one function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vardrop.functional.blocks import can_block, keep_layout
+from vardrop.functional.noise import normal_like
+
+_Gradients = tuple[Tensor | None, ...]
+_Mask = list[bool]  # which gradients are asked for
+
+
+class Product(ABC):
+    """A map that is linear in its input and in its weight, and its gradients."""
+
+    @abstractmethod
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The product plus the bias."""
+
+    @abstractmethod
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        """Those to x, weight and bias; None where the mask does not ask for one."""
+
+    @abstractmethod
+    def takes(self, x: Tensor) -> bool:
+        """Whether x has the axes of a batch."""
+
+
+class Dense(Product):
+    """x weight^T, rows of x."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        return (
+            grad @ weight if mask[0] else None,
+            grad.t() @ x if mask[1] else None,
+            grad.sum(0) if mask[2] else None,
+        )
+
+    def takes(self, x: Tensor) -> bool:
+        return x.dim() == 2
+
+
+class _Windows(NamedTuple):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class Convolution(Product):
+    """A convolution with zero padding."""
+
+    def __init__(
+        self, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
+        groups: int,
+    ) -> None:  # fmt: skip
+        self.windows = _Windows(stride, padding, dilation, groups)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        stride, padding, dilation, groups = self.windows
+        return stride, padding, dilation, False, (0,) * len(stride), groups
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(x, weight, bias, *self._arguments())
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            grad, x, weight, [weight.shape[0]], *self._arguments(), mask
+        )
+
+    def takes(self, x: Tensor) -> bool:
+        return x.dim() == 2 + len(self.windows.stride)
+
+
+class _FusedOutput(torch.autograd.Function):
+    """Two products forwards and up to four backwards, with few passes and little room between."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None,
+        variance: Tensor, variance_bias: Tensor, noise: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        squares = keep_layout(x * x, x)
+        deviation = product.output(squares, variance, variance_bias).sqrt_()
+        if noise is None:
+            noise = scaled = normal_like(deviation)
+        else:
+            scaled = torch.empty_like(deviation)
+        output = product.output(x, weight, bias).addcmul_(deviation, noise)
+        torch.div(noise, deviation, out=scaled)
+        ctx.product = product
+        ctx.save_for_backward(x, squares, weight, variance, variance_bias, scaled)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> _Gradients:
+        x, squares, weight, variance, variance_bias, scaled = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative these are functions of the inputs
+            squares = x * x
+            spread = ctx.product.output(squares, variance, variance_bias)
+            scaled = scaled * (spread.detach() / spread).sqrt()
+        needed = list(ctx.needs_input_grad[1:6])
+        to_spread = grad * scaled  # twice the gradient; the half comes later, to small tensors
+        to_x, to_weight, to_bias = ctx.product.gradients(grad, x, weight, needed[:3])
+        to_squares, *to_variances = ctx.product.gradients(
+            to_spread, squares, variance, [needed[0], *needed[3:]]
+        )
+        return (
+            None, to_x.addcmul_(to_squares, x) if needed[0] else None, to_weight, to_bias,
+            *(None if g is None else g * 0.5 for g in to_variances), None,
+        )  # fmt: skip
+
+
+def can_fuse(product: Product | None, x: Tensor, noise: Tensor | None) -> bool:
+    """Whether `fused_output` may take the place of its parts: float32, nothing traced."""
+    if product is None or not product.takes(x):
+        return False
+    same = noise is None or (noise.dtype == x.dtype and noise.dim() == x.dim())
+    return same and can_block(x) and not torch.is_autocast_enabled("cpu")
+
+
+def fused_output(
+    product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, variance: Tensor,
+    variance_bias: Tensor, noise: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """m + sqrt(v) noise with m = product(x, weight) + bias, v = product(x^2, variance) + its bias.
+
+    v must be positive; noise gets no gradient, and is drawn where it is None.
+
+    >>> import torch
+    >>> x, one = torch.tensor([[2.0]]), torch.ones(1, 1)
+    >>> fused_output(Dense(), x, one, None, one, torch.zeros(1), one)
+    tensor([[4.]])
+
+    Kingma, Salimans & Welling 2015, eq. 6.
+    """
+    return _FusedOutput.apply(product, x, weight, bias, variance, variance_bias, noise)
