@@ -31,6 +31,7 @@ import torch
 import train_step
 from measuring import Row, Settings, figure
 from nets import PREDICT, TRAIN
+from peer_layers import FASTEST
 
 HERE = Path(__file__).parent
 Part = Callable[[], list[Row]]
@@ -101,7 +102,8 @@ def _parts(arguments: argparse.Namespace, run: dict[str, Any]) -> dict[tuple[str
     for threads in arguments.threads:
         settings = Settings(arguments.rounds, arguments.seconds, threads, arguments.quick)
         ours = our_parts(settings)
-        others = {f"peer {n}": partial(peer, n, settings, run) for n in peers.PACKAGES}
+        names = peers.PACKAGES if threads == 1 else FASTEST
+        others = {f"peer {n}": partial(peer, n, settings, run) for n in names}
         found |= {(name, threads): part for name, part in (ours | others).items()}
     return {k: part for k, part in found.items() if any(o in k[0] for o in arguments.only)}
 
@@ -136,12 +138,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--rounds", type=int, help="at most; 60, or 25 in a quick run")
-    parser.add_argument("--seconds", type=float, help="of a table; 60, or 2 in a quick run")
+    parser.add_argument("--seconds", type=float, help="of a table; 8, or 2 in a quick run")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of measurements")
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (25 if arguments.quick else 60)
-    arguments.seconds = arguments.seconds or (2.0 if arguments.quick else 60.0)
+    arguments.seconds = arguments.seconds or (2.0 if arguments.quick else 8.0)
     run = measure(arguments)
     if arguments.only == [""]:
         results.write(run)

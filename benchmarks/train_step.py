@@ -3,8 +3,8 @@
     python benchmarks/train_step.py [--rounds 60] [--case part-of-a-name]
 
 Plain and noisy nets with default and fused Adam, nets with convolutions in both memory layouts (a
-quick run has fused Adam and channels-last alone, beside the plain net with neither); dense nets
-also through `vd.compile`, with the value of the KL at every step.
+quick run and the two large nets have fused Adam and channels-last alone, beside the plain net with
+neither); dense nets also through `vd.compile`, with the value of the KL at every step.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ def _recipes(case: Case, quick: bool) -> dict[str, tuple[vd.Recipe, int]]:
 
 
 def candidates(case: Case, quick: bool) -> Iterator[tuple[str, Run]]:
-    x, y = case.data()
+    (x, y), few = case.data(), quick or not case.quick
     yield "plain", plain_step(case.make(), x, y)
-    for where, layout in list(case.layouts().items())[-1 if quick else 0 :]:
+    for where, layout in list(case.layouts().items())[-1 if few else 0 :]:
         data = x.to(memory_format=layout)
 
         def net(layout: torch.memory_format = layout) -> nn.Module:
             return case.make().to(memory_format=layout)  # type: ignore[call-overload]
 
         yield f"{NAIVE}{where}", naive_step(net(), data, y)
-        for adam, fused in ADAM[1 if quick else 0 :]:
+        for adam, fused in ADAM[1 if few else 0 :]:
             yield f"plain{where}{adam}", plain_step(net(), data, y, fused)
             for name, (recipe, every) in _recipes(case, quick).items():
                 yield f"{name}{where}{adam}", noisy_step(net(), recipe, data, y, fused, every)

@@ -62,7 +62,7 @@ def train(case: Case, builds: dict[str, Build], settings: Settings) -> list[Row]
     makers = {
         name + where: partial(step, build, layout)
         for name, build in builds.items()
-        for where, layout in case.layouts().items()
+        for where, layout in list(case.layouts().items())[0 if case.quick else -1 :]
     }
     if "cplxmodule VD" in builds and case.quick and len(case.shape) == 2:
         makers[f"{OURS}, LRT{COMPILED}"] = partial(_compiled_step, case, x, y)

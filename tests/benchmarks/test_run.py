@@ -28,9 +28,10 @@ def test_a_part_that_fails_is_shown_and_the_others_go_on(capsys):
 
 
 def test_parts_by_name_and_number_of_threads():
-    arguments, record = started(["kl", "peer tyxe"], (1, 2), quick=False)
+    arguments, record = started(["kl", "peer tyxe", "peer torchbnn"], (1, 2), quick=False)
     assert set(run._parts(arguments, record)) == {
-        ("kl", 1), ("kl of 100 M weights", 1), ("peer tyxe", 1), ("peer tyxe", 2),
+        ("kl", 1), ("kl of 100 M weights", 1), ("peer tyxe", 1), ("peer torchbnn", 1),
+        ("peer torchbnn", 2),
     }  # fmt: skip
 
 

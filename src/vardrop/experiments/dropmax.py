@@ -91,7 +91,7 @@ def run(
         net = lenet5()
         convert(net, METHODS[method](), where="9")
         elbo = ELBO(net, Categorical(), num_data=len(data.x))
-        optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, weight_decay=1e-4))
+        optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, weight_decay=1e-4), fused=True)
         loop = Loop(
             elbo, optimizer, *data, epochs, rate=lambda e: 0.1 ** int(3 * e / epochs), seed=seed
         )

@@ -41,11 +41,11 @@ def _mnist(examples: int, tests: int = 10_000) -> tuple[Images, Images]:
 
 def variance_lenet5(
     seed: int, noise: Noise = "gaussian", layers: tuple[str, ...] = (DENSE1,), epochs: int = 12,
-    samples: int = 100, examples: int = 60_000, tests: int = 10_000,
+    samples: int = 100, examples: int = 60_000, tests: int = 10_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Accuracy by one draw, by the mean weights (which are zero) and by an ensemble."""
     data, test = _mnist(examples, tests)
-    _, found = lenet5_variance(data, test, noise, tuple(layers), epochs, samples, seed)
+    _, found = lenet5_variance(data, test, noise, tuple(layers), epochs, samples, seed, watch)
     return {
         "figures": {
             "one draw, %": 100 * found.sample,

@@ -26,12 +26,13 @@ from vardrop.diagnostics import (
 )
 from vardrop.diagnostics.passes import evaluating
 from vardrop.experiments.nets import lenet5_batchnorm
+from vardrop.experiments.watch import Watch
 from vardrop.noisy import kl, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
 from vardrop.priors import LogUniform, Prior
 from vardrop.recipes import Recipe, bayes_by_backprop, sparse_vd, variance_layer
-from vardrop.training import train
+from vardrop.training import Loop, train
 
 Parameterisation = Literal["layer", "neuron", "weight", "additive"]
 DENSE1 = "9"  # the last hidden layer of `lenet5_batchnorm`
@@ -59,6 +60,7 @@ def lenet5_variance(
     epochs: int = 8,
     samples: int = 20,
     seed: int = 0,
+    watch: Watch | None = None,
 ) -> tuple[nn.Module, Accuracies]:
     """LeNet-5 with variance layers: Adam 1e-3 falling linearly to 0, batches of 200."""
     with torch.random.fork_rng():
@@ -66,12 +68,12 @@ def lenet5_variance(
         net = lenet5_batchnorm()
         convert(net, variance_layer(noise), where=list(layers))
         elbo = ELBO(net, Categorical(), num_data=len(data.x))
-        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-3)
-        for _ in train(
-            elbo, optimizer, *data, epochs, batch_size=200,
+        learned = [p for p in net.parameters() if p.requires_grad]
+        loop = Loop(
+            elbo, torch.optim.Adam(learned, lr=1e-3, fused=True), *data, epochs, batch_size=200,
             rate=lambda epoch: 1 - epoch / epochs, seed=seed,
-        ):  # fmt: skip
-            pass
+        )  # fmt: skip
+        (watch or Watch()).fit("variance net", loop, share=0.8)
         return net, accuracies(net, batches(test), samples)
 
 

@@ -31,13 +31,15 @@ class _Quotient(NamedTuple):
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
 
-    def __call__(self, s: Tensor) -> Tensor:
-        """The value as one expression, without the factor."""
-        above, below = (
-            functools.reduce(lambda value, c: value * s + c, p[-2::-1], s + p[-1])
-            for p in (self.numerator, self.denominator)
+    def traced(self, s: Tensor, above: Tensor, below: Tensor) -> Tensor:
+        """factor P above / (Q below) as one expression with one division."""
+        p, q = (
+            functools.reduce(
+                lambda value, c: value * s + c, coefficients[-2::-1], s + coefficients[-1]
+            )
+            for coefficients in (self.numerator, self.denominator)
         )
-        return above / below
+        return p * above * self.factor / (q * below)
 
 
 _R = _Quotient(
@@ -108,9 +110,9 @@ def add_kl_gradients(
 class _TracedKL(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-        variance = log_sigma2.exp()
-        s = variance / (variance + weight * weight * (1 / _SCALE))
-        return 0.5 * torch.log1p(_R.factor * _R(s) * weight * weight / variance).sum()
+        variance, square = log_sigma2.exp(), weight * weight
+        s = variance / (variance + square * (1 / _SCALE))
+        return 0.5 * torch.log1p(_R.traced(s, square, variance)).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -121,7 +123,7 @@ class _TracedKL(torch.autograd.Function):
         weight, log_sigma2 = ctx.saved_tensors
         variance = log_sigma2.exp()
         below = variance + weight * weight * (1 / _SCALE)
-        slope = _S(variance / below) * weight * (grad * _S.factor) / below
+        slope = _S.traced(variance / below, weight * grad, below)
         return slope, -0.5 * slope * weight
 
 
