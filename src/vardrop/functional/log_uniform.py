@@ -136,7 +136,7 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     if can_block(weight):
         return additive_weights(weight, log_sigma2).kl(value)
     if torch.compiler.is_compiling() and weight.dtype == torch.float32:
-        return traced_kl(weight, log_sigma2)
+        return traced_kl(weight, log_sigma2, value)
     return log_uniform_kl(0.5 * weight.square() * torch.exp(-log_sigma2)).sum()
 
 

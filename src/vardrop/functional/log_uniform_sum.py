@@ -109,24 +109,26 @@ def add_kl_gradients(
 
 class _TracedKL(torch.autograd.Function):
     @staticmethod
-    def forward(weight: Tensor, log_sigma2: Tensor) -> Tensor:
+    def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
+        if not value:
+            return weight.new_zeros(())
         variance, square = log_sigma2.exp(), weight * weight
         s = variance / (variance + square * (1 / _SCALE))
         return 0.5 * torch.log1p(_R.traced(s, square, variance)).sum()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
         variance = log_sigma2.exp()
         below = variance + weight * weight * (1 / _SCALE)
         slope = _S.traced(variance / below, weight * grad, below)
-        return slope, -0.5 * slope * weight
+        return slope, -0.5 * slope * weight, None
 
 
-def traced_kl(weight: Tensor, log_sigma2: Tensor) -> Tensor:
-    """The sum of the KL of float32 weights, without blocks."""
-    return _TracedKL.apply(weight, log_sigma2)
+def traced_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
+    """The sum of the KL of float32 weights, without blocks; zero in its place for `value=False`."""
+    return _TracedKL.apply(weight, log_sigma2, value)

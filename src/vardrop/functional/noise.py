@@ -150,9 +150,21 @@ def standard_normal(shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor
     count = math.prod(shape)
     if like.dtype != torch.float32 or like.device.type != "cpu" or count < _MANY or _exact():
         return torch.randn(shape, dtype=like.dtype, device=like.device)
+    found = _traced_look_up(count) if torch.compiler.is_compiling() else _look_up(count)
+    return found.view(shape)
+
+
+def _look_up(count: int) -> Tensor:
     bits = torch.randint(-(2**63), 2**63 - 1, (-(-count // 4),), dtype=torch.int64, device="cpu")
-    index = bits.view(torch.uint16).to(torch.int32)[:count]
-    return _NORMALS.index_select(0, index).view(shape)
+    return _NORMALS.index_select(0, bits.view(torch.uint16).to(torch.int32)[:count])
+
+
+# A compiler that saw the look-up would put it into loops over weights, which it then runs one
+# element at a time; as an operator of its own it stays apart, and its numbers are the same.
+_traced_look_up = torch.library.custom_op(
+    "vardrop::look_up_normals", _look_up, mutates_args=(), tags=torch.Tag.nondeterministic_seeded
+)
+_traced_look_up.register_fake(lambda count: torch.empty(count, dtype=torch.float32, device="cpu"))
 
 
 def _exact() -> bool:

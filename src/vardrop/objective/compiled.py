@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from vardrop.errors import VardropError
 from vardrop.objective.elbo import ELBO, ELBOParts
 
 
@@ -25,7 +26,8 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
     this pays for dense nets; convolutions are faster as they are, in `torch.channels_last`.
 
     Args:
-        elbo: the objective; `beta` may change between steps.
+        elbo: the objective; `beta` may change between steps. With `kl_value_every` above 1 two
+            forms are compiled, with and without the value of the KL.
         optimizer: over its parameters; a fused one (`fused=True`) is fastest.
 
     >>> import torch, vardrop as vd
@@ -33,20 +35,16 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
     >>> step = compile(elbo, torch.optim.Adam(elbo.parameters()))  # doctest: +SKIP
     >>> out = step(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))  # doctest: +SKIP
     """
-    if elbo.kl_value_every != 1:
-        raise VardropError(
-            "Expected `elbo` to compute the KL at every step, but got kl_value_every="
-            f"{elbo.kl_value_every}. Leave it at 1: compiled, the value costs next to nothing."
-        )
 
-    def forward(x: Any, y: Any) -> ELBOParts:
-        return elbo(x, y)  # type: ignore[no-any-return]
+    def parts(x: Any, y: Any, latest: Tensor | None) -> ELBOParts:
+        return elbo.parts(x, y, latest)
 
+    forward: Callable[[Any, Any], ELBOParts] = elbo
     if _has_compiler(elbo.beta.device):
         # The compiler bounds how many versions of one code object it keeps: each net has its own.
-        forward.__code__ = forward.__code__.replace(co_name=f"forward_{id(elbo)}")
+        parts.__code__ = parts.__code__.replace(co_name=f"parts_{id(elbo)}")
         # Inductor's own normal numbers are ten times slower on a CPU.
-        forward = torch.compile(forward, options={"fallback_random": True})
+        forward = partial(elbo.counted, torch.compile(parts, options={"fallback_random": True}))
 
     def step(x: Any, y: Any) -> ELBOParts:
         optimizer.zero_grad(set_to_none=True)

@@ -61,6 +61,7 @@ class ELBO(nn.Module):
     """
 
     beta: Tensor
+    _latest_kl: Tensor
 
     def __init__(
         self,
@@ -118,27 +119,34 @@ class ELBO(nn.Module):
     def forward(self, x: Any, y: Any) -> ELBOParts:
         """The loss and its parts on one batch."""
         if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
-            return self._parts(x, y)
+            return self.parts(x, y)
         with sharing(self.net):
-            return self._parts(x, y)
+            return self.counted(self.parts, x, y)
 
-    def _parts(self, x: Any, y: Any) -> ELBOParts:
+    def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
+        """`parts(x, y, latest)`, latest being the last value of the KL where none is due."""
+        if self.kl_value_every == 1 or not self.training:
+            return parts(x, y, None)
+        due = self._step % self.kl_value_every == 0
+        self._step += 1
+        found = parts(x, y, None if due else self._latest_kl)
+        if due:
+            self._latest_kl = found.kl.detach()
+        return found
+
+    def parts(self, x: Any, y: Any, latest: Tensor | None = None) -> ELBOParts:
+        """The loss and its parts; with `latest` in the place of the value of the KL."""
         fits = [self._fit(x, y) for _ in range(self.samples)]
         loss, nll = _mean([f[0] for f in fits]), _mean([f[1] for f in fits])
-        divergence = self._kl() if _has_noise(self.net) else torch.zeros_like(nll)
+        divergence = self._kl(latest) if _has_noise(self.net) else torch.zeros_like(nll)
         loss = loss + self.beta * divergence / self.num_data
         return ELBOParts(loss, nll, divergence, self.beta, _mean_parts([f[2] for f in fits]))
 
-    def _kl(self) -> Tensor:
-        if self.kl_value_every == 1 or not self.training:
+    def _kl(self, latest: Tensor | None) -> Tensor:
+        if latest is None:
             return kl(self.net)
-        self._step += 1
-        if self._step % self.kl_value_every == 1:
-            divergence = kl(self.net)
-            self._latest_kl = divergence.detach()
-            return divergence
         gradient = kl(self.net, value=False)
-        return gradient - gradient.detach() + self._latest_kl
+        return gradient - gradient.detach() + latest
 
     def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
