@@ -13,6 +13,7 @@ from vardrop import functional as F
 STRIDED = F.Convolution((2, 1), (1, 0), (1, 2), 2)
 PRODUCTS = {  # the product, the same by torch, shapes of x, weight and output
     "dense": (F.Dense(), functional.linear, (5, 4), (3, 4), (5, 3)),
+    "sequences": (F.Dense(), functional.linear, (2, 3, 4), (3, 4), (2, 3, 3)),
     "conv1d": (
         F.Convolution((1,), (1,), (1,), 1), lambda *a: functional.conv1d(*a, padding=1),
         (2, 2, 4), (3, 2, 3), (2, 3, 4),
@@ -95,11 +96,11 @@ def used(monkeypatch, run):
     return bool(calls)
 
 
-def test_used_for_rows_of_float32_alone(monkeypatch):
+def test_used_for_float32_alone(monkeypatch):
     layer = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
     rows = torch.randn(5, 4)
     assert used(monkeypatch, lambda: layer(rows))
-    assert not used(monkeypatch, lambda: layer(torch.randn(2, 5, 4)))
+    assert used(monkeypatch, lambda: layer(torch.randn(2, 5, 4)))
     assert not used(monkeypatch, lambda: layer(rows, noise=torch.randn(3)))
     assert not used(monkeypatch, lambda: torch.vmap(layer, randomness="different")(rows[None]))
     with torch.autocast("cpu", torch.bfloat16):

@@ -111,17 +111,22 @@ def run_parameterisation(
     noise_lr: float = 4e-3,
     samples: int = 20,
     seed: int = 0,
+    net: str = "small",
 ) -> Run:
     """Variational dropout on the middle of `small_net`, log alpha from -5; logged six times.
+
+    With `net="lenet5"` it is on the last hidden layer of `lenet5_batchnorm` instead.
 
     The source trains for 200 epochs with one rate; here the noise has four times the rate of the
     means (1e-3), so that log alpha can travel as far in fewer epochs.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = small_net(data.x[0].numel(), bottleneck, width)
-        convert(net, Recipe(PARAMETERISATIONS[name], prior), where=HIDDEN)
-        elbo = ELBO(net, Categorical(), num_data=len(data.x))
+        model, where = small_net(data.x[0].numel(), bottleneck, width), HIDDEN
+        if net == "lenet5":
+            model, where = lenet5_batchnorm(), DENSE1
+        convert(model, Recipe(PARAMETERISATIONS[name], prior), where=where)
+        elbo = ELBO(model, Categorical(), num_data=len(data.x))
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, noise_lr=noise_lr), fused=True)
         log = []
         for epoch in train(
@@ -129,8 +134,8 @@ def run_parameterisation(
             rate=lambda e: min(1.0, 2 * (1 - e / epochs)), seed=seed,
         ):  # fmt: skip
             if (epoch.epoch + 1) % math.ceil(epochs / 6) == 0 or epoch.epoch == epochs - 1:
-                log.append(transition(net, batches(test), samples))
-        return Run(net, _elbo(net, data, 5), log)
+                log.append(transition(model, batches(test), samples))
+        return Run(model, _elbo(model, data, 5), log)
 
 
 @torch.no_grad()

@@ -33,20 +33,21 @@ class Product(ABC):
 
 
 class Dense(Product):
-    """x weight^T, rows of x."""
+    """x weight^T, for x with any number of axes before the last."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
         return (
             grad @ weight if mask[0] else None,
-            grad.t() @ x if mask[1] else None,
-            grad.sum(0) if mask[2] else None,
+            rows.t() @ inputs if mask[1] else None,
+            rows.sum(0) if mask[2] else None,
         )
 
     def takes(self, x: Tensor) -> bool:
-        return x.dim() == 2
+        return x.dim() >= 2
 
 
 class _Windows(NamedTuple):
