@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ from peer_layers import of_peer
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+_COLOURS = {
+    "plain torch": "tab:gray",
+    "vardrop": "tab:blue",
+    "other libraries, and by hand": "tab:orange",
+}
 
 
 def _colour(name: str) -> str:
     if name.startswith("plain"):
-        return "tab:gray"
-    return "tab:orange" if of_peer(name) or "by hand" in name else "tab:blue"
+        return _COLOURS["plain torch"]
+    other = of_peer(name) or "by hand" in name
+    return _COLOURS["other libraries, and by hand" if other else "vardrop"]
 
 
 def _bars(axis: Any, case: str, rows: list[Row]) -> None:
@@ -40,9 +49,19 @@ def draw(rows: list[Row], path: Path) -> None:
     """Ratios with quartiles on one thread, a panel a case."""
     rows = [r for r in rows if r["group"] == TRAIN and r.get("ratio") and r["threads"] == 1]
     cases = list(dict.fromkeys(r["case"] for r in rows))
-    figure, axes = plt.subplots(1, len(cases), figsize=(6 * len(cases), 9), squeeze=False)
-    for axis, case in zip(axes[0], cases, strict=True):
-        _bars(axis, case, once([r for r in rows if r["case"] == case]))
-    figure.tight_layout()
+    across = min(3, len(cases))
+    down = -(-len(cases) // across)
+    figure, axes = plt.subplots(
+        down, across, figsize=(7 * across, 9 * down), squeeze=False, layout="constrained"
+    )
+    for axis, case in zip_longest(axes.flat, cases):
+        if case is None:
+            axis.set_axis_off()
+        else:
+            _bars(axis, case, once([r for r in rows if r["case"] == case]))
+    axes.flat[-1].legend(
+        handles=[Patch(color=colour, label=what) for what, colour in _COLOURS.items()],
+        loc="lower right",
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)
