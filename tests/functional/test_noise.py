@@ -58,3 +58,19 @@ def test_draws_under_vmap_differ():
     )
     assert x.shape == (2, 5000)
     assert not torch.equal(x[0], x[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_compiled_numbers_are_the_same():
+    def twice():
+        return standard_normal((5000,), _LIKE), standard_normal((5000,), _LIKE)
+
+    compiled = torch.compile(twice, fullgraph=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        expected = twice()
+        torch.manual_seed(0)
+        first, second = compiled()
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
