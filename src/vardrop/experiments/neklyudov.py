@@ -64,10 +64,10 @@ PRIORS: dict[str, Prior] = {
 
 def parameterisation(
     seed: int, kind: Parameterisation = "layer", prior: str = "log-uniform", samples: int = 50,
-    examples: int = 60_000, **options: Any,
+    examples: int = 60_000, tests: int = 10_000, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """ELBO and accuracies, how they came about, and what is left without the means."""
-    data, test = _mnist(examples)
+    data, test = _mnist(examples, tests)
     run = run_parameterisation(kind, data, test, PRIORS[prior], seed=seed, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
