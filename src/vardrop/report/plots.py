@@ -33,7 +33,7 @@ def plot(row: Row) -> bytes | None:
 def _bars(row: Row) -> Axes:
     part = row["plot"]["bars"]
     found = {k: f for k, f in row["result"]["figures"].items() if part in k}
-    ax = axes(None, 5.6, 0.8 + 0.3 * len(found))
+    ax = axes(None, 5.6, 1.0 + 0.3 * len(found))
     places = range(len(found), 0, -1)
     errors = [f["standard_error"] or 0.0 for f in found.values()]
     ax.barh(places, [f["mean"] for f in found.values()], xerr=errors, color=BLUE, label="ours")
@@ -44,7 +44,8 @@ def _bars(row: Row) -> Axes:
     ax.set_yticks(places, [short(key, 44) for key in found], fontsize=SMALL, parse_math=False)
     _scale(ax, row["plot"].get("log", ""))
     tidy(ax)
-    legend(ax)
+    # Bars fill the room below.
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=SMALL)
     return ax
 
 
