@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,25 +51,18 @@ class Dense(Product):
         return x.dim() >= 2
 
 
-class _Windows(NamedTuple):
+@dataclass(frozen=True)
+class Convolution(Product):
+    """A convolution with zero padding."""
+
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
 
-
-class Convolution(Product):
-    """A convolution with zero padding."""
-
-    def __init__(
-        self, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
-        groups: int,
-    ) -> None:  # fmt: skip
-        self.windows = _Windows(stride, padding, dilation, groups)
-
     def _arguments(self) -> tuple[Any, ...]:
-        stride, padding, dilation, groups = self.windows
-        return stride, padding, dilation, False, (0,) * len(stride), groups
+        none = (0,) * len(self.stride)
+        return self.stride, self.padding, self.dilation, False, none, self.groups
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(x, weight, bias, *self._arguments())
@@ -79,7 +73,7 @@ class Convolution(Product):
         )
 
     def takes(self, x: Tensor) -> bool:
-        return x.dim() == 2 + len(self.windows.stride)
+        return x.dim() == 2 + len(self.stride)
 
 
 class _FusedOutput(torch.autograd.Function):
