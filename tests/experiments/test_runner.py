@@ -139,6 +139,12 @@ def test_errors(experiment, tmp_path):
     broken.write_text('title = "x"')
     with pytest.raises(VardropError, match="to have paper, source, function"):
         load(broken)
+    whole = (describe(tmp_path / "whole", "", "toy/run") / "toy" / "run.toml").read_text()
+    broken.write_text(whole.replace("[expected]", "[unexpected]"))
+    with pytest.raises(
+        VardropError, match="to have `expected`, the paper's figures, or `headline`"
+    ):
+        load(broken)
 
 
 def test_every_description_names_a_known_function_and_bounds():

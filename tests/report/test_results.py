@@ -45,8 +45,33 @@ def test_a_line_has_the_papers_figure_beside_ours(folder):
     assert "| 1 of 3 |" in half
     assert "not run yet" in never
     assert "For tests." in page
-    assert "| seed | 1 ± 0.6 |" in page
+    assert "| seed | 1.00 ± 0.58 |" in page
     assert page.count("![A toy]") == 2
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "written"),
+    [
+        (4913.6, 896.4, "4 910 ± 900"),
+        (1.6261, 0.1312, "1.63 ± 0.13"),
+        (98.2, 0.0312, "98.200 ± 0.031"),
+        (8.331e-15, 1.2e-15, "8.3e-15 ± 1.2e-15"),
+        (9.8, 0.0, "9.8 ± 0"),
+        (-64321.0, None, "-64 321"),
+        (0.99876, None, "0.9988"),
+    ],
+)
+def test_figures_have_the_digits_that_their_error_allows(folder, mean, error, written):
+    (row, *_) = table(folder)
+    row["result"]["figures"]["seed"] = {"mean": mean, "standard_error": error}
+    assert f"| seed | {written} |" in text([row])
+
+
+def test_the_headline_shows_figures_the_paper_has_not(folder):
+    (row, *_) = table(folder)
+    page = text([row | {"headline": ("seed",)}])
+    assert "| | | seed | - | 1.00 ± 0.58 |" in page
+    assert "| figure | ours |" not in page
 
 
 def test_plots_name_the_digest_of_their_data(folder):
@@ -71,6 +96,14 @@ def test_the_page_in_docs_is_up_to_date():
         png = (ROOT / "docs" / "results" / picture(row)).read_bytes()
         assert row["digest"].encode() in png, f"{picture(row)} is out of date: {remedy}"
     assert {p.name for p in (ROOT / "docs" / "results").glob("*.png")} == set(map(picture, drawn))
+
+
+def test_every_figure_of_the_table_was_measured():
+    for row in rows(experiments(ROOT / "experiments"), ROOT / "results"):
+        if row["result"] is not None:
+            assert {*row["expected"], *row["headline"]} <= set(row["result"]["figures"]), row[
+                "name"
+            ]
 
 
 def test_results_lie_where_their_names_say():

@@ -25,6 +25,7 @@ class Experiment:
     minutes: float  # expected, all seeds, one thread
     arguments: dict[str, Any]
     expected: dict[str, float]  # the paper's figures, by the names of ours
+    headline: tuple[str, ...]  # figures of ours that the table shows beside those
     quick: dict[str, Any]  # arguments of the minutes-long version
     bounds: dict[str, tuple[float, float]]  # that the quick version must keep
     plot: dict[str, Any]  # how to draw the curve
@@ -42,6 +43,11 @@ def load(path: Path) -> Experiment:
         raise VardropError(f"Expected {path} to be TOML, but got: {error}.") from error
     if missing := [key for key in _REQUIRED if key not in data]:
         raise VardropError(f"Expected {path} to have {', '.join(missing)}, but got {sorted(data)}.")
+    if "expected" not in data and "headline" not in data:
+        raise VardropError(
+            f"Expected {path} to have `expected`, the paper's figures, or `headline`, the names of "
+            f"figures to show without them, but got {sorted(data)}."
+        )
     return Experiment(
         name=f"{path.parent.name}/{path.stem}",
         row=data.get("row", 0),
@@ -53,6 +59,7 @@ def load(path: Path) -> Experiment:
         minutes=float(data["minutes"]),
         arguments=data.get("arguments", {}),
         expected=data.get("expected", {}),
+        headline=tuple(data.get("headline", ())),
         quick=data.get("quick", {}),
         bounds={k: (v[0], v[1]) for k, v in data["bounds"].items()},
         plot=data.get("plot", {}),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.conversion import convert
-from vardrop.data import load_images
+from vardrop.data import Images, load_images
 from vardrop.diagnostics import accuracies
 from vardrop.estimators import local_reparameterization
 from vardrop.objective import ELBO, Categorical
@@ -24,19 +24,20 @@ from vardrop.posteriors import MultiplicativeGaussian
 from vardrop.recipes import Recipe, variance_layer
 from vardrop.training import train
 
+Kind = Literal["relu", "abs", "stand-in"]
 
-class _Activation(nn.Module):
-    """ReLU or |x|; `stand_in` replaces |x| by |x| N(0.80, 0.36) / 0.80 of a net without noise."""
 
-    def __init__(self, kind: Literal["relu", "abs"], stand_in: bool = False) -> None:
-        super().__init__()
-        self.kind, self.stand_in = kind, stand_in
+class _Abs(nn.Module):
+    """|x| of what comes in."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "relu":
-            return torch.relu(x)
-        if not self.stand_in:
-            return x.abs()
+        return x.abs()
+
+
+class _StandIn(nn.Module):
+    """x N(0.80, 0.36), also in evaluation: the half-normal's mean and variance, as a Gaussian."""
+
+    def forward(self, x: Tensor) -> Tensor:
         mean, variance = math.sqrt(2 / math.pi), 1 - 2 / math.pi
         return x * (mean + math.sqrt(variance) * torch.randn_like(x))
 
@@ -52,20 +53,21 @@ class _Scale(nn.Module):
         return torch.sqrt(nn.functional.linear(x.square(), self.sigma.square()) + 1e-8)
 
 
-def _net(kind: Literal["relu", "abs"], alpha: float, stand_in: bool) -> nn.Module:
+def _net(kind: Kind, alpha: float) -> nn.Module:
+    """784-300-300-10 whose middle layer has the noise; an infinite alpha is a variance layer."""
     middle: nn.Module = nn.Linear(300, 300, bias=False)
-    if stand_in:
+    activation = {"relu": nn.ReLU, "abs": _Abs, "stand-in": _StandIn}[kind]
+    if kind == "stand-in":
         middle = _Scale(300, 300)
     net = nn.Sequential(
         nn.Flatten(), nn.Linear(784, 300, bias=False), nn.BatchNorm1d(300), nn.ReLU(),
-        middle, _Activation(kind, stand_in), nn.BatchNorm1d(300), nn.Linear(300, 10),
+        middle, activation(), nn.BatchNorm1d(300), nn.Linear(300, 10),
     )  # fmt: skip
-    if alpha == math.inf and not stand_in:
-        convert(net, variance_layer(), where="4")
-    elif not stand_in:
-        q = MultiplicativeGaussian(alpha, per="layer", learned=False)
-        convert(net, Recipe(q, estimator=local_reparameterization), where="4")
-    return net
+    if kind == "stand-in":
+        return net
+    q = MultiplicativeGaussian(alpha, per="layer", learned=False) if alpha < math.inf else None
+    recipe = variance_layer() if q is None else Recipe(q, estimator=local_reparameterization)
+    return convert(net, recipe, where="4")
 
 
 def noise_tolerance(
@@ -77,35 +79,35 @@ def noise_tolerance(
     test = load_images("mnist", "test")
     loader = list(zip(test.x.split(1000), test.y.split(1000), strict=True))
     figures: dict[str, float] = {}
-    cases = [(k, a, False) for k in ("relu", "abs") for a in (*alphas, math.inf)]
-    for kind, alpha, stand_in in [*cases, ("abs", math.inf, True)]:
+    cases: list[tuple[Kind, float]] = [
+        *(("relu", alpha) for alpha in (*alphas, math.inf)),
+        *(("abs", alpha) for alpha in (*alphas, math.inf)),
+        ("stand-in", math.inf),
+    ]
+    for kind, alpha in cases:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = _net(kind, alpha, stand_in)  # type: ignore[arg-type]
-            elbo = ELBO(net, Categorical(), len(x), beta=0.0)
-            parameters = [p for p in net.parameters() if p.requires_grad]
-            optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=True)
-            for _ in train(
-                elbo,
-                optimizer,
-                x,
-                y,
-                epochs,
-                batch_size=200,
-                rate=lambda e: 1 - e / epochs,
-                seed=seed,
-            ):
-                pass
-            name = f"{kind}, alpha {'infinite' if alpha == math.inf else format(alpha, 'g')}"
-            if stand_in:
-                figures["abs, stand-in N(0.80, 0.36), ensemble %"] = _stand_in_accuracy(
-                    net, loader, samples
-                )
+            net = _trained(_net(kind, alpha), Images(x, y), epochs, seed)
+            if kind == "stand-in":
+                accuracy = _stand_in_accuracy(net, loader, samples)
+                figures["abs, stand-in N(0.80, 0.36), ensemble %"] = accuracy
                 continue
             found = accuracies(net, loader, samples)
+        name = f"{kind}, alpha {'infinite' if alpha == math.inf else format(alpha, 'g')}"
         figures[f"{name}, ensemble %"] = 100 * found.ensemble
         figures[f"{name}, deterministic %"] = 100 * found.deterministic
     return {"figures": figures}
+
+
+def _trained(net: nn.Module, data: Images, epochs: int, seed: int) -> nn.Module:
+    elbo = ELBO(net, Categorical(), len(data.x), beta=0.0)
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=True)
+    for _ in train(
+        elbo, optimizer, *data, epochs, batch_size=200, rate=lambda e: 1 - e / epochs, seed=seed
+    ):
+        pass
+    return net
 
 
 def _stand_in_accuracy(net: nn.Module, loader: list[tuple[Tensor, Tensor]], samples: int) -> float:

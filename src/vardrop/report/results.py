@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def text(rows: Sequence[Row]) -> str:
 def _lines(row: Row) -> list[str]:
     """The lines of an experiment in the table, a figure each."""
     number, title = row["row"] or "-", f"[{row['title']}](#{_anchor(row)})"
-    keys = list(row["expected"]) or list(row["bounds"])
+    keys = [*row["expected"], *row["headline"]]
     lines = []
     for i, key in enumerate(keys):
         first = f"| {number} | {title} " if i == 0 else "| | "
@@ -89,12 +90,22 @@ def _time(seconds: Sequence[float | None]) -> str:
 
 
 def _mean(figure: Mapping[str, Any]) -> str:
-    error = figure["standard_error"]
-    return _number(figure["mean"]) + ("" if error is None else f" ± {error:.1g}")
+    """Mean ± standard error, the error with two digits and the mean with as many decimals."""
+    mean, error = figure["mean"], figure["standard_error"]
+    if not error:
+        return _number(mean) + ("" if error is None else " ± 0")
+    if error < 1e-4:
+        return f"{mean:.2g} ± {error:.2g}"
+    digits = 1 - math.floor(math.log10(error))
+    return " ± ".join(_grouped(round(v, digits), max(digits, 0)) for v in (mean, error))
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{value:.4g}" if abs(value) < 1e4 else _grouped(value, 0)
+
+
+def _grouped(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}".replace(",", " ")
 
 
 def _anchor(row: Row) -> str:
@@ -108,7 +119,8 @@ def _section(row: Row) -> str:
     if row["notes"]:
         lines.append(f"{row['notes']}\n")
     if row["result"] is not None:
-        more = {k: f for k, f in row["result"]["figures"].items() if k not in row["expected"]}
+        shown = {*row["expected"], *row["headline"]}
+        more = {k: f for k, f in row["result"]["figures"].items() if k not in shown}
         if more:
             cells = "".join(f"| {key} | {_mean(f)} |\n" for key, f in more.items())
             lines.append(f"| figure | ours |\n|---|--:|\n{cells}")
