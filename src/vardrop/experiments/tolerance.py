@@ -65,9 +65,10 @@ def _net(kind: Kind, alpha: float) -> nn.Module:
     )  # fmt: skip
     if kind == "stand-in":
         return net
-    q = MultiplicativeGaussian(alpha, per="layer", learned=False) if alpha < math.inf else None
-    recipe = variance_layer() if q is None else Recipe(q, estimator=local_reparameterization)
-    return convert(net, recipe, where="4")
+    if alpha == math.inf:
+        return convert(net, variance_layer(), where="4")
+    q = MultiplicativeGaussian(alpha, per="layer", learned=False)
+    return convert(net, Recipe(q, estimator=local_reparameterization), where="4")
 
 
 def noise_tolerance(
