@@ -23,8 +23,8 @@ from vardrop.application import (
 )
 from vardrop.application.config import command
 from vardrop.data import load_dataset
+from vardrop.files import read_tensors
 from vardrop.training import NotFiniteError, read_history
-from vardrop.training.checkpoint import read_tensors
 from vardrop.training.observers import Observer
 
 QUICK = {"epochs": 2, "batch_size": 32, "observer": Observer()}

@@ -9,15 +9,9 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop.files import read_json, read_tensors, write_atomically, write_json, write_tensors
 from vardrop.training import Loop, NotFiniteError, Recorder, read_history
-from vardrop.training.checkpoint import (
-    load_module,
-    read_json,
-    read_tensors,
-    write_atomically,
-    write_json,
-    write_tensors,
-)
+from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Observer
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from vardrop.files import read_tensors
 from vardrop.training import read_history
-from vardrop.training.checkpoint import read_tensors
 
 KILLS = 21  # twenty SIGKILLs and one SIGINT
 

@@ -14,8 +14,8 @@ from vardrop.application.run import Run, predicted
 from vardrop.compression import choose_threshold, export_onnx, masked, save, shrink
 from vardrop.compression.report import ShrinkReport
 from vardrop.errors import VardropError
+from vardrop.files import read_tensors, write_json, write_tensors
 from vardrop.layers import Variational
-from vardrop.training.checkpoint import read_tensors, write_json, write_tensors
 from vardrop.training.recording import noisy
 
 SMALL = "small.safetensors"

@@ -14,9 +14,9 @@ from typing import Any
 from vardrop.data import About, Dataset, Preprocessing, load_dataset
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
+from vardrop.files import read_json, write_json
 from vardrop.recipes import Recipe
 from vardrop.training import Settings
-from vardrop.training.checkpoint import read_json, write_json
 from vardrop.values import from_json, to_json
 
 VERSION = 1

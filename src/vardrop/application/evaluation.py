@@ -12,10 +12,10 @@ from vardrop import metrics
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
 from vardrop.data import Dataset, Part, load_strangers
+from vardrop.files import read_tensors, write_json, write_tensors
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.noisy import log_alpha, relevance
-from vardrop.training.checkpoint import read_tensors, write_json, write_tensors
 from vardrop.training.recording import noisy
 
 if TYPE_CHECKING:

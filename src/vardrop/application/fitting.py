@@ -19,10 +19,11 @@ from vardrop.conversion import convert
 from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
+from vardrop.files import read_tensors, write_tensors
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.recipes import Recipe, sparse_vd
 from vardrop.training import Loop, Recorder, Settings, Step
-from vardrop.training.checkpoint import load_module, read_tensors, write_tensors
+from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Bar, Observer, on_terminal
 from vardrop.training.processes import World, joined
 from vardrop.training.recording import BEST, CHECKPOINT, noisy

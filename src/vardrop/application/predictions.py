@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vardrop.application.run import SAMPLES, Run
 from vardrop.errors import VardropError
-from vardrop.training.checkpoint import write_atomically
+from vardrop.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas

@@ -16,10 +16,11 @@ from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
+from vardrop.files import read_json, read_tensors
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.prediction import Prediction, predict
 from vardrop.training import read_history
-from vardrop.training.checkpoint import load_module, read_json, read_tensors
+from vardrop.training.checkpoint import load_module
 from vardrop.training.recording import BEST, noisy
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vardrop.experiments.descriptions import Experiment
 from vardrop.experiments.runner import finished, result_path
-from vardrop.training.checkpoint import read_json
+from vardrop.files import read_json
 
 
 def rows(known: dict[str, Experiment], results: Path) -> list[dict[str, Any]]:

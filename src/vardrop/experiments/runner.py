@@ -24,7 +24,7 @@ from vardrop.data import IMAGE_SETS
 from vardrop.errors import VardropError
 from vardrop.experiments.descriptions import Experiment, experiments, load
 from vardrop.experiments.watch import Tell, Watch
-from vardrop.training.checkpoint import read_json, write_atomically
+from vardrop.files import read_json, write_atomically
 
 __all__ = [
     "Experiment", "Function", "experiments", "finished", "forget", "load", "outside", "reproduce",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vardrop.files import write_atomically
 from vardrop.training import Epoch, Loop, Recorder, read_history
-from vardrop.training.checkpoint import write_atomically
 from vardrop.training.recording import CHECKPOINT, HISTORY
 
 Tell = Callable[[float, str], None]  # which share is done, and what is being done

@@ -10,11 +10,11 @@ from string import Template
 from typing import Any
 
 from vardrop.errors import VardropError
+from vardrop.files import write_atomically
 from vardrop.report.figures import grid, section
 from vardrop.report.gallery import KINDS
 from vardrop.report.run import Run, read_run
 from vardrop.report.tables import beside, facts, flatten, records, scores, show, words
-from vardrop.training.checkpoint import write_atomically
 
 Runs = Mapping[str, Run]
 

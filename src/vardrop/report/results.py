@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vardrop.files import write_atomically
 from vardrop.report.plots import plot
-from vardrop.training.checkpoint import write_atomically
 
 Row = Mapping[str, Any]
 

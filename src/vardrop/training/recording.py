@@ -13,19 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from vardrop.files import append, read_tensors, write_atomically, write_json, write_tensors
 from vardrop.noisy import Noisy, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.training.checkpoint import (
-    append,
     load_module,
     load_optimizer,
     optimizer_tensors,
     prefixed,
-    read_tensors,
     under,
-    write_atomically,
-    write_json,
-    write_tensors,
 )
 from vardrop.training.finite import NotFiniteError, broken_parameter
 from vardrop.training.loop import Epoch, Loop
