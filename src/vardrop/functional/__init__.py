@@ -9,6 +9,13 @@ from vardrop.functional.concrete import (
     concrete_logit,
     log1mexp,
     logit_from_log,
+)
+from vardrop.functional.drawing import (
+    drawing,
+    generator,
+    normal_like,
+    random_signs,
+    standard_normal,
     uniform,
 )
 from vardrop.functional.fused import Convolution, Dense, Product, can_fuse, fused_output
@@ -23,14 +30,7 @@ from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
 )
-from vardrop.functional.noise import (
-    clamp_max,
-    gaussian_output,
-    normal_like,
-    random_signs,
-    square,
-    standard_normal,
-)
+from vardrop.functional.noise import clamp_max, gaussian_output, square
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
 from vardrop.functional.projection import project
 from vardrop.functional.truncated_log_normal import (
@@ -55,9 +55,11 @@ __all__ = [
     "concrete",
     "concrete_logit",
     "dawson",
+    "drawing",
     "expected_log1p_square",
     "fused_output",
     "gaussian_output",
+    "generator",
     "keep_layout",
     "kumaraswamy_beta_kl",
     "kumaraswamy_log_mean",

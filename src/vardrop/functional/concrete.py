@@ -39,18 +39,6 @@ def logit_from_log(log_probability: Tensor) -> Tensor:
     return below - log1mexp(below)
 
 
-def uniform(shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-    """Uniform noise strictly inside (0, 1), in at least single precision.
-
-    >>> import torch
-    >>> uniform((2,), torch.zeros(1, dtype=torch.bfloat16)).dtype
-    torch.float32
-    """
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    step = torch.finfo(dtype).eps
-    return torch.rand(shape, dtype=dtype, device=like.device) * (1 - 2 * step) + step
-
-
 def concrete_logit(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """The logit of a relaxed Bernoulli draw, (logit + logit(u)) / temperature for uniform u.
 

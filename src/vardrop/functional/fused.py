@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop.functional.blocks import can_block, keep_layout
-from vardrop.functional.noise import normal_like
+from vardrop.functional.drawing import normal_like
 
 _Gradients = tuple[Tensor | None, ...]
 _Mask = list[bool]  # which gradients are asked for

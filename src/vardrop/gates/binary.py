@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from vardrop.functional import uniform
 from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
@@ -55,7 +55,7 @@ class BinaryDropout(FeatureNoise):
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         shape = noise_shape(x, axis, self.granularity)
-        kept = torch.rand(shape, device=x.device) >= self.drop_rate
+        kept = uniform(shape, x) >= self.drop_rate
         return kept.to(x.dtype) / (1 - self.drop_rate)
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop.errors import VardropError
-from vardrop.functional import concrete, normal_kl, uniform
+from vardrop.functional import concrete, normal_kl, normal_like, uniform
 from vardrop.gates.base import (
     FeatureNoise,
     Gate,
@@ -107,7 +107,7 @@ class DependentBetaBernoulli(FeatureNoise):
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         std = functional.softplus(tensors["raw_std"])
-        noise = along(axis, x, std * torch.randn_like(std))
+        noise = along(axis, x, std * normal_like(std))
         phi = (self._activation(x, axis, tensors) + noise).clamp(_EDGE, 1 - _EDGE)
         draw = uniform(noise_shape(x, axis, "channel"), std)
         z = concrete(torch.logit(phi), draw, self.base.temperature)

@@ -12,19 +12,45 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.functional import generator, uniform
 from vardrop.noisy import Noisy
+
+_SELU_FLOOR = -1.7580993408473766  # what AlphaDropout puts in the place of a dropped value
 
 
 class SwitchableDropout(Noisy):
     """A torch dropout module under the switch of `vardrop.sampling`."""
 
     drop: ClassVar[Callable[..., Tensor]]
+    spatial: ClassVar[int | None] = 0  # trailing axes that share one draw; None: all but two
     p: float
     inplace: bool
 
     def forward(self, input: Tensor) -> Tensor:
         """The input with noise while sampling, else the input itself."""
-        return type(self).drop(input, self.p, self.is_sampling, self.inplace)
+        if not self.is_sampling or generator(input.device) is None:
+            return type(self).drop(input, self.p, self.is_sampling, self.inplace)
+        # torch's functions draw from the global generator alone.
+        kept = uniform(self._noise_shape(input), input) >= self.p
+        return self._masked(input, kept.to(input.dtype))
+
+    def _noise_shape(self, x: Tensor) -> tuple[int, ...]:
+        spatial = x.dim() - 2 if self.spatial is None else self.spatial
+        return (*x.shape[: x.dim() - spatial], *(1,) * spatial)
+
+    def _masked(self, x: Tensor, kept: Tensor) -> Tensor:
+        return x * (kept / (1 - self.p) if self.p < 1 else kept)
+
+
+class _SwitchableAlphaDropout(SwitchableDropout):
+    """Keeps mean 0 and variance 1 of activations that a SELU has made."""
+
+    def _masked(self, x: Tensor, kept: Tensor) -> Tensor:
+        if self.p == 1:
+            return x * kept
+        scale = ((1 - self.p) * (1 + self.p * _SELU_FLOOR**2)) ** -0.5
+        shift = -scale * _SELU_FLOOR * self.p
+        return scale * (x * kept + _SELU_FLOOR * (1 - kept)) + shift
 
 
 class Dropout(SwitchableDropout, nn.Dropout):
@@ -44,30 +70,34 @@ class Dropout1d(SwitchableDropout, nn.Dropout1d):
     """`nn.Dropout1d` under the sampling switch."""
 
     drop: ClassVar[Any] = staticmethod(functional.dropout1d)
+    spatial: ClassVar[int | None] = 1
 
 
 class Dropout2d(SwitchableDropout, nn.Dropout2d):
     """`nn.Dropout2d` under the sampling switch."""
 
     drop: ClassVar[Any] = staticmethod(functional.dropout2d)
+    spatial: ClassVar[int | None] = 2
 
 
 class Dropout3d(SwitchableDropout, nn.Dropout3d):
     """`nn.Dropout3d` under the sampling switch."""
 
     drop: ClassVar[Any] = staticmethod(functional.dropout3d)
+    spatial: ClassVar[int | None] = 3
 
 
-class AlphaDropout(SwitchableDropout, nn.AlphaDropout):
+class AlphaDropout(_SwitchableAlphaDropout, nn.AlphaDropout):
     """`nn.AlphaDropout` under the sampling switch."""
 
     drop: ClassVar[Any] = staticmethod(functional.alpha_dropout)
 
 
-class FeatureAlphaDropout(SwitchableDropout, nn.FeatureAlphaDropout):
+class FeatureAlphaDropout(_SwitchableAlphaDropout, nn.FeatureAlphaDropout):
     """`nn.FeatureAlphaDropout` under the sampling switch."""
 
     drop: ClassVar[Any] = staticmethod(functional.feature_alpha_dropout)
+    spatial: ClassVar[int | None] = None
 
 
 # The torch dropout, by exact type, and the switchable one that takes its place.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardrop.functional import log_uniform_kl
+from vardrop.functional import log_uniform_kl, standard_normal
 from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
@@ -41,7 +41,7 @@ class NormalJeffreys(FeatureNoise):
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         shape = noise_shape(x, axis, "channel")
         std = along(axis, x, torch.exp(0.5 * tensors["log_sigma2"]))
-        noise = torch.randn(shape, dtype=std.dtype, device=x.device)
+        noise = standard_normal(shape, std)
         return (along(axis, x, tensors["mu"]) + std * noise).to(x.dtype)
 
     def unit_mean(self, tensors: Tensors) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vardrop.functional import uniform
 from vardrop.gates.base import FeatureNoise, Side
 from vardrop.posteriors import Tensors
 
@@ -43,7 +44,7 @@ class Standout(FeatureNoise):
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         probability = self.mean(x, axis, tensors)
-        return (torch.rand_like(probability) < probability).to(x.dtype)
+        return (uniform(probability.shape, probability) < probability).to(x.dtype)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         return torch.sigmoid(self.scale * x.detach() + self.shift)

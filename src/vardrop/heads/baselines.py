@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop.errors import VardropError
+from vardrop.functional import uniform
 from vardrop.heads.base import (
     Branches,
     ClassRule,
@@ -56,7 +57,7 @@ class SampledSoftmaxRule(ClassRule):
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         target = is_target(y, logits)
         count = max(2, round(self.share * logits.shape[-1]))
-        ranks = torch.rand_like(logits).masked_fill(target, 2.0).argsort(-1, descending=True)
+        ranks = uniform(logits.shape, logits).masked_fill(target, 2.0).argsort(-1, descending=True)
         chosen = torch.zeros_like(target).scatter(-1, ranks[..., :count], True)
         return only_nll(masked_nll(logits, torch.where(chosen, 0.0, -torch.inf), y))
 
@@ -78,7 +79,7 @@ class ClassDropoutRule(ClassRule):
         return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
-        kept = (torch.rand_like(logits) >= self.drop_rate) | is_target(y, logits)
+        kept = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
         return only_nll(masked_nll(logits, torch.where(kept, 0.0, -torch.inf), y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:

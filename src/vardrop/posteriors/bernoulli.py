@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from vardrop.errors import VardropError
+from vardrop.functional import uniform
 from vardrop.posteriors.base import (
     Axes,
     Posterior,
@@ -55,7 +55,7 @@ class Bernoulli(Posterior):
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         shape = (*batch, *shared_shape(weight, axes, self.per))
-        kept = torch.rand(shape, dtype=weight.dtype, device=weight.device) >= self.drop_rate
+        kept = uniform(shape, weight) >= self.drop_rate
         return kept.to(weight.dtype) / (1 - self.drop_rate)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:

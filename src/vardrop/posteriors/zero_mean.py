@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vardrop.errors import VardropError
-from vardrop.functional import random_signs
+from vardrop.functional import random_signs, uniform
 from vardrop.posteriors.base import (
     Axes,
     Noise,
@@ -55,7 +55,7 @@ class ZeroMean(Posterior):
         if self.noise == "sign":
             return random_signs(shape, weight)
         if self.noise == "uniform":
-            return torch.rand(shape, dtype=weight.dtype, device=weight.device) * 2 - 1
+            return (uniform(shape, weight) * 2 - 1).to(weight.dtype)
         return super().draw(weight, axes, batch)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:

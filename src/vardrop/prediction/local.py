@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.estimators import Affine, Estimator, LocalReparameterization
+from vardrop.functional import normal_like
 from vardrop.layers import Variational
 from vardrop.prediction.modes import prepared
 
@@ -28,7 +29,7 @@ class _LocalDraw:
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean, std = self.memory or self._moments(affine, inputs)
-        y = torch.randn_like(std).mul_(std)
+        y = normal_like(std).mul_(std)
         return y if mean is None else y.add_(mean)
 
     def _moments(self, affine: Affine, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor]:
