@@ -5,6 +5,7 @@ import torch
 
 from tests.statistics import assert_mean
 from vardrop.functional import standard_normal
+from vardrop.functional.drawing import _NORMALS
 
 _LIKE = torch.zeros(())
 
