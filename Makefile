@@ -18,7 +18,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules src
+	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules src experiments
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

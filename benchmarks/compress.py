@@ -2,24 +2,29 @@
 
     python benchmarks/compress.py [share of weights kept]
 
-The weights are random; what counts here is the shape. Trained nets: `vardrop.experiments`.
+The weights are random; what counts here is the shape. Trained nets: `experiments/`.
 """
 
 import sys
 from functools import partial
 
 import torch
+from nets import lenet5, mlp
 
 from vardrop.compression import shrink, sparsify
 from vardrop.compression.sparse import race
-from vardrop.experiments.nets import lenet5, mlp
+
+NETS = {
+    "LeNet-300-100": lambda: mlp(784, 300, 100, 10),
+    "LeNet-5": lambda: lenet5().to(memory_format=torch.channels_last),
+}
 
 
 @torch.no_grad()
 def main(kept: float = 0.02) -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    for name, make in (("LeNet-300-100", lambda: mlp(784, 300, 100, 10)), ("LeNet-5", lenet5)):
+    for name, make in NETS.items():
         dense, masked = make().eval(), make().eval()
         for parameter in masked.parameters():
             if parameter.dim() > 1:

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import torch
+from nets import mlp
 
 import vardrop as vd
-from vardrop.experiments.nets import mlp
 from vardrop.training import Loop, Recorder
 from vardrop.training.observers import Observer
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nets import lenet5, mlp
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.experiments.nets import lenet5, mlp
 from vardrop.prediction import predict
 from vardrop.prediction.cost import calls, chunk_size
 from vardrop.prediction.moments import propagate
@@ -173,7 +173,7 @@ def memory_in_a_process_of_its_own() -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], nn.Module]] = {
     "MLP 784-300-100-10": lambda: mlp(784, 300, 100, 10),
-    "LeNet-5": lenet5,
+    "LeNet-5": lambda: lenet5().to(memory_format=torch.channels_last),
 }
 
 

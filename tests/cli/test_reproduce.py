@@ -1,12 +1,15 @@
 """`vardrop reproduce`: names, --list, quick with its exit code, --page, what it says on errors."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from experiments.registry import FUNCTIONS
 from tests.cli.calling import call
 from tests.experiments.toy import describe, toy_training
-from vardrop.experiments.registry import FUNCTIONS
+from vardrop.cli import reproduction
+from vardrop.errors import VardropError
 
 
 @pytest.fixture
@@ -92,3 +95,27 @@ def test_missing_images_are_an_error_that_names_the_file(folder, capsys, monkeyp
     (folder / "experiments/toy/run.toml").write_text(text.replace("toy_training", "sparse_mnist"))
     assert call("reproduce", "toy/run") == 1
     assert "train-images-idx3-ubyte.gz, but it is not there" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert reproduction.descriptions() == ROOT / "experiments"
+    (tmp_path / "experiments").mkdir()  # somebody else's
+    assert reproduction.descriptions() == ROOT / "experiments"
+    describe(tmp_path / "experiments")
+    assert reproduction.descriptions() == Path("experiments")
+    assert reproduction.descriptions(Path("given")) == Path("given")
+
+
+def test_without_a_clone_it_says_where_the_experiments_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wheel = tmp_path / "site-packages" / "experiments"
+    says = "Expected a clone of vardrop's repository.* clone the repository, or unpack the source"
+    with pytest.raises(VardropError, match=says):
+        reproduction.descriptions(beside=wheel)
+    describe(tmp_path / "experiments")  # descriptions without code
+    with pytest.raises(VardropError, match=says):
+        reproduction.command(Path("experiments"), beside=wheel)

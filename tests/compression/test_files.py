@@ -103,9 +103,11 @@ def test_fresh_process_reads_the_file(tmp_path, kind):
     code = (
         "import torch\n"
         "from vardrop.compression import load, unpack\n"
-        "from vardrop.experiments.nets import mlp\n"
+        "from torch import nn\n"
         f"read = {'load' if kind == 'safetensors' else 'unpack'}\n"
-        f"net = read({str(path)!r}, into=mlp(784, 300, 100, 10))\n"
+        "dense = [nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU()]\n"
+        "net = nn.Sequential(nn.Flatten(), *dense, nn.Linear(100, 10))\n"
+        f"net = read({str(path)!r}, into=net)\n"
         "y = net(torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28))\n"
         "print(y.flatten().tolist())\n"
     )

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from experiments.compression import run
+from experiments.sparse_lenets import SETTINGS
 from vardrop.compression import choose_threshold, masked, pack, shrink, unpack
 from vardrop.compression.scoring import accuracy
 from vardrop.errors import VardropError
-from vardrop.experiments.compression import run
-from vardrop.experiments.sparse_lenets import SETTINGS
 
 
 def digits():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from experiments.adversarial import attack_curve, attack_curves, fgsm, log_probabilities
 from tests.experiments.digits import digits
-from vardrop.experiments.adversarial import attack_curve, attack_curves, fgsm, log_probabilities
 
 
 def linear() -> nn.Linear:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.experiments.exploration import cartpole, policy
+from experiments.exploration import cartpole, policy
 
 pytest.importorskip("gymnasium", reason="needs the extra `rl`")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from vardrop.data import Images
-from vardrop.experiments import (
+from experiments import (
     beta_bernoulli,
     dropmax,
     kingma,
@@ -17,7 +16,8 @@ from vardrop.experiments import (
     sparse_lenets,
     tolerance,
 )
-from vardrop.experiments.registry import FUNCTIONS
+from experiments.registry import FUNCTIONS
+from vardrop.data import Images
 
 TINY = {
     "kl_approximations": {},

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.descriptions import experiments
+from experiments.registry import FUNCTIONS
+from experiments.runner import outside, reproduce
 from vardrop.data import data_directory
-from vardrop.experiments.descriptions import experiments
-from vardrop.experiments.registry import FUNCTIONS
-from vardrop.experiments.runner import outside, reproduce
 
 KNOWN = experiments(Path(__file__).parents[2] / "experiments")
 

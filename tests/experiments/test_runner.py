@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+from experiments.descriptions import experiments, load, named
+from experiments.registry import FUNCTIONS
+from experiments.rows import rows
+from experiments.runner import finished, forget, outside, reproduce
 from tests.experiments.toy import describe, toy_training
 from vardrop.errors import VardropError
-from vardrop.experiments.descriptions import experiments, load, named
-from vardrop.experiments.registry import FUNCTIONS
-from vardrop.experiments.rows import rows
-from vardrop.experiments.runner import finished, forget, outside, reproduce
 
 TOY = {"toy_training": toy_training}
 

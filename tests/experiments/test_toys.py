@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vardrop.experiments.toys import four_gaussians, gaussians, regression_band
+from experiments.toys import four_gaussians, gaussians, regression_band
 
 
 def test_four_gaussians_sit_at_their_centres() -> None:

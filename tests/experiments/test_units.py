@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.experiments.beta_bernoulli import active_units, units
-from vardrop.experiments.neklyudov import _threshold
+from experiments.beta_bernoulli import active_units, units
+from experiments.neklyudov import _threshold
 
 
 def test_an_input_counts_while_one_of_its_weights_is_left() -> None:

@@ -4,11 +4,8 @@ import pytest
 import torch
 
 import vardrop as vd
-from tests.experiments.digits import digits
-from vardrop.data import Images, data_directory, load_images
-from vardrop.diagnostics import accuracies
-from vardrop.experiments.kingma import gradient_variances
-from vardrop.experiments.variance import (
+from experiments.kingma import gradient_variances
+from experiments.variance import (
     PARAMETERISATIONS,
     batches,
     lenet5_variance,
@@ -16,6 +13,9 @@ from vardrop.experiments.variance import (
     run_parameterisation,
     small_net,
 )
+from tests.experiments.digits import digits
+from vardrop.data import Images, data_directory, load_images
+from vardrop.diagnostics import accuracies
 from vardrop.training import train
 
 needs_mnist = pytest.mark.skipif(

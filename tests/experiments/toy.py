@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vardrop.experiments.watch import Watch
+from experiments.watch import Watch
 from vardrop.objective import ELBO, Categorical
 from vardrop.training import Loop
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.nets import mlp
 from tests.prediction.nets import Wrapped
 from vardrop.errors import VardropError
-from vardrop.experiments.nets import mlp
 from vardrop.prediction import predict
 from vardrop.prediction.moment_rules import Pair
 from vardrop.prediction.moments import RULES, Gaussian, propagate

@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments import ood
 from vardrop.data import load_images
 from vardrop.errors import VardropError
-from vardrop.experiments import ood
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict
 from vardrop.prediction.selective import SelectedNoise, measure, select

@@ -201,12 +201,12 @@ def reproduce(
     only: o.QUICK_NAME = None,
     list_: o.LIST = False,
     page: o.PAGE = False,
-    experiments: o.EXPERIMENTS = Path("experiments"),
+    experiments: o.EXPERIMENTS = None,
     results: o.RESULTS = None,
-    docs: o.DOCS = Path("docs"),
+    docs: o.DOCS = None,
     force: o.ANEW = False,
 ) -> None:
-    """Run an experiment of the papers, going on where a stopped run stood."""
+    """Run an experiment of the papers in a clone, going on where a stopped run stood."""
     from vardrop.cli import reproduction
 
     if (name is not None) + list_ + page != 1 or (only is not None and name != "quick"):
@@ -214,11 +214,13 @@ def reproduce(
             "Expected one name, `quick`, `quick` and a name, --list or --page. "
             "Try `vardrop reproduce --list`."
         )
+    directory = reproduction.descriptions(experiments)
+    command, kept = reproduction.command(directory), results or directory.parent / "results"
     if list_:
-        reproduction.show(experiments, results or Path("results"))
+        command.show(directory, kept)
     elif page:
-        reproduction.page(experiments, results or Path("results"), docs)
+        command.page(directory, kept, docs or directory.parent / "docs")
     elif name == "quick":
-        raise typer.Exit(reproduction.quick(experiments, only, results, force))
+        raise typer.Exit(command.quick(directory, only, results, force))
     else:
-        reproduction.run(experiments, str(name), results or Path("results"), force)
+        command.run(directory, name, kept, force)

@@ -117,12 +117,17 @@ EXPERIMENT = Annotated[
 QUICK_NAME = Annotated[str | None, typer.Argument(help="After `quick`: the one experiment to run.")]
 LIST = Annotated[bool, typer.Option("--list", help="Show the experiments and what is done.")]
 PAGE = Annotated[bool, typer.Option("--page", help="Write results.md and its plots into --docs.")]
-EXPERIMENTS = Annotated[Path, typer.Option(help="Where the descriptions lie.")]
+EXPERIMENTS = Annotated[
+    Path | None,
+    typer.Option(help="Where the descriptions lie; experiments/ of the clone by default."),
+]
 RESULTS = Annotated[
     Path | None,
-    typer.Option(help="Where the results go; ./results by default, for `quick` nowhere."),
+    typer.Option(help="Where the results go; results/ of the clone by default, for quick nowhere."),
 ]
-DOCS = Annotated[Path, typer.Option(help="Where --page writes.")]
+DOCS = Annotated[
+    Path | None, typer.Option(help="Where --page writes; docs/ of the clone by default.")
+]
 ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the seeds that are done.")]
 
 

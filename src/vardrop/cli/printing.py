@@ -13,7 +13,6 @@ from torch import nn
 
 from vardrop.application import Run
 from vardrop.application.methods import Method
-from vardrop.experiments.descriptions import Experiment
 
 
 def methods(found: Sequence[Method], as_json: bool) -> None:
@@ -56,30 +55,6 @@ def compression(run: Run, small: nn.Module, as_json: bool) -> None:
     before, after = (_number(found[f"test_score_{when}"]) for when in ("before", "after"))
     print(f"threshold {found['threshold']:.4g}, {found['score']} on test data {before} -> {after}")
     print(f"small net: {run.directory / 'small.safetensors'}")
-
-
-def experiments(found: Sequence[Experiment], done: Mapping[str, int]) -> None:
-    """The experiments of the papers: row, name, seeds done, minutes expected, what and whose."""
-    width = max(len(e.name) for e in found)
-    for e in found:
-        seeds = "done" if done[e.name] == len(e.seeds) else f"{done[e.name]}/{len(e.seeds)}"
-        print(
-            f"{e.row or '-':>2}  {e.name:<{width}}  {seeds:>4}  {e.minutes:>4.0f} min  "
-            f"{e.title} [{e.paper}; {e.source}]"
-        )
-
-
-def figures(name: str, found: Mapping[str, Any], expected: Mapping[str, float]) -> None:
-    """What an experiment measured, beside the paper's figures."""
-    table = Table(title=name)
-    table.add_column("figure")
-    for column in ("ours", "standard error", "paper"):
-        table.add_column(column, justify="right")
-    for key, value in found.items():
-        error, paper = value["standard_error"], expected.get(key)
-        cells = ("" if v is None else f"{v:.4g}" for v in (value["mean"], error, paper))
-        table.add_row(key, *cells)
-    Console().print(table)
 
 
 def _number(value: float) -> str:

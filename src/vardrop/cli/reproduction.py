@@ -1,104 +1,43 @@
-"""`vardrop reproduce`: run an experiment, list them all, check their quick versions."""
+"""Finds the experiments of a clone: they lie beside the package and are no part of the wheel."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
-from vardrop.cli import printing
-from vardrop.experiments.descriptions import experiments, named
-from vardrop.experiments.registry import FUNCTIONS
-from vardrop.experiments.rows import rows
-from vardrop.experiments.runner import finished, forget, outside, reproduce, result_path
-from vardrop.experiments.watch import Tell
-from vardrop.training.observers import on_terminal
+import vardrop
+from vardrop.errors import VardropError
+
+_BESIDE = Path(vardrop.__file__).resolve().parents[2] / "experiments"  # in a clone
 
 
-def show(directory: Path, results: Path) -> None:
-    """One line an experiment: what it is, how long it takes, what is done."""
-    known = experiments(directory)
-    done = {n: len(finished(e, result_path(e, results))) for n, e in known.items()}
-    printing.experiments(list(known.values()), done)
+def descriptions(given: Path | None = None, beside: Path = _BESIDE) -> Path:
+    """The directory of descriptions: the given one, ./experiments, or the one beside the source."""
+    here = Path("experiments")
+    if given is not None:
+        return given
+    return here if any(here.glob("*/*.toml")) else _code(here, beside)
 
 
-def run(directory: Path, name: str, results: Path, force: bool) -> None:
-    """Run one experiment to its end, from where it stands."""
-    experiment = named(experiments(directory), name)
-    out = result_path(experiment, results)
-    if force:
-        forget(out)
-    with _progress(name, experiment.minutes) as tell:
-        *_, result = reproduce(experiment, FUNCTIONS, out, tell=tell)
-    printing.figures(name, result["figures"], experiment.expected)
-    print(f"result: {out}")
+def command(directory: Path, beside: Path = _BESIDE) -> Any:
+    """The module that runs what the descriptions in `directory` say."""
+    code = _code(directory, beside).resolve()
+    if str(code.parent) not in sys.path:
+        sys.path.insert(0, str(code.parent))
+    return import_module("experiments.command")
 
 
-def quick(directory: Path, only: str | None, results: Path | None, force: bool) -> int:
-    """Run the quick versions and check their bounds; 1 where a figure lies outside."""
-    known = experiments(directory)
-    chosen = list(known.values()) if only is None else [named(known, only)]
-    failed = 0
-    with TemporaryDirectory() as temporary:
-        for experiment in chosen:
-            out = result_path(experiment, results or Path(temporary))
-            if force:
-                forget(out)
-            start = time.monotonic()
-            with _progress(f"quick {experiment.name}") as tell:
-                (result,) = reproduce(experiment, FUNCTIONS, out, quick=True, tell=tell)
-            wrong = outside(result["figures"], experiment.bounds)
-            took = time.monotonic() - start
-            print(f"{experiment.name}: {'failed' if wrong else 'ok'} ({took:.0f} s)", flush=True)
-            for line in wrong:
-                print(f"{experiment.name}: {line}", flush=True)
-            failed += bool(wrong)
-    return 1 if failed else 0
-
-
-def page(directory: Path, results: Path, docs: Path) -> None:
-    """Write results.md and its plots from the results that there are."""
-    from vardrop.report.results import write_page
-
-    print(write_page(rows(experiments(directory), results), docs))
-
-
-@contextmanager
-def _progress(name: str, minutes: float | None = None) -> Iterator[Tell | None]:
-    """A bar with the time left on a terminal; elsewhere lines, where minutes are expected."""
-    if not on_terminal():
-        yield None if minutes is None else _Lines(name, minutes)
-        return
-    from rich import progress
-
-    with progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        speed_estimate_period=1800,  # an epoch may take minutes
-    ) as bar:
-        task = bar.add_task(name, total=1.0)
-        yield lambda share, text: bar.update(task, completed=share, description=f"{name} {text}")
-
-
-class _Lines:
-    """Prints how far a run is, once a minute and after every seed."""
-
-    def __init__(self, name: str, minutes: float) -> None:
-        self.name, self.minutes = name, minutes
-        self.first: tuple[float, float] | None = None  # when the first news came, and the share
-        self.said = time.monotonic()
-
-    def __call__(self, share: float, text: str) -> None:
-        now = time.monotonic()
-        then, before = self.first = self.first or (now, share)
-        if now - self.said < 60 and not text.endswith("done"):
-            return
-        speed = (share - before) / max(now - then, 1e-9)
-        left = (1 - share) / speed / 60 if speed else self.minutes * (1 - share)
-        print(f"{self.name}: {share:.0%}, {text}; about {left:.0f} min left", flush=True)
-        self.said = now
+def _code(*places: Path) -> Path:
+    """The first of the places that holds the experiments' code."""
+    for place in places:
+        if (place / "command.py").is_file():
+            return place
+    raise VardropError(
+        f"Expected a clone of vardrop's repository, but got no experiments/command.py in "
+        f"{' or '.join(str(place.resolve().parent) for place in places)}. The experiments of the "
+        "papers are not part of the installed package: clone the repository, or unpack the source "
+        "distribution (`pip download --no-deps --no-binary vardrop vardrop`), and run `vardrop "
+        "reproduce` there."
+    )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from experiments import dropmax
 from vardrop.data import Images, data_directory
-from vardrop.experiments import dropmax
 
 
 def test_first_of_each_class_keeps_the_order_of_the_file() -> None:

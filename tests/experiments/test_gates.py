@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments import beta_bernoulli, concrete
+from experiments.nets import mlp
 from vardrop.data import Images, data_directory
-from vardrop.experiments import beta_bernoulli, concrete
-from vardrop.experiments.nets import mlp
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical
 from vardrop.training import train

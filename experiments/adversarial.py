@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.variance import HIDDEN, small_net
 from vardrop.conversion import convert
 from vardrop.data import Images
 from vardrop.diagnostics.passes import evaluating
 from vardrop.errors import VardropError
-from vardrop.experiments.variance import HIDDEN, small_net
 from vardrop.noisy import sampling
 from vardrop.objective import ELBO, Categorical
 from vardrop.recipes import Recipe, binary_dropout, variance_layer

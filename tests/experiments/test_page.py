@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.descriptions import experiments
+from experiments.page import picture, text, write_page
+from experiments.plots import plot
+from experiments.rows import rows
+from experiments.runner import reproduce, result_path
 from tests.experiments.toy import describe, toy_training
-from vardrop.experiments.descriptions import experiments
-from vardrop.experiments.rows import rows
-from vardrop.experiments.runner import reproduce, result_path
-from vardrop.report.plots import plot
-from vardrop.report.results import picture, text, write_page
 
 ROOT = Path(__file__).parents[2]
 CURVES = '[plot]\nx = "epoch"\ny = ["loss"]\nlog = "y"\n'

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.nets import lenet5, mlp
+from experiments.watch import Watch
 from vardrop.conversion import convert
 from vardrop.data import load_images
-from vardrop.experiments.nets import lenet5, mlp
-from vardrop.experiments.watch import Watch
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, constant, linear_warmup, parameter_groups
 from vardrop.recipes import Recipe, ard, binary_dropout, sparse_vd

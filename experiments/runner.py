@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from experiments.descriptions import Experiment, experiments, load
+from experiments.watch import Tell, Watch
 from vardrop.data import IMAGE_SETS
 from vardrop.errors import VardropError
-from vardrop.experiments.descriptions import Experiment, experiments, load
-from vardrop.experiments.watch import Tell, Watch
 from vardrop.files import read_json, write_atomically
 
 __all__ = [

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.nets import mlp
+from experiments.watch import Watch
 from vardrop import functional
 from vardrop.conversion import convert
 from vardrop.data import load_images
@@ -19,8 +21,6 @@ from vardrop.estimators import (
     per_example,
     weight_sample,
 )
-from vardrop.experiments.nets import mlp
-from vardrop.experiments.watch import Watch
 from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout

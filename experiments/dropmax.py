@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.nets import lenet5
+from experiments.watch import Watch
 from vardrop.conversion import convert
 from vardrop.data import Images, load_images
-from vardrop.experiments.nets import lenet5
-from vardrop.experiments.watch import Watch
 from vardrop.metrics import ece
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import (

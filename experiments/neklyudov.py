@@ -7,13 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.conversion import convert, to_variance
-from vardrop.data import Images, load_images
-from vardrop.diagnostics import accuracies
-from vardrop.experiments.adversarial import attack_curves
-from vardrop.experiments.exploration import cartpole
-from vardrop.experiments.toys import four_gaussians, regression_band
-from vardrop.experiments.variance import (
+from experiments.adversarial import attack_curves
+from experiments.exploration import cartpole
+from experiments.toys import four_gaussians, regression_band
+from experiments.variance import (
     DENSE1,
     HIDDEN,
     Parameterisation,
@@ -22,7 +19,10 @@ from vardrop.experiments.variance import (
     run_parameterisation,
     small_net,
 )
-from vardrop.experiments.watch import Watch
+from experiments.watch import Watch
+from vardrop.conversion import convert, to_variance
+from vardrop.data import Images, load_images
+from vardrop.diagnostics import accuracies
 from vardrop.metrics import accuracy
 from vardrop.objective import ELBO, Categorical
 from vardrop.posteriors import Noise

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.nets import mlp
 from vardrop.conversion import convert
 from vardrop.data import Images, load_images
-from vardrop.experiments.nets import mlp
 from vardrop.metrics import accuracy, auroc
 from vardrop.objective import ELBO, Categorical, linear_warmup
 from vardrop.prediction import Prediction, predict

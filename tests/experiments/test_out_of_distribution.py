@@ -9,9 +9,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from experiments import ood
 from vardrop.data import Images, load_images
 from vardrop.errors import VardropError
-from vardrop.experiments import ood
 
 
 def _load(name: str, split: str) -> Images:

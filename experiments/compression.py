@@ -3,7 +3,7 @@
 `fit` trains resumably; the threshold is chosen on examples held out of the training data, and the
 test set is looked at once, at the end. Run it with
 
-    python -m vardrop.experiments.compression lenet300 /tmp/lenets results/compression
+    python -m experiments.compression lenet300 /tmp/lenets results/compression
 
 Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks", sec. 5.3.
 """
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.sparse_lenets import NETS, SETTINGS, Setting, Split, error, fit, load_split
 from vardrop.compression import (
     PackReport,
     choose_threshold,
@@ -43,7 +44,6 @@ from vardrop.compression.report import layer_costs
 from vardrop.compression.scoring import accuracy
 from vardrop.compression.sparse import race
 from vardrop.data import IMAGE_SETS, load_images
-from vardrop.experiments.sparse_lenets import NETS, SETTINGS, Setting, Split, error, fit, load_split
 from vardrop.layers import Variational
 from vardrop.values import to_json
 

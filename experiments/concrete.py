@@ -1,6 +1,6 @@
 """Concrete dropout on a line: y = 2 x + 8 + N(0, 1), x ~ N(0, 1), with ever more data.
 
-    python -m vardrop.experiments.concrete /tmp/concrete.json
+    python -m experiments.concrete /tmp/concrete.json
 
 As N grows the model learns the line, so the learned rates and the epistemic deviation fall, and
 the aleatoric deviation goes to 1. The recipe is that of the authors' notebook: three hidden layers
@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.nets import mlp
 from vardrop.conversion import convert
-from vardrop.experiments.nets import mlp
 from vardrop.gates import Gate
 from vardrop.noisy import sampling
 from vardrop.objective import ELBO, HeteroscedasticGaussian, parameter_groups

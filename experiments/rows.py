@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vardrop.experiments.descriptions import Experiment
-from vardrop.experiments.runner import finished, result_path
+from experiments.descriptions import Experiment
+from experiments.runner import finished, result_path
 from vardrop.files import read_json
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.nets import lenet5, mlp
 from vardrop.compression import load
 from vardrop.conversion import convert
 from vardrop.data import load_images
-from vardrop.experiments.nets import lenet5, mlp
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.nets import lenet5_batchnorm
+from experiments.watch import Watch
 from vardrop.conversion import Where, convert
 from vardrop.data import Images
 from vardrop.diagnostics import (
@@ -25,8 +27,6 @@ from vardrop.diagnostics import (
     transition,
 )
 from vardrop.diagnostics.passes import evaluating
-from vardrop.experiments.nets import lenet5_batchnorm
-from vardrop.experiments.watch import Watch
 from vardrop.noisy import kl, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior

@@ -15,11 +15,8 @@ from typing import Any
 
 import torch
 
-from vardrop.compression import choose_threshold, shrink
-from vardrop.compression.layout import affine_layers
-from vardrop.compression.scoring import accuracy
-from vardrop.experiments.compression import packed
-from vardrop.experiments.sparse_lenets import (
+from experiments.compression import packed
+from experiments.sparse_lenets import (
     NETS,
     SETTINGS,
     Split,
@@ -28,7 +25,10 @@ from vardrop.experiments.sparse_lenets import (
     load_split,
     masked_figures,
 )
-from vardrop.experiments.watch import Watch
+from experiments.watch import Watch
+from vardrop.compression import choose_threshold, shrink
+from vardrop.compression.layout import affine_layers
+from vardrop.compression.scoring import accuracy
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.training import Epoch, Loop
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vardrop.experiments import (
+from experiments import (
     beta_bernoulli,
     dropmax,
     gal,
@@ -13,7 +13,7 @@ from vardrop.experiments import (
     ood,
     tolerance,
 )
-from vardrop.experiments.runner import Function
+from experiments.runner import Function
 
 FUNCTIONS: dict[str, Function] = {
     function.__name__: function

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.nets import lenet5, mlp
+from experiments.watch import Watch
 from vardrop.conversion import convert
 from vardrop.data import Images, load_images
-from vardrop.experiments.nets import lenet5, mlp
-from vardrop.experiments.watch import Watch
 from vardrop.gates import Gate
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, parameter_groups

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.plots import plot
 from vardrop.files import write_atomically
-from vardrop.report.plots import plot
 
 Row = Mapping[str, Any]
 
@@ -17,11 +17,11 @@ _HEAD = """# Results
 The papers' figures beside ours. `vardrop reproduce --page` writes this page and its plots from the
 files in `results/`; edit the descriptions in `experiments/`, never the page. Seeds were stated in
 advance; ours is mean ± standard error over them, and time is CPU minutes of one thread, all seeds.
-`vardrop reproduce NAME` runs one of them, `vardrop reproduce --list` names them all, and each is a
-function that can be called:
+`vardrop reproduce NAME` runs one of them in a clone, `vardrop reproduce --list` names them all, and
+each is a function that can be called from the clone's root:
 
 ```python
-from vardrop.experiments.kingma import kl_approximations
+from experiments.kingma import kl_approximations
 
 print(kl_approximations(seed=0)["figures"])
 ```
@@ -35,7 +35,7 @@ def write_page(rows: Sequence[Row], docs: Path) -> Path:
     """Write `results.md` and `results/*.png` below `docs`; the path of the page.
 
     Args:
-        rows: what `vardrop.experiments.rows.rows` returns.
+        rows: what `rows` returns.
         docs: a directory.
     """
     pictures = docs / "results"
