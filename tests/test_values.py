@@ -4,15 +4,13 @@ import pytest
 import torch
 
 import vardrop as vd
-from tests.contract import GATE_RECIPES, WEIGHT_RECIPES
 from vardrop.posteriors import Axes
+from vardrop.testing import HEADS, RECIPES
 
-RECIPES = WEIGHT_RECIPES | GATE_RECIPES
 
-
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", RECIPES | HEADS)
 def test_a_recipe_is_a_value(name):
-    recipe = RECIPES[name]
+    recipe = (RECIPES | HEADS)[name]
     assert hash(recipe) == hash(pickle.loads(pickle.dumps(recipe)))
     assert vd.from_json(vd.to_json(recipe)) == recipe
     assert type(recipe).__name__ in repr(recipe)

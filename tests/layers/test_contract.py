@@ -1,38 +1,35 @@
+"""Every check of the contract, on every layer under every recipe: each its own test."""
+
 import pytest
 
-from tests.contract import GATE_RECIPES, LAYERS, WEIGHT_RECIPES
-from vardrop.testing import CHECKS
+from vardrop import recipes
+from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, cases
 
-RECIPES = WEIGHT_RECIPES | GATE_RECIPES
-# Graph capture costs a second a pair: one layer a family always, the whole table in the slow run.
+# Graph capture costs a second: one layer per family always, the whole table in the slow run.
 TRACED = {"compile", "export"}
 QUICK = {"linear", "conv2d", "embedding", "transposed2d"}
+GATED_QUICK = {"linear", "conv2d"}
 
 
-def rows(slow):
-    for layer in LAYERS:
+def is_slow(check, layer, recipe):
+    if RECIPES[recipe].gate is None:
+        return check in TRACED and layer not in QUICK
+    return check in TRACED or layer not in GATED_QUICK
+
+
+def rows():
+    for layer, recipe in cases():
         for check in CHECKS:
-            if slow == (check in TRACED and layer not in QUICK):
-                yield pytest.param(check, layer, id=f"{check}-{layer}")
+            marks = [pytest.mark.slow] if is_slow(check, layer, recipe) else []
+            yield pytest.param(check, layer, recipe, id=f"{check}-{layer}-{recipe}", marks=marks)
 
 
-def run(check, layer):
-    make, inputs = LAYERS[layer]
-    for name, recipe in RECIPES.items():
-        if recipe.gate is not None and layer.startswith("embedding"):
-            continue
-        try:
-            CHECKS[check](make, inputs, recipe)
-        except Exception as error:
-            raise AssertionError(f"{check} fails for {layer} under {name}") from error
+@pytest.mark.parametrize("check, layer, recipe", list(rows()))
+def test_contract(check, layer, recipe):
+    case = LAYERS[layer]
+    CHECKS[check](case.make, case.inputs(), RECIPES[recipe])
 
 
-@pytest.mark.parametrize("check, layer", list(rows(slow=False)))
-def test_contract(check, layer):
-    run(check, layer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check, layer", list(rows(slow=True)))
-def test_contract_traced(check, layer):
-    run(check, layer)
+def test_every_recipe_is_in_the_table():
+    named = {name.partition("-")[0] for name in RECIPES | HEADS} - {"own"}
+    assert named == set(recipes.__all__) - {"Recipe"}

@@ -11,18 +11,9 @@ import pytest
 import torch
 
 import vardrop as vd
-from tests.contract import GATE_RECIPES, LAYERS, WEIGHT_RECIPES
-from tests.gates.test_contract import RECIPES as GATES
+from vardrop.testing import LAYERS, RECIPES, cases
 
 FILE = Path(__file__).with_name("goldens.json")
-RECIPES = WEIGHT_RECIPES | GATE_RECIPES | GATES
-
-
-def pairs():
-    for layer in LAYERS:
-        for recipe, value in RECIPES.items():
-            if value.gate is None or not layer.startswith("embedding"):
-                yield f"{layer}-{recipe}"
 
 
 def projections(x):
@@ -32,30 +23,29 @@ def projections(x):
     return [float(flat @ torch.cos(index + 1)), float(flat @ torch.sin(2 * index + 1))]
 
 
-def values(pair):
+def values(layer, recipe):
     """Output, KL and gradients of one step with noise, and the state that a file would hold."""
-    name, recipe = pair.split("-")
-    make, inputs = LAYERS[name]
-    shapes = torch.Generator().manual_seed(1)
+    make, shapes, indices = LAYERS[layer]
+    own = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layer = vd.convert(make().double(), RECIPES[recipe]).train()
+        net = vd.convert(make().double(), RECIPES[recipe]).train()
         x = [
-            torch.randn(t.shape, generator=shapes, dtype=torch.float64)
-            if t.is_floating_point()
-            else torch.arange(t.numel()).view(t.shape) % 7
-            for t in inputs
+            torch.randn(s, generator=own, dtype=torch.float64)
+            if indices is None
+            else torch.arange(math.prod(s)).view(s) % indices
+            for s in shapes
         ]
-        output = layer(*x)
-        kl = vd.kl(layer).double()
+        output = net(*x)
+        kl = vd.kl(net).double()
     (output.square().sum() + kl).backward()
     return {
         "output": projections(output),
         "kl": float(kl.detach()),
         "gradients": {
-            k: projections(p.grad) for k, p in layer.named_parameters() if p.grad is not None
+            k: projections(p.grad) for k, p in net.named_parameters() if p.grad is not None
         },
-        "state": {k: list(v.shape) for k, v in layer.state_dict().items()},
+        "state": {k: list(v.shape) for k, v in net.state_dict().items()},
     }
 
 
@@ -63,9 +53,9 @@ def close(a, b):
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-10)
 
 
-@pytest.mark.parametrize("pair", list(pairs()))
-def test_values_are_those_stored(pair):
-    expected, found = json.loads(FILE.read_text())[pair], values(pair)
+@pytest.mark.parametrize("layer, recipe", list(cases()))
+def test_values_are_those_stored(layer, recipe):
+    expected, found = json.loads(FILE.read_text())[f"{layer} {recipe}"], values(layer, recipe)
     assert found["state"] == expected["state"]
     assert close(found["kl"], expected["kl"])
     assert all(map(close, found["output"], expected["output"]))
@@ -75,5 +65,6 @@ def test_values_are_those_stored(pair):
 
 
 if __name__ == "__main__":
-    rows = ",\n".join(f"{json.dumps(pair)}: {json.dumps(values(pair))}" for pair in pairs())
+    found = {" ".join(pair): values(*pair) for pair in cases()}
+    rows = ",\n".join(f"{json.dumps(pair)}: {json.dumps(v)}" for pair, v in found.items())
     FILE.write_text("{" + rows + "}\n")

@@ -2,8 +2,11 @@
 
 for name, check in vardrop.testing.CHECKS.items():
     check(lambda: torch.nn.Linear(4, 3), (torch.randn(5, 4),), my_recipe)
+
+`LAYERS`, `RECIPES` and `HEADS` are the table that the library itself is held to.
 """
 
+from vardrop.testing.cases import HEADS, LAYERS, RECIPES, Layer, cases
 from vardrop.testing.contract import CHECKS, Check, check_layer
 
-__all__ = ["CHECKS", "Check", "check_layer"]
+__all__ = ["CHECKS", "HEADS", "LAYERS", "RECIPES", "Check", "Layer", "cases", "check_layer"]
