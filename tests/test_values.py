@@ -1,11 +1,15 @@
+import json
 import pickle
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 import vardrop as vd
 from vardrop.posteriors import Axes
 from vardrop.testing import HEADS, RECIPES
+from vardrop.values import _TYPES
 
 
 @pytest.mark.parametrize("name", RECIPES | HEADS)
@@ -51,7 +55,7 @@ BAD = [
     (lambda: vd.posteriors.Bernoulli(0.5, per="layer"), "`per` to be 'weight' or 'input'"),
     (lambda: vd.LogUniform("quartic"), "`form` to be 'exact'"),
     (lambda: vd.Normal(std=-1.0), "`std` to be positive"),
-    (lambda: vd.Normal(mean="zero"), "`mean` to be a number or 'pretrained'"),
+    (lambda: vd.Normal(mean="zero"), "`mean` to be a finite number or 'pretrained'"),
     (lambda: vd.Normal(mean="pretrained", learned=True), "Give a fixed `std`"),
     (lambda: vd.ScaleMixture(pi=1.0), r"`pi` to lie in \(0, 1\)"),
     (lambda: vd.StudentT(df=0), "`df` to be positive"),
@@ -84,3 +88,99 @@ def test_student_and_mixture_densities_integrate_to_one():
     for prior in (vd.Normal(0.5, 2.0), vd.ScaleMixture(0.3, 2.0, 0.1), vd.StudentT(3.0, 0.5)):
         total = torch.trapezoid(prior.log_prob(w, {}).exp(), w)
         assert float(total) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_numbers_of_other_libraries_become_plain():
+    q = vd.AdditiveGaussian(np.float32(-8))
+    assert type(q.log_sigma2) is float
+    assert json.loads(json.dumps(vd.to_json(q))) == vd.to_json(vd.AdditiveGaussian(-8.0))
+    assert type(vd.MonteCarlo(samples=np.int64(2)).samples) is int
+
+
+HOSTILE = [
+    None, True, -1, 0, 1.5, 1e308, float("nan"), float("inf"), 10**400, "", "x", [], {}, [1, 2],
+    {"type": "Recipe"}, {"type": "os.system", "version": 1}, {"type": "Posterior", "version": 1},
+    {"type": [], "version": 1}, {"type": "ARD", "version": True}, {"type": "ARD", "version": 1},
+    vd.to_json(vd.sparse_vd()), vd.to_json(vd.flipout), {1: 2},
+]  # fmt: skip
+
+
+def places(value, place=()):
+    yield place
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*place, key))
+
+
+def changed(value, place, new):
+    if not place:
+        return new
+    inner = dict(value)
+    if new is KeyError and len(place) == 1:
+        del inner[place[0]]
+    else:
+        inner[place[0]] = changed(value[place[0]], place[1:], new)
+    return inner
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_hostile_descriptions_are_refused_or_valid(name):
+    """Whatever is put anywhere: a VardropError, or a value that describes itself the same way."""
+    data, accepted = vd.to_json(RECIPES[name]), 0
+    for place in places(data):
+        for new in [*HOSTILE, KeyError]:
+            hostile = changed(data, place, new) if place or new is not KeyError else None
+            try:
+                found = vd.from_json(hostile)
+            except vd.VardropError:
+                continue
+            accepted += 1
+            # Numbers alone may differ from what was there, and then within their bounds.
+            assert vd.to_json(found) == hostile
+            if isinstance(found, vd.Recipe):
+                vd.convert(torch.nn.Linear(2, 2), found)
+    assert accepted > 0
+
+
+def test_deep_descriptions():
+    data = {}
+    for _ in range(100_000):
+        data = {"type": "MonteCarlo", "version": 1, "prior": data, "samples": 1}
+    with pytest.raises(vd.VardropError, match="too deep"):
+        vd.from_json(data)
+
+
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        (None, "`data` to be a dictionary that vardrop.to_json made, but got None"),
+        ("{}", "`data` to be a dictionary"),
+        ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),
+        ({"type": "ARD", "version": True}, "`version` of ARD to be 1, but got True"),
+        ({"type": "Normal", "version": 1, "mean": 0}, r"none for \['learned', 'std'\]"),
+        ({"type": "AdditiveGaussian", "version": 1, "log_sigma2": "x"}, "`log_sigma2` to be a fin"),
+        (
+            {**vd.to_json(vd.sparse_vd()), "prior": vd.to_json(vd.sparse_vd())},
+            "`prior` to be a Prior or None, but got Recipe",
+        ),
+    ],
+)
+def test_descriptions_that_are_not_whole_or_not_of_the_type(data, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.from_json(data)
+
+
+def test_a_class_with_checks_of_its_own_is_checked_in_a_description():
+    @dataclass(frozen=True)
+    class Careless(vd.priors.Prior):
+        scale: float = 1.0
+
+        def __post_init__(self) -> None:
+            assert self.scale
+
+    try:
+        data = {**vd.to_json(Careless()), "scale": "wide"}
+        with pytest.raises(vd.VardropError, match="`scale` to be a finite number, but got 'wide'"):
+            vd.from_json(data)
+    finally:
+        del _TYPES["Careless"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from types import UnionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,7 +35,10 @@ def check_number(
     ]  # fmt: skip
     wanted = " and ".join(["a finite number", *bounds])
     real = isinstance(value, Real) and not isinstance(value, bool)
-    number = float(value) if real else math.nan
+    try:
+        number = float(value) if real else math.nan
+    except OverflowError:  # an integer that no float can hold
+        number = math.inf
     fits = (
         math.isfinite(number)
         and (above is None or number > above)
@@ -66,7 +70,7 @@ def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def check_type(
-    name: str, value: Any, kind: type | tuple[type, ...], wanted: str, remedy: str = ""
+    name: str, value: Any, kind: type | UnionType | tuple[type, ...], wanted: str, remedy: str = ""
 ) -> None:
     """Refuse a value of another type; `wanted` says in words what is expected.
 

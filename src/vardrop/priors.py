@@ -57,13 +57,6 @@ class LogUniform(Prior):
 
     form: Literal["exact", "sigmoid", "cubic", "bound"] = "exact"
 
-    def __post_init__(self) -> None:
-        if self.form not in ("exact", "sigmoid", "cubic", "bound"):
-            raise VardropError(
-                "Expected `form` to be 'exact', 'sigmoid', 'cubic' or 'bound', "
-                f"but got {self.form!r}."
-            )
-
 
 @dataclass(frozen=True)
 class ARD(Prior):
@@ -91,11 +84,8 @@ class Normal(Proper):
     learned: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_positive("std", self.std)
-        if isinstance(self.mean, str) and self.mean != "pretrained":
-            raise VardropError(
-                f"Expected `mean` to be a number or 'pretrained', but got {self.mean!r}."
-            )
         if self.learned and self.mean == "pretrained":
             raise VardropError(
                 "Expected `learned` to be False where `mean` is 'pretrained', but got True: "
@@ -143,6 +133,7 @@ class ScaleMixture(Proper):
     std2: float = math.exp(-6)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.pi < 1:
             raise VardropError(f"Expected `pi` to lie in (0, 1), but got {self.pi}.")
         _check_positive("std1", self.std1)
@@ -174,10 +165,9 @@ class StudentT(Proper):
     form: Literal["exact", "bound"] = "exact"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_positive("df", self.df)
         _check_positive("scale", self.scale)
-        if self.form not in ("exact", "bound"):
-            raise VardropError(f"Expected `form` to be 'exact' or 'bound', but got {self.form!r}.")
 
     @property
     def log_normalizer(self) -> float:
@@ -209,6 +199,7 @@ class MonteCarlo(Prior):
                 f"Expected `prior` to have a density, but got {self.prior!r}. "
                 "Use a Normal, ScaleMixture, StudentT or your own subclass of Proper."
             )
+        super().__post_init__()
         if self.samples < 1:
             raise VardropError(f"Expected `samples` to be at least 1, but got {self.samples}.")
 

@@ -1,22 +1,38 @@
 """Values: frozen dataclasses that describe a method, compare, hash, print and travel as JSON.
 
-Every posterior, prior, estimator, gate and recipe is a `Value`. The JSON form is tagged with the
-type's name and version, and only types that are already imported can be read back.
+Every posterior, prior, estimator, gate and recipe is a `Value`. Its fields are checked against
+their declared types when it is made. The JSON form is tagged with the type's name and version, and
+only types that are already imported can be read back.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+import inspect
+import math
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+from vardrop.checks import check_type, shown
 from vardrop.errors import VardropError
 
 _TYPES: dict[str, type[Value]] = {}
+_LARGEST = 3.4028234663852886e38  # of single precision, in which noise is computed
+_WORDS: dict[Any, str] = {
+    float: "a finite number", int: "an integer", bool: "True or False", str: "a string",
+    NoneType: "None",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """Base of all values; a subclass is known to `from_json` by its class name."""
+    """Base of all values; a subclass is known to `from_json` by its class name.
+
+    A subclass with checks of its own in `__post_init__` calls `super().__post_init__()` first, and
+    can rely on the types of its fields from there on.
+    """
 
     version: ClassVar[int] = 1
 
@@ -30,6 +46,55 @@ class Value:
             )
         _TYPES[cls.__name__] = cls
 
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            value = getattr(self, name)
+            _check_field(name, value, kind)
+            if isinstance(value, Real) and not isinstance(value, int | float):
+                # A number of another library: JSON knows Python's own only.
+                plain = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, name, plain)
+
+
+@cache
+def _kinds(cls: type[Value]) -> dict[str, Any]:
+    """The declared type of every field; of none, where a name in a declaration is not defined."""
+    try:
+        hints = get_type_hints(cls)
+    except NameError:
+        return {}
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _check_field(name: str, value: Any, kind: Any) -> None:
+    if not _fits(value, kind):
+        raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a declared type; True for declarations that cannot be checked."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, k) for k in get_args(kind))
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(word) and value == word for word in get_args(kind))
+    if kind is float:
+        # A comparison, as an integer may be too large for a float.
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        return real and -_LARGEST <= value <= _LARGEST and not math.isnan(value)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, kind) if isinstance(kind, type) else True
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        words = [_words(k) for k in get_args(kind)]
+    elif get_origin(kind) is Literal:
+        words = [repr(word) for word in get_args(kind)]
+    else:
+        return _WORDS.get(kind) or f"a {getattr(kind, '__name__', kind)}"
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
 
 def to_json(value: Value) -> dict[str, Any]:
     """Describe a value by plain dictionaries, numbers and strings.
@@ -38,6 +103,7 @@ def to_json(value: Value) -> dict[str, Any]:
     >>> to_json(AdditiveGaussian(log_sigma2=-8.0))
     {'type': 'AdditiveGaussian', 'version': 1, 'log_sigma2': -8.0}
     """
+    check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return {
         "type": type(value).__name__,
@@ -47,28 +113,53 @@ def to_json(value: Value) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Value:
-    """Rebuild the value that `to_json` described.
+    """Rebuild the value that `to_json` described; anything else is refused, with what is wrong.
 
     >>> from vardrop import from_json, sparse_vd, to_json
     >>> from_json(to_json(sparse_vd())) == sparse_vd()
     True
     """
-    fields = dict(data)
-    name, version = fields.pop("type", None), fields.pop("version", None)
-    if name not in _TYPES:
+    try:
+        return _built(data)
+    except RecursionError:
         raise VardropError(
-            f"Expected `type` to be one of {sorted(_TYPES)}, but got {name!r}. "
+            "Expected a description nested a few levels deep, but got one that is too deep. "
+            "It was not written by vardrop.to_json."
+        ) from None
+
+
+def _built(data: Any) -> Value:
+    check_type("data", data, dict, "a dictionary that vardrop.to_json made")
+    fields = dict(data)
+    cls = _type_of(fields.pop("type", None), fields.pop("version", None))
+    known = {f.name for f in dataclasses.fields(cls)}
+    if unknown := [k for k in fields if k not in known]:
+        raise VardropError(
+            f"Expected the fields of {cls.__name__} to be among {sorted(known)}, "
+            f"but got {shown(unknown)}."
+        )
+    if missing := sorted(known - set(fields)):
+        raise VardropError(
+            f"Expected the fields of {cls.__name__} to be {sorted(known)}, but got none for "
+            f"{missing}. The description is not whole."
+        )
+    values = {k: _built(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    for name, kind in _kinds(cls).items():
+        _check_field(name, values[name], kind)
+    return cls(**values)
+
+
+def _type_of(name: Any, version: Any) -> type[Value]:
+    cls = _TYPES.get(name) if isinstance(name, str) else None
+    if cls is None or inspect.isabstract(cls):
+        known = sorted(n for n, c in _TYPES.items() if not inspect.isabstract(c))
+        raise VardropError(
+            f"Expected `type` to be one of {known}, but got {shown(name)}. "
             "Import the package that defines it first."
         )
-    cls = _TYPES[name]
-    if version != cls.version:
+    if type(version) is not int or version != cls.version:
         raise VardropError(
-            f"Expected `version` of {name} to be {cls.version}, but got {version!r}. "
+            f"Expected `version` of {name} to be {cls.version}, but got {shown(version)}. "
             "The description was written by another release of the library."
         )
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(fields) - known):
-        raise VardropError(
-            f"Expected the fields of {name} to be among {sorted(known)}, but got {unknown}."
-        )
-    return cls(**{k: from_json(v) if isinstance(v, dict) else v for k, v in fields.items()})
+    return cls

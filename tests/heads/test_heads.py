@@ -314,7 +314,7 @@ def test_the_branches_take_no_weight_decay() -> None:
         (lambda: DropMax(5, 1), "Expected at least 2 classes, but got 1"),
         (lambda: DropMax(5, 4, temperature=0.0), "Expected `temperature` to be positive"),
         (lambda: DropMax(5, 4, inference="r"), "Expected `inference` to be 'q' or 'p'"),
-        (lambda: DropMax(5, 4)(H, samples=0), "Expected `samples` to be at least 1"),
+        (lambda: DropMax(5, 4)(H, samples=0), "Expected `samples` to be an integer of at least 1"),
         (lambda: SampledSoftmax(5, 4, share=0.0), r"Expected `share` to lie in \(0, 1\]"),
         (lambda: ClassDropout(5, 4, drop_rate=1.0), "Expected `drop_rate`"),
         (

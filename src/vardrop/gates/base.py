@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from vardrop.checks import check_choice, check_integer, check_type
 from vardrop.errors import VardropError
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
@@ -99,13 +100,10 @@ class Gate(Noisy):
         self, noise: FeatureNoise, units: int, axis: int = -1, side: Side = "input"
     ) -> None:
         super().__init__()
-        if not isinstance(noise, FeatureNoise):
-            raise VardropError(f"Expected `noise` to be a FeatureNoise, but got {noise!r}.")
-        if units < 1:
-            raise VardropError(
-                f"Expected `units` to be at least 1, but got {units}. "
-                "A gate needs features to act on."
-            )
+        check_type("noise", noise, FeatureNoise, "a FeatureNoise such as BinaryDropout()")
+        check_integer("units", units, remedy="A gate needs features to act on.")
+        check_type("axis", axis, int, "an integer")
+        check_choice("side", side, ("input", "output"))
         self.noise, self.units, self.axis, self.side = noise, units, axis, side
         tensors, statistics = noise.initial(units), noise.statistics(units)
         self._names = (*tensors, *statistics)
@@ -124,7 +122,8 @@ class Gate(Noisy):
 
     def forward(self, x: Tensor) -> Tensor:
         """x times a draw while sampling, x times the mean otherwise."""
-        if x.shape[self.axis] != self.units:
+        inside = -x.dim() <= self.axis < x.dim()
+        if not inside or x.shape[self.axis] != self.units:
             raise VardropError(
                 f"Expected axis {self.axis} of the input to have {self.units} units, "
                 f"but got shape {tuple(x.shape)}."
@@ -183,15 +182,6 @@ def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ..
     units = axis % x.dim()
     last = units if granularity == "channel" else min(0, units - 1)
     return tuple(n if i <= last else 1 for i, n in enumerate(x.shape))
-
-
-def check_granularity(granularity: str) -> None:
-    """Refuse an unknown granularity."""
-    if granularity not in ("element", "channel", "example"):
-        raise VardropError(
-            "Expected `granularity` to be 'element', 'channel' or 'example', "
-            f"but got {granularity!r}."
-        )
 
 
 def inverse_softplus(value: float) -> float:

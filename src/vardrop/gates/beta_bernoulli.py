@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vardrop.checks import check_number
 from vardrop.functional import (
     concrete,
     kumaraswamy_beta_kl,
@@ -54,8 +55,10 @@ class BetaBernoulli(FeatureNoise):
     threshold: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("alpha", "a", "b", "temperature", "threshold"):
             check_positive(name, getattr(self, name))
+        check_number("threshold", self.threshold, below=1, remedy="Else every unit is closed.")
 
     def side(self, spatial: int) -> Side:
         return "output" if spatial else "input"

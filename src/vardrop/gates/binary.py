@@ -10,7 +10,6 @@ from vardrop.functional import uniform
 from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
-    check_granularity,
     check_positive,
     noise_shape,
 )
@@ -41,8 +40,8 @@ class BinaryDropout(FeatureNoise):
     length_scale: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_drop_rate(self.drop_rate)
-        check_granularity(self.granularity)
         if self.length_scale is not None:
             check_positive("length_scale", self.length_scale)
 

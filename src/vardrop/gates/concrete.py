@@ -44,6 +44,7 @@ class ConcreteDropout(FeatureNoise):
     granularity: Literal["element", "channel"] = "channel"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.drop_rate < 1:
             raise VardropError(
                 f"Expected `drop_rate` to lie in (0, 1), but got {self.drop_rate}. "
@@ -52,11 +53,6 @@ class ConcreteDropout(FeatureNoise):
         check_positive("length_scale", self.length_scale)
         if self.temperature is not None:
             check_positive("temperature", self.temperature)
-        if self.granularity not in ("element", "channel"):
-            raise VardropError(
-                "Expected `granularity` to be 'element' or 'channel', "
-                f"but got {self.granularity!r}."
-            )
 
     def initial(self, units: int) -> dict[str, Tensor]:
         return {"drop_logit": torch.tensor(math.log(self.drop_rate / (1 - self.drop_rate)))}

@@ -56,6 +56,7 @@ class DependentBetaBernoulli(FeatureNoise):
     input_dependent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("scale", "std", "prior_std"):
             check_positive(name, getattr(self, name))
 

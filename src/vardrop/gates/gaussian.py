@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.divergence import log_uniform_from_log_alpha
 from vardrop.errors import VardropError
 from vardrop.functional import clamp_max, standard_normal
@@ -16,7 +17,6 @@ from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
     along,
-    check_granularity,
     noise_shape,
 )
 from vardrop.noisy import Relevance
@@ -49,15 +49,16 @@ class GaussianDropout(FeatureNoise):
     granularity: Granularity = "element"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_alpha(self.alpha)
-        check_granularity(self.granularity)
-        if self.per not in ("unit", "layer"):
-            raise VardropError(f"Expected `per` to be 'unit' or 'layer', but got {self.per!r}.")
+        check_number("kl_scale", self.kl_scale, at_least=0)
         if self.granularity == "example" and self.per == "unit":
             raise VardropError(
                 "Expected `per` to be 'layer' where one draw serves a whole example, "
                 "but got 'unit'."
             )
+        if self.max_alpha is not None:
+            check_alpha(self.max_alpha, "max_alpha")
         bound = math.inf if self.max_alpha is None else self.max_alpha
         if self.alpha > bound:
             raise VardropError(

@@ -41,6 +41,7 @@ class HardConcrete(FeatureNoise):
     high: float = 1.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("penalty", "temperature"):
             check_positive(name, getattr(self, name))
         if not 0 < self.drop_rate < 1:

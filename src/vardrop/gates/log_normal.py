@@ -45,6 +45,7 @@ class LogNormal(FeatureNoise):
     threshold: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive("threshold", self.threshold)
         if not self.low < self.high:
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from vardrop.functional import log_uniform_kl, standard_normal
 from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
 from vardrop.noisy import Relevance
-from vardrop.posteriors import Tensors
+from vardrop.posteriors import Tensors, check_log_variance
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class NormalJeffreys(FeatureNoise):
 
     log_sigma2: float = -9.0
     threshold: float = -3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_log_variance("log_sigma2", self.log_sigma2)
 
     def side(self, spatial: int) -> Side:
         return "output" if spatial else "input"

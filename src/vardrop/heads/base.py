@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.checks import check_integer
 from vardrop.errors import VardropError
 from vardrop.noisy import Noisy
 from vardrop.values import Value
@@ -74,6 +75,11 @@ class Head(Noisy, nn.Linear):
     def __init__(
         self, in_features: int, num_classes: int, bias: bool = True, **options: Any
     ) -> None:
+        if not hasattr(type(self), "rule_type"):
+            raise VardropError(
+                f"Expected a head with a rule, but got {type(self).__name__}, which has none. "
+                "Use Softmax, DropMax or another subclass."
+            )
         nn.Linear.__init__(self, in_features, num_classes, bias)
         self.make_head(self.rule_type(**options))
 
@@ -124,8 +130,7 @@ class Head(Noisy, nn.Linear):
         maps = self._maps(h)
         if samples is None:
             return self.rule.draw(*maps) if self.is_sampling else self.rule.log_probs(*maps)
-        if samples < 1:
-            raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
+        check_integer("samples", samples)
         draws = torch.stack([self.rule.draw(*maps) for _ in range(samples)])
         return torch.logsumexp(draws, dim=0) - math.log(samples)
 

@@ -48,6 +48,7 @@ class SampledSoftmaxRule(ClassRule):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.share <= 1:
             raise VardropError(f"Expected `share` to lie in (0, 1], but got {self.share}.")
 
@@ -73,6 +74,7 @@ class ClassDropoutRule(ClassRule):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_drop_rate(self.drop_rate)
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:

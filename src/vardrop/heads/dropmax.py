@@ -34,13 +34,10 @@ class DropMaxRule(ClassRule):
     branches: ClassVar[tuple[str, ...]] = ("retain", "correction")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.temperature > 0:
             raise VardropError(
                 f"Expected `temperature` to be positive, but got {self.temperature}."
-            )
-        if self.inference not in ("q", "p"):
-            raise VardropError(
-                f"Expected `inference` to be 'q' or 'p', but got {self.inference!r}."
             )
 
     def _log_mask(self, logit: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_type
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
@@ -29,6 +30,9 @@ _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
     """Raise unless the parts fit together."""
+    check_type("posterior", posterior, Posterior | None, "a Posterior or None")
+    check_type("prior", prior, Prior | None, "a Prior or None")
+    check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
     if prior is not None and posterior is None:
         raise VardropError(
             f"Expected `posterior` where there is a prior, but got None with {prior!r}. "
@@ -84,6 +88,7 @@ class Variational(Noisy):
         `tied` gives noise tensors of another module with the same weight, to be shared.
         """
         check_method(posterior, prior, estimator)
+        check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
         self.gate = None
         if gate is not None:

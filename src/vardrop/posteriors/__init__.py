@@ -19,6 +19,7 @@ from vardrop.posteriors.base import (
     Tensors,
     check_alpha,
     check_drop_rate,
+    check_log_variance,
 )
 from vardrop.posteriors.bernoulli import Bernoulli
 from vardrop.posteriors.gaussian import AdditiveGaussian, MultiplicativeGaussian
@@ -36,4 +37,5 @@ __all__ = [
     "ZeroMean",
     "check_alpha",
     "check_drop_rate",
+    "check_log_variance",
 ]

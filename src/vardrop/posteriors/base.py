@@ -6,11 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number, shown
 from vardrop.errors import VardropError
 from vardrop.functional import standard_normal
 from vardrop.values import Value
@@ -40,19 +42,12 @@ def log_square(weight: Tensor) -> Tensor:
     return torch.log(weight.square() + torch.finfo(weight.dtype).tiny)
 
 
-def check_sharing(per: str) -> None:
-    """Refuse an unknown way to share alpha."""
-    if per not in ("weight", "input", "output", "layer"):
-        raise VardropError(
-            f"Expected `per` to be 'weight', 'input', 'output' or 'layer', but got {per!r}."
-        )
-
-
 def check_drop_rate(drop_rate: float) -> None:
     """Refuse a drop rate outside [0, 1)."""
-    if not 0.0 <= drop_rate < 1.0:
+    real = isinstance(drop_rate, Real) and not isinstance(drop_rate, bool)
+    if not (real and 0.0 <= drop_rate < 1.0):
         raise VardropError(
-            f"Expected `drop_rate` to lie in [0, 1), but got {drop_rate}. "
+            f"Expected `drop_rate` to lie in [0, 1), but got {shown(drop_rate)}. "
             "It is the share that is dropped, not the share that is kept."
         )
 
@@ -61,6 +56,12 @@ def check_alpha(alpha: float, name: str = "alpha") -> None:
     """Refuse a noise-to-signal ratio that is not positive and finite."""
     if not (alpha > 0 and math.isfinite(alpha)):
         raise VardropError(f"Expected `{name}` to be positive and finite, but got {alpha}.")
+
+
+def check_log_variance(name: str, value: float) -> None:
+    """Refuse a logarithm whose exponential is zero or infinite in single precision."""
+    remedy = "It is a logarithm: -10 is a standard deviation of 0.0067."
+    check_number(name, value, at_least=-87, at_most=87, remedy=remedy)
 
 
 @dataclass(frozen=True)

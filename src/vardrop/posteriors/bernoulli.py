@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vardrop.errors import VardropError
 from vardrop.functional import uniform
 from vardrop.posteriors.base import (
     Axes,
@@ -39,9 +38,8 @@ class Bernoulli(Posterior):
     symmetric: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_drop_rate(self.drop_rate)
-        if self.per not in ("weight", "input"):
-            raise VardropError(f"Expected `per` to be 'weight' or 'input', but got {self.per!r}.")
 
     @property
     def learned(self) -> bool:

@@ -16,7 +16,7 @@ from vardrop.posteriors.base import (
     Sharing,
     Tensors,
     check_alpha,
-    check_sharing,
+    check_log_variance,
     log_square,
     shared_shape,
 )
@@ -35,6 +35,10 @@ class AdditiveGaussian(Posterior):
     """
 
     log_sigma2: float = -10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_log_variance("log_sigma2", self.log_sigma2)
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         return {"log_sigma2": torch.full_like(weight, self.log_sigma2)}
@@ -69,8 +73,8 @@ class MultiplicativeGaussian(Posterior):
     max_alpha: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_alpha(self.alpha)
-        check_sharing(self.per)
         if self.max_alpha is not None:
             check_alpha(self.max_alpha, "max_alpha")
             if self.alpha > self.max_alpha:

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop.errors import VardropError
 from vardrop.functional import random_signs, uniform
 from vardrop.posteriors.base import (
     Axes,
@@ -36,12 +35,6 @@ class ZeroMean(Posterior):
 
     noise: Noise = "gaussian"
     zero_mean: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.noise not in ("gaussian", "sign", "uniform"):
-            raise VardropError(
-                f"Expected `noise` to be 'gaussian', 'sign' or 'uniform', but got {self.noise!r}."
-            )
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         return {"sigma": weight.detach().clone()}

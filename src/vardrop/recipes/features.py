@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vardrop.errors import VardropError
 from vardrop.gates import (
     BetaBernoulli,
     BinaryDropout,
@@ -45,6 +46,11 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
     Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 7. The authors' UCI runs use
     rates of 0.005 to 0.1 before every layer, input included, and a length scale of 0.01.
     """
+    if drop_rate is None and length_scale is not None:
+        raise VardropError(
+            f"Expected `drop_rate` where there is a `length_scale`, but got {length_scale} alone. "
+            "Dropout that the net has already has no KL; leave out `length_scale`."
+        )
     if drop_rate is None:
         return Recipe(existing=True)
     return Recipe(gate=BinaryDropout(drop_rate, length_scale=length_scale), existing=True)

@@ -35,6 +35,7 @@ class Recipe(Value):
     head: ClassRule | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         noise = self.posterior or self.gate or self.existing
         if not noise and self.head is None:
             raise VardropError(

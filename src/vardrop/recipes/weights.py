@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from vardrop.errors import VardropError
 from vardrop.estimators import (
@@ -24,6 +24,8 @@ from vardrop.posteriors import (
 from vardrop.priors import ARD, LogUniform, Normal, Prior
 from vardrop.recipes.recipe import Recipe
 
+T = TypeVar("T")
+
 
 def bayes_by_backprop(
     prior: Prior | None = None,
@@ -38,7 +40,7 @@ def bayes_by_backprop(
 
     Blundell et al. 2015, "Weight uncertainty in neural networks", eq. 2 and 8.
     """
-    return Recipe(AdditiveGaussian(log_sigma2), prior or Normal(), estimator)
+    return Recipe(AdditiveGaussian(log_sigma2), _given(prior, Normal()), estimator)
 
 
 def gaussian_dropout(drop_rate: float = 0.5, kind: Literal["A", "B"] = "A") -> Recipe:
@@ -76,8 +78,8 @@ def variational_dropout(
     """
     alpha = _alpha(drop_rate)
     if kind == "B":
-        posterior = MultiplicativeGaussian(alpha, per or "weight", max_alpha=max_alpha)
-        return Recipe(posterior, prior or LogUniform())
+        posterior = MultiplicativeGaussian(alpha, _given(per, "weight"), max_alpha=max_alpha)
+        return Recipe(posterior, _given(prior, LogUniform()))
     if kind not in ("A", "A2"):
         raise VardropError(f"Expected `kind` to be 'A', 'B' or 'A2', but got {kind!r}.")
     if per not in (None, "input", "layer"):
@@ -88,7 +90,7 @@ def variational_dropout(
         alpha,
         per="layer" if per == "layer" else "unit",
         max_alpha=max_alpha,
-        prior=prior or LogUniform(),
+        prior=_given(prior, LogUniform()),
         kl_scale=1 / 3 if kind == "A2" else 1.0,
     )
     return Recipe(gate=gate)
@@ -127,7 +129,7 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
     default = local_reparameterization if noise == "gaussian" else flipout
-    return Recipe(ZeroMean(noise), estimator=estimator or default)
+    return Recipe(ZeroMean(noise), estimator=_given(estimator, default))
 
 
 def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:
@@ -136,6 +138,11 @@ def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) ->
     Wan et al. 2013, "Regularization of neural networks using DropConnect", eq. 3.
     """
     return Recipe(Bernoulli(drop_rate), estimator=estimator)
+
+
+def _given(value: T | None, default: T) -> T:
+    """The value, unless it is None; a false one is for its owner to refuse."""
+    return default if value is None else value
 
 
 def _alpha(drop_rate: float) -> float:
