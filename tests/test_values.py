@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import vardrop as vd
 from vardrop.posteriors import Axes
@@ -65,6 +66,7 @@ BAD = [
     (lambda: vd.Recipe(), "`posterior`, `gate`.* to be given"),
     (lambda: vd.Recipe(prior=vd.ARD(), gate=vd.BinaryDropout()), "`posterior` where there is a prior"),
     (lambda: vd.Recipe(vd.AdditiveGaussian(), vd.ScaleMixture()), "registered KL for"),
+    (lambda: vd.Recipe(vd.AdditiveGaussian(), existing=True), "`existing` to stand without a post"),
     (lambda: vd.GaussianDropout(alpha=2.0, max_alpha=1.0), "at most `max_alpha`"),
     (lambda: vd.GaussianDropout(per="row"), "`per` to be 'unit' or 'layer'"),
     (lambda: vd.GaussianDropout(prior=vd.LogUniform("cubic")), "at most 1 for the cubic"),
@@ -138,7 +140,7 @@ def test_hostile_descriptions_are_refused_or_valid(name):
             # Numbers alone may differ from what was there, and then within their bounds.
             assert vd.to_json(found) == hostile
             if isinstance(found, vd.Recipe):
-                vd.convert(torch.nn.Linear(2, 2), found)
+                vd.convert(nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)), found)
     assert accepted > 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -56,7 +55,6 @@ class Value:
                 object.__setattr__(self, name, plain)
 
 
-@cache
 def _kinds(cls: type[Value]) -> dict[str, Any]:
     """The declared type of every field; of none, where a name in a declaration is not defined."""
     try:

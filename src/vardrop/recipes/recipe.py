@@ -47,4 +47,9 @@ class Recipe(Value):
                 "Expected `head` to stand alone, but got other noise beside it. Convert twice: "
                 "the head first, then the other layers."
             )
+        if self.existing and self.posterior is not None:
+            raise VardropError(
+                f"Expected `existing` to stand without a posterior, but got {self.posterior!r}. "
+                "Convert twice: the dropout modules first, then the weights."
+            )
         check_method(self.posterior, self.prior, self.estimator)
