@@ -97,6 +97,9 @@ def test_numbers_of_other_libraries_become_plain():
     assert type(q.log_sigma2) is float
     assert json.loads(json.dumps(vd.to_json(q))) == vd.to_json(vd.AdditiveGaussian(-8.0))
     assert type(vd.MonteCarlo(samples=np.int64(2)).samples) is int
+    # An integer would make a tensor of integers, which has no gradient.
+    assert vd.Gate(vd.LogNormal(mu=0, log_sigma=-5), 2).mu.dtype == torch.float32
+    assert repr(vd.BinaryDropout(length_scale=1)).endswith("length_scale=1.0)")
 
 
 HOSTILE = [

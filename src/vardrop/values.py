@@ -13,11 +13,15 @@ import math
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
+
+import torch
 
 from vardrop.checks import check_type, shown
 from vardrop.errors import VardropError
 
 _TYPES: dict[str, type[Value]] = {}
+_KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
 _LARGEST = 3.4028234663852886e38  # of single precision, in which noise is computed
 _WORDS: dict[Any, str] = {
     float: "a finite number", int: "an integer", bool: "True or False", str: "a string",
@@ -46,22 +50,27 @@ class Value:
         _TYPES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
+        if torch.compiler.is_compiling():
+            return  # a compiler cannot look up declarations, and traces what has run before
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             _check_field(name, value, kind)
-            if isinstance(value, Real) and not isinstance(value, int | float):
-                # A number of another library: JSON knows Python's own only.
-                plain = int(value) if isinstance(value, Integral) else float(value)
-                object.__setattr__(self, name, plain)
+            # Numbers of other libraries too become Python's own, which is all that JSON knows.
+            if float in (kind, *get_args(kind)) and isinstance(value, Real):
+                object.__setattr__(self, name, float(value))
+            elif kind is int:
+                object.__setattr__(self, name, int(value))
 
 
 def _kinds(cls: type[Value]) -> dict[str, Any]:
     """The declared type of every field; of none, where a name in a declaration is not defined."""
-    try:
-        hints = get_type_hints(cls)
-    except NameError:
-        return {}
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    if cls not in _KINDS:
+        try:
+            hints = get_type_hints(cls)
+        except NameError:
+            hints = {}
+        _KINDS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.name in hints}
+    return _KINDS[cls]
 
 
 def _check_field(name: str, value: Any, kind: Any) -> None:

@@ -275,7 +275,7 @@ def test_dependent_gate_sees_each_example() -> None:
     ("make", "match"),
     [
         (lambda: Gate(DependentBetaBernoulli(), 3), "Expected a trained Beta-Bernoulli gate"),
-        (lambda: Gate(BinaryDropout(), 0), "Expected `units` to be at least 1"),
+        (lambda: Gate(BinaryDropout(), 0), "Expected `units` to be an integer of at least 1"),
         (lambda: Gate("noise", 3), "Expected `noise` to be a FeatureNoise"),
         (lambda: Gate(BinaryDropout(), 3)(torch.ones(2, 4)), "to have 3 units"),
         (lambda: BinaryDropout(granularity="pixel"), "Expected `granularity`"),
