@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import warnings
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -145,15 +146,30 @@ def _built(data: Any) -> Value:
             f"Expected the fields of {cls.__name__} to be among {sorted(known)}, "
             f"but got {shown(unknown)}."
         )
-    if missing := sorted(known - set(fields)):
-        raise VardropError(
-            f"Expected the fields of {cls.__name__} to be {sorted(known)}, but got none for "
-            f"{missing}. The description is not whole."
-        )
     values = {k: _built(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    _check_whole(cls, set(values))
     for name, kind in _kinds(cls).items():
-        _check_field(name, values[name], kind)
+        if name in values:
+            _check_field(name, values[name], kind)
     return cls(**values)
+
+
+def _check_whole(cls: type[Value], given: set[str]) -> None:
+    """Warn of fields that a release before this one did not have, and that keep their default."""
+    absent = [f for f in dataclasses.fields(cls) if f.name not in given]
+    needed = [f.name for f in absent if not _has_default(f)]
+    if needed:
+        raise VardropError(f"Expected the fields of {cls.__name__} to be whole, but {needed} lack.")
+    if absent:
+        warnings.warn(
+            f"The description of {cls.__name__} lacks {[f.name for f in absent]}, which take their "
+            "defaults: an earlier release wrote it, or it is damaged.",
+            stacklevel=4,
+        )
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return not (field.default is field.default_factory is dataclasses.MISSING)
 
 
 def _type_of(name: Any, version: Any) -> type[Value]:

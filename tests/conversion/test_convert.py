@@ -224,3 +224,66 @@ def test_zero_mean_ignores_the_means_of_a_checkpoint():
     net.load_state_dict(nn.Linear(3, 2).state_dict(), strict=False)
     assert not net.weight.any()
     assert net.sigma.abs().sum() > 0
+
+
+def test_plan_counts_a_tied_weight_once():
+    assert str(vd.plan(Tied(), vd.sparse_vd())).startswith("2 modules, 55 weights become noisy")
+
+
+class Adapted(nn.Module):
+    """A frozen layer under a trained adapter of low rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(6, 5), nn.Linear(6, 2), nn.Linear(2, 5)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.beta_bernoulli()])
+def test_frozen_weights_stay_plain_unless_they_are_named(recipe):
+    text = str(vd.plan(Adapted(), recipe))
+    assert "2 modules, 22 weights become noisy" in text
+    assert "base   Linear  skip: its weights are frozen; name it with `where`" in text
+    net = vd.convert(Adapted(), recipe)
+    assert type(net.base) is nn.Linear
+    assert isinstance(net.a, vd.Linear)
+    named = vd.convert(Adapted(), recipe, where=["base", "b"])
+    assert isinstance(named.base, vd.Linear)
+    assert not named.base.weight.requires_grad
+    assert type(named.a) is nn.Linear
+
+
+def test_a_frozen_head_is_named_or_left():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    net[2].requires_grad_(False)
+    with pytest.raises(vd.VardropError, match="'2' .Linear.: its weights are frozen"):
+        vd.convert(net, vd.dropmax())
+    assert isinstance(vd.convert(net, vd.dropmax(), where="2")[2], vd.DropMax)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_weights_that_are_computed_are_left(norm):
+    net = nn.Sequential(norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    skips = {s.name: s.reason for s in vd.plan(net, vd.sparse_vd()).skips}
+    assert "computed from other tensors" in skips["0"] or "subclass of Linear" in skips["0"]
+    vd.convert(net, vd.sparse_vd())
+    assert not isinstance(net[0], vd.Linear)
+
+
+def test_low_rank_adapters_of_peft():
+    peft = pytest.importorskip("peft")
+    base = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
+    changes = vd.plan(net, vd.bayes_by_backprop()).changes
+    assert {s.name.split(".")[-2] for s in changes} == {"lora_A", "lora_B"}
+
+
+def test_a_long_list_of_names_is_cut():
+    net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(40)])
+    with pytest.raises(vd.VardropError, match=r"names are \(net\), 0, 1, .* 6 and 33 more"):
+        vd.convert(net, vd.sparse_vd(), where="fc")
+    with pytest.raises(vd.VardropError, match="one linear layer for the head, .* 7 and 32 more"):
+        vd.convert(net, vd.dropmax(), where="*")

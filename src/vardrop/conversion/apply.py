@@ -12,6 +12,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from vardrop.conversion.plan import Plan, plan
+from vardrop.conversion.rollback import all_or_nothing
 from vardrop.conversion.selection import Where
 from vardrop.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES, DependentBetaBernoulli, depend
@@ -43,7 +44,9 @@ def convert(
             a list of these. All that can be converted by default.
         exclude: which to leave out, likewise.
 
-    Several methods in one net: call it several times with different `where`.
+    Weights that are frozen (`requires_grad` is False) stay plain unless `where` names them.
+    Several methods in one net: call it several times with different `where`. Where it raises, the
+    net is as it was.
 
     >>> import torch, vardrop as vd
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
@@ -54,8 +57,10 @@ def convert(
     if not todo.changes:
         raise VardropError(f"Expected something to convert, but {_nothing(todo)}.")
     noise: dict[int, dict[str, Tensor]] = {}  # of weights that several modules share
-    for step in todo.changes:
-        _apply(step.module, recipe, noise)
+    zeroed = recipe.posterior is not None and recipe.posterior.zero_mean
+    with all_or_nothing([step.module for step in todo.changes], values=zeroed):
+        for step in todo.changes:
+            _apply(step.module, recipe, noise)
     return net
 
 
@@ -92,10 +97,7 @@ def _make_noisy(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Te
 def _nothing(todo: Plan) -> str:
     if not todo.skips:
         return "the net has no modules with parameters"
-    found = "; ".join(
-        f"'{s.name or '(net)'}' ({type(s.module).__name__}): {s.reason}" for s in todo.skips
-    )
-    return f"every module is skipped: {found}"
+    return f"every module is skipped: {'; '.join(todo.grouped_skips())}"
 
 
 def revert(net: Net) -> Net:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.conversion.reasons import is_staged, reasons
-from vardrop.conversion.selection import Where, check_names, selects
+from vardrop.conversion.selection import Where, check_names, listed, selects
 from vardrop.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES
 from vardrop.heads import HEAD_TYPES
@@ -43,8 +43,17 @@ class Plan:
         """The modules with weights, or with dropout, that stay as they are."""
         return tuple(s for s in self.steps if s.reason)
 
+    def grouped_skips(self) -> list[str]:
+        """Each reason to skip once, with the modules that it is about."""
+        found: dict[str, list[str]] = {}
+        for s in self.skips:
+            kind = type(s.module).__name__
+            found.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
+        return [f"{listed(modules)}: {reason}" for reason, modules in found.items()]
+
     def __str__(self) -> str:
-        weights = sum(p.numel() for s in self.changes for p in _weights(s.module))
+        unique = {id(w): w for s in self.changes for w in _weights(s.module)}  # tied ones once
+        weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         width = max((len(s.name) for s in self.steps), default=0)
         for s in self.steps:
@@ -120,7 +129,7 @@ existing=False, head=None)
 
 def _checked(todo: Plan) -> Plan:
     if todo.recipe.head is not None and len(todo.changes) > 1:
-        names = ", ".join(s.name for s in todo.changes)
+        names = listed([s.name for s in todo.changes])
         raise VardropError(
             f"Expected `where` to select one linear layer for the head, but got {names}. "
             "Name the last one."

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from vardrop.conversion.dropout import dropout_reason
+from vardrop.conversion.dropout import dropout_reason, handed_on
 from vardrop.gates import DROPOUT_TYPES, BetaBernoulli, DependentBetaBernoulli
 from vardrop.layers import NOISY_TYPES, Embedding, Variational
 from vardrop.noisy import Noisy
@@ -36,10 +36,24 @@ def reasons(modules: list[nn.Module], recipe: Recipe, everywhere: bool) -> Reaso
     if recipe.head is not None:
         linear = [m for m in modules if type(m) is nn.Linear]
         allowed = linear[-1:] if everywhere else linear
-        return lambda module: _head_reason(module, allowed)
+        return lambda module: _unless_frozen(_head_reason(module, allowed), module, everywhere)
     if recipe.existing and any(type(m) in DROPOUT_TYPES for m in modules):
-        return dropout_reason
-    return lambda module: _layer_reason(module, recipe)
+        handed = handed_on(modules)
+        return lambda module: dropout_reason(module, handed)
+    return lambda module: _unless_frozen(_layer_reason(module, recipe), module, everywhere)
+
+
+def _unless_frozen(reason: str | None, module: nn.Module, everywhere: bool) -> str | None:
+    """Nobody asked for noise on weights that are not trained, as the base under an adapter is."""
+    if reason != "" or not everywhere or type(module) not in NOISY_TYPES:
+        return reason
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return (
+        ""
+        if weight.requires_grad
+        else "its weights are frozen; name it with `where` if it is meant"
+    )
 
 
 def _head_reason(module: nn.Module, allowed: list[nn.Linear]) -> str | None:
@@ -53,7 +67,7 @@ def _head_reason(module: nn.Module, allowed: list[nn.Linear]) -> str | None:
 
 
 def _layer_reason(module: nn.Module, recipe: Recipe) -> str | None:
-    hidden = dropout_reason(module) if recipe.existing else None
+    hidden = dropout_reason(module, frozenset()) if recipe.existing else None
     if hidden:
         return hidden
     if not list(module.parameters(recurse=False)) and not isinstance(module, LazyModuleMixin):
@@ -88,6 +102,11 @@ def _kind_reason(module: nn.Module) -> str:
 def _own_reason(module: nn.Module, recipe: Recipe) -> str:
     weight = module.weight
     assert isinstance(weight, Tensor)
+    if "weight" not in module._parameters:
+        return (
+            "its weight is computed from other tensors (weight_norm, spectral_norm) before each "
+            "pass; remove that first"
+        )
     if not weight.is_floating_point():
         return f"its weights are {weight.dtype}"
     if isinstance(module, nn.Embedding):

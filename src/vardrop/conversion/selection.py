@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from vardrop.checks import shown
 from vardrop.errors import VardropError
 
 Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
@@ -23,10 +24,10 @@ def selects(where: Where | list[Where] | None, module: nn.Module, name: str) -> 
     if isinstance(where, type):
         return isinstance(module, where)
     if callable(where):
-        return where(module, name)
+        return bool(where(module, name))
     raise VardropError(
         "Expected `where` to be a name pattern, a module type, a predicate (module, name) -> bool "
-        f"or a list of these, but got {where!r}."
+        f"or a list of these, but got {shown(where)}."
     )
 
 
@@ -37,5 +38,15 @@ def check_names(argument: str, where: Where | list[Where] | None, names: list[st
         if isinstance(pattern, str) and not any(fnmatchcase(n, pattern) for n in names):
             raise VardropError(
                 f"Expected `{argument}` to match a module, but got {pattern!r}. "
-                f"The names are {', '.join(n or '(net)' for n in names)}."
+                f"The names are {listed([n or '(net)' for n in names])}."
             )
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """Names in a sentence: all of a few, the first of many.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,144 @@
+"""Dropout that a net has: what the switch reaches becomes noise, the rest is named with a reason."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import vardrop as vd
+
+
+def attend(q, k, v, dropout=0.0):
+    return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+
+class Attention(nn.Module):
+    """As in transformers: the dropout module lends its rate to a function."""
+
+    def __init__(self, rate=0.5):
+        super().__init__()
+        self.query, self.dropout = nn.Linear(4, 4), nn.Dropout(rate)
+
+    def forward(self, x):
+        return attend(self.query(x), x, x, dropout=0.0 if not self.training else self.dropout.p)
+
+
+class RareCall(Attention):
+    def upcast(self, weights):
+        return self.dropout(weights)
+
+
+class Called(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        assert 0 <= self.dropout.p < 1
+        return self.dropout(self.query(x))
+
+
+class PassedOn(Called):
+    def forward(self, x):
+        drop = self.dropout
+        return [step(x) for step in (self.query, drop)][-1]
+
+
+def logged(forward):
+    @functools.wraps(forward)
+    def wrapper(*args, **kwargs):
+        return forward(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(Attention):
+    @logged
+    def forward(self, x):
+        return attend(x, x, x, self.dropout.p if self.training else 0.0)
+
+
+class OwnRate(nn.Module):
+    def __init__(self, rate=0.5):
+        super().__init__()
+        self.query, self.attention_dropout, self.after = nn.Linear(4, 4), rate, nn.Dropout(0.5)
+
+    def forward(self, x):
+        rate = self.attention_dropout if self.training else 0.0
+        return self.after(attend(self.query(x), x, x, rate))
+
+
+def reasons(net):
+    return {s.name: s.reason for s in vd.plan(net, vd.mc_dropout()).steps}
+
+
+@pytest.mark.parametrize("kind", [Attention, RareCall, Decorated])
+def test_a_rate_that_is_handed_on_is_not_claimed(kind):
+    net = nn.Sequential(kind(), nn.Dropout(0.5))
+    found = reasons(net)
+    assert "hands on its rate `p`" in found["0.dropout"]
+    assert "set its p to 0" in found["0.dropout"]
+    assert found["1"] == ""
+    vd.convert(net, vd.mc_dropout())
+    assert type(net[0].dropout) is nn.Dropout
+    assert type(net[1]) is vd.gates.Dropout
+
+
+def test_what_plan_says_is_true_of_the_net():
+    """The switch leaves alone what plan skips, and reaches all that it claims."""
+    x = torch.randn(2, 3, 4)
+    for kind in (Attention, Called, PassedOn, OwnRate):
+        net = nn.Sequential(kind(), nn.Dropout(0.5))
+        claimed = [s.name for s in vd.plan(net, vd.mc_dropout()).changes]
+        vd.convert(net, vd.mc_dropout()).eval()
+        for name in claimed:
+            only = net.get_submodule(name)
+            with vd.sampling(only):
+                assert not torch.equal(net(x), net(x)), (kind, name)
+
+
+@pytest.mark.parametrize("kind", [Called, PassedOn])
+def test_a_call_is_claimed(kind):
+    assert reasons(nn.Sequential(kind()))["0.dropout"] == ""
+
+
+def test_one_module_with_two_owners_is_claimed_where_one_calls_it():
+    net = nn.ModuleDict({"attention": Attention(), "called": Called()})
+    net["called"].dropout = net["attention"].dropout
+    assert reasons(net)["attention.dropout"] == ""
+
+
+def test_a_rate_of_the_owner_is_named():
+    found = reasons(nn.Sequential(OwnRate()))
+    assert "reads its rate `attention_dropout` while it is in training mode" in found["0"]
+    assert found["0.after"] == ""
+    assert "0" not in reasons(nn.Sequential(OwnRate(rate=0.0)))
+
+
+def test_a_net_with_nothing_to_switch_says_so_once():
+    net = nn.Sequential(*[Attention() for _ in range(12)])
+    with pytest.raises(vd.VardropError, match="'0.dropout' .Dropout.,.* and 4 more: the mod") as e:
+        vd.convert(net, vd.mc_dropout())
+    assert str(e.value).count("hands on its rate") == 1
+
+
+def test_a_net_without_dropout_gets_its_advice_once():
+    net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(19)])
+    with pytest.raises(vd.VardropError, match="and 11 more: the net has no dropout module") as e:
+        vd.convert(net, vd.mc_dropout())
+    assert str(e.value).count("give `drop_rate`") == 1
+    assert len(str(e.value)) < 400
+
+
+def test_attention_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.5,
+    )  # fmt: skip
+    found = reasons(transformers.BertModel(config))
+    taken = {name for name, reason in found.items() if "hands on its rate" in reason}
+    assert taken == {"encoder.layer.0.attention.self.dropout"}
+    assert found["encoder.layer.0.output.dropout"] == ""
