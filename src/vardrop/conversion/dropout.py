@@ -69,7 +69,8 @@ def _code_reason(module: nn.Module) -> str | None:
 
 def handed_on(modules: Iterable[nn.Module]) -> frozenset[int]:
     """The ids of dropout modules of which the owners take the rate, in the place of a call."""
-    taken, called = set(), set()
+    taken: set[int] = set()
+    called: set[int] = set()
     for owner in modules:
         for name, child in owner._modules.items():
             if type(child) in DROPOUT_TYPES:
@@ -121,7 +122,7 @@ def _loaded(code: CodeType, me: str) -> Iterator[tuple[str, str]]:
 
 def _own_functions(cls: type[nn.Module]) -> Iterator[FunctionType]:
     for owner in cls.__mro__:
-        if owner.__module__.partition(".")[0] not in ("torch", "builtins", "vardrop"):
+        if owner is not object and owner.__module__.partition(".")[0] not in ("torch", "vardrop"):
             members = (unwrap(m) for m in vars(owner).values() if callable(m))  # past decorators
             yield from (m for m in members if isinstance(m, FunctionType))
 
