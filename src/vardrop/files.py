@@ -76,14 +76,29 @@ def digest(text: str, tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
-    """Write tensors, and plain values in the metadata of the same file, atomically."""
+def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file, the same bytes for the same content.
+
+    safetensors writes the metadata in another order at every call, so the header is written again.
+    """
     from safetensors.torch import save
 
     # A copy of each: safetensors refuses tensors that share memory, as tied weights do.
-    own = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    raw = save({k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}, metadata)
+    start = 8 + int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8:start])
+    del entries["__metadata__"]
+    header = {"__metadata__": dict(sorted(metadata.items())), **dict(sorted(entries.items()))}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + raw[start:]
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
+    """Write tensors, and plain values in the metadata of the same file, atomically."""
     text = json.dumps(values)
-    write_atomically(path, save(own, {"values": text, "sha256": digest(text, own)}))
+    content = tensor_bytes(tensors, {"values": text, "sha256": digest(text, tensors)})
+    write_atomically(path, content)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:

@@ -70,6 +70,23 @@ def test_ensemble_graph_takes_its_noise(tmp_path):
     assert torch.allclose(run(tmp_path / "net.onnx", x, noise), draws(x, noise), atol=1e-5)
 
 
+def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(2, 3)
+
+        def forward(self, x, context):
+            return self.a(x) + self.b(context)
+
+    net = vd.convert(Two(), vd.sparse_vd()).eval()
+    example = (torch.zeros(1, 4), torch.zeros(1, 2))
+    export_onnx(net, tmp_path / "net.onnx", example, samples=2)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    assert [i.name for i in session.get_inputs()] == ["x", "context", "noise"]
+    assert not [p for p in tmp_path.iterdir() if p.name != "net.onnx"]
+
+
 def test_draws_are_those_of_the_layers():
     net, x = noisy_net(), torch.randn(5, 1, 4, 4)
     noise = torch.randn(2, 5, 11)
@@ -81,7 +98,9 @@ def test_draws_are_those_of_the_layers():
 
 
 def test_errors():
-    with pytest.raises(VardropError, match="Expected `samples` to be at least 1, but got 0"):
+    with pytest.raises(
+        VardropError, match="Expected `samples` to be an integer of at least 1, but got 0"
+    ):
         Draws(noisy_net(), (torch.zeros(1, 1, 4, 4),), 0)
     net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.dropconnect())
     with pytest.raises(VardropError, match="drawn by local reparameterisation, but got '0'"):

@@ -1,8 +1,11 @@
+import hashlib
 import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
+import zlib
 
 import pytest
 import torch
@@ -47,7 +50,7 @@ def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
     loaded = unpack(tmp_path / "net.vdp", into=make())
     for key, tensor in small.state_dict().items():
         found = loaded.state_dict()[key]
-        if key in small.deviations or key.replace("bias", "weight") in small.deviations:
+        if key in small.deviations:
             # every weight has the same deviation here, and the step is half of it
             assert (found - tensor).abs().max() <= 0.2501 * torch.exp(torch.tensor(-4.5))
         else:
@@ -198,11 +201,11 @@ def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
 def test_forged_plan_with_a_right_checksum_is_refused(tmp_path, plan):
     from safetensors.torch import save_file
 
-    from vardrop.compression.files import _digest
+    from vardrop.files import digest
 
     net, text = nn.Linear(2, 1), json.dumps(plan)
     tensors = {k: v.detach().clone() for k, v in net.state_dict().items()}
-    mark = {"vardrop": "1", "plan": text, "sha256": _digest(text, tensors)}
+    mark = {"vardrop": "1", "plan": text, "sha256": digest(text, tensors)}
     save_file(tensors, tmp_path / "net.safetensors", mark)
     with pytest.raises(VardropError, match="Expected (the description in|a size of)"):
         load(tmp_path / "net.safetensors", into=net)
@@ -220,7 +223,190 @@ def test_pack_errors(tmp_path):
     net = nn.Linear(2, 1)
     with pytest.raises(VardropError, match="Expected `net` to bring posterior deviations"):
         pack(net, tmp_path / "net.vdp")
-    with pytest.raises(VardropError, match="Expected `tolerance` to be above 0, but got 0"):
+    with pytest.raises(
+        VardropError, match="Expected `tolerance` to be a finite number and above 0, but got 0"
+    ):
         pack(net, tmp_path / "net.vdp", tolerance=0)
     with pytest.raises(VardropError, match="Expected `deviations` to name tensors of the net"):
         pack(net, tmp_path / "net.vdp", deviations={"other": torch.ones(1)})
+
+
+def test_biases_are_kept_as_they_are(tmp_path):
+    def make():
+        return nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 3))
+
+    net = vd.convert(make(), vd.sparse_vd())
+    with torch.no_grad():
+        net[2].weight.mul_(30)
+        net[2].log_sigma2.fill_(2.0)  # a step of 2.7, and log alpha is below 3
+        net[2].bias.copy_(torch.tensor([1.0, 0.3, -1.0]))
+    small = shrink(net, torch.zeros(1, 20))
+    pack(small, tmp_path / "net.vdp")
+    assert torch.equal(unpack(tmp_path / "net.vdp", into=make())[2].bias, small[2].bias)
+    dead = shrink(vd.convert(make(), vd.sparse_vd(10.0)), torch.zeros(1, 20))
+    pack(dead, tmp_path / "dead.vdp")
+    x = torch.randn(2, 20)
+    assert torch.equal(unpack(tmp_path / "dead.vdp", into=make())(x), dead(x))
+
+
+class Buffers(nn.Module):
+    """A layer beside buffers of other types than float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("mask", torch.rand(7, generator=generator) > 0.5)
+        self.register_buffer("bytes", torch.tensor([3, 255, 0, 128], dtype=torch.uint8))
+        self.register_buffer("waves", torch.tensor([1 + 2j, -3j]))
+        self.register_buffer("short", torch.tensor([0.1, 7.0], dtype=torch.float16))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_buffers_of_every_type_come_back(tmp_path):
+    net = Buffers()
+    pack(net, tmp_path / "net.vdp", deviations={"layer.weight": torch.full((2, 3), 0.01)})
+    into = Buffers()
+    for buffer in into.buffers():
+        buffer.zero_()
+    found = unpack(tmp_path / "net.vdp", into=into).state_dict()
+    for name, tensor in net.state_dict().items():
+        assert found[name].dtype == tensor.dtype
+        if name != "layer.weight":
+            assert torch.equal(found[name], tensor)
+
+
+def test_pack_compares_before_it_writes(tmp_path, monkeypatch):
+    from vardrop.compression import packing
+
+    class Wrong(packing.Decoder):
+        def read(self, steps, counts):
+            return super().read(steps, counts) + 1
+
+    monkeypatch.setattr(packing, "Decoder", Wrong)
+    small, _, _ = small_net("lenet-300-100", recipe=True)
+    with pytest.raises(VardropError, match="to be the same after decoding.*Nothing was written"):
+        pack(small, tmp_path / "net.vdp")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", [save, pack])
+def test_full_disk_leaves_the_old_file(tmp_path, monkeypatch, write):
+    small, _, _ = small_net("lenet-300-100", recipe=True)
+    path = tmp_path / "net"
+    write(small, path)
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(VardropError, match="Expected to write .* No space left on device"):
+        write(small, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["net"]
+
+
+def test_equal_nets_give_equal_bytes(tmp_path):
+    small, _, _ = small_net()
+    for i in range(8):
+        save(small, tmp_path / str(i))
+    assert len({(tmp_path / str(i)).read_bytes() for i in range(8)}) == 1
+
+
+def test_verbs_name_each_other(tmp_path):
+    small, make, _ = small_net("lenet-300-100", recipe=True)
+    pack(small, tmp_path / "net.vdp")
+    save(small, tmp_path / "net.safetensors")
+    with pytest.raises(VardropError, match=r"it was packed. Read it with vardrop.unpack"):
+        load(tmp_path / "net.vdp", into=make())
+    with pytest.raises(VardropError, match=r"Read what vardrop.save wrote with vardrop.load"):
+        unpack(tmp_path / "net.safetensors", into=make())
+
+
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.beta_bernoulli()])
+def test_file_of_a_noisy_net_says_convert(tmp_path, recipe):
+    def make():
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    net = vd.convert(make(), recipe)
+    save(net, tmp_path / "net.safetensors")
+    with pytest.raises(
+        VardropError, match=r"holds a noisy net.*call vardrop.convert\(into, recipe"
+    ):
+        load(tmp_path / "net.safetensors", into=make())
+    again = load(tmp_path / "net.safetensors", into=vd.convert(make(), recipe))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
+
+
+def signed(header, content):
+    """A packed file with this header and a right checksum."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    packed = zlib.compress(text, 9)
+    body = b"VDP\x01" + struct.pack("<I", len(packed)) + packed + content
+    return body + hashlib.blake2b(body, digest_size=16).digest()
+
+
+def edited(*keys, value):
+    def edit(header):
+        for key in keys[:-1]:
+            header = header[key]
+        header[keys[-1]] = value
+
+    return edit
+
+
+BOMBS = {
+    "select": edited(0, "select", value={"1": [2**26, -1]}),
+    "scale": edited(0, "scale", value={"2": [2**26, -1]}),
+    "select of no layer": edited(0, "select", value={"2": [2**26, -1]}),
+    "groups": edited(0, "sizes", "stem", value=[64, 64, 1, 1]),
+    "one count": edited(1, 0, 2, value=[2**40]),
+    "counts that cancel": edited(1, 0, 2, value=[2**40, 300 * 784 - 2**40]),
+    "counts of zero": edited(1, 0, slice(1, 3), value=[[0] * 10**6, [0] * 10**6]),
+    "values without counts": edited(1, 0, 1, value=[0] * 10**6),
+    "step": edited(1, 0, 0, value=-1.0),
+    "step that is no number": edited(1, 0, 0, value="x"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_forged_file_cannot_ask_for_memory(tmp_path, name):
+    def grouped():
+        net = NETS["lenet-300-100"][0]()
+        net.stem = nn.Conv2d(64, 64, 33, groups=64)
+        return net
+
+    net = grouped()
+    deviations = {"1.weight": torch.ones_like(net[1].weight)}
+    net[1].weight.data.mul_(30)
+    pack(net, tmp_path / "net.vdp", deviations=deviations)
+    raw = (tmp_path / "net.vdp").read_bytes()
+    (length,) = struct.unpack_from("<I", raw, 4)
+    header = json.loads(zlib.decompress(raw[8 : 8 + length]))
+    BOMBS[name](header)
+    (tmp_path / "net.vdp").write_bytes(signed(header, raw[8 + length : -16]))
+    into = grouped()
+    allocated = largest_allocation(lambda: refuse(tmp_path / "net.vdp", into))
+    assert allocated <= 2 * max(t.nbytes for t in into.state_dict().values())
+
+
+def refuse(path, into):
+    with pytest.raises(VardropError, match="Expected"):
+        unpack(path, into=into)
+
+
+def largest_allocation(call):
+    """The most bytes that torch asked for at once."""
+    with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
+        call()
+    return max((e.self_cpu_memory_usage for e in profile.events()), default=0)
+
+
+def test_header_that_inflates_is_refused(tmp_path):
+    path = tmp_path / "net.vdp"
+    path.write_bytes(signed(b"[" + b"0," * 10**7 + b"0]", b""))
+    with pytest.raises(VardropError, match="Expected a header of at most"):
+        unpack(path, into=nn.Linear(2, 1))

@@ -20,7 +20,9 @@ def test_fine_tuning_lowers_the_loss_and_keeps_zeros():
     assert functional.cross_entropy(net(x), y) < 0.9 * before
     assert torch.equal(net[0].weight == 0, zeros)
     assert not net[0].weight._backward_hooks
-    with pytest.raises(VardropError, match="Expected `epochs` to be at least 1, but got 0"):
+    with pytest.raises(
+        VardropError, match="Expected `epochs` to be an integer of at least 1, but got 0"
+    ):
         fine_tune(net, [(x, y)], functional.cross_entropy, optimizer, epochs=0)
 
 

@@ -303,6 +303,29 @@ def test_gate_on_its_own_becomes_a_scale_and_shrinks():
     assert_equal(expected, small, (4,))
 
 
+@pytest.mark.parametrize(("kind", "groups"), [("dense", 1), ("conv", 1), ("conv", 2)])
+def test_deviations_of_bayesian_compression_are_those_of_the_product(kind, groups):
+    """Var(z w) = mu^2 s^2 + S^2 m^2 + S^2 s^2, against draws of both."""
+    layer = nn.Linear(4, 3) if kind == "dense" else nn.Conv2d(4, 6, 2, groups=groups)
+    net = vd.convert(nn.Sequential(layer), vd.bayesian_compression(-1.0, threshold=9.0)).eval()
+    with torch.no_grad():
+        net[0].gate.mu.copy_(torch.linspace(-1.5, 1.5, len(net[0].gate.mu)))
+        net[0].gate.log_sigma2.copy_(torch.linspace(-2.0, 0.5, len(net[0].gate.mu)))
+        net[0].log_sigma2.copy_(torch.linspace(-3, -1, layer.weight.numel()).view_as(layer.weight))
+    found = shrink(net, torch.zeros(1, 4) if kind == "dense" else torch.zeros(1, 4, 3, 3))
+    draws = 40_000
+    mu, spread = net[0].gate.mu.detach(), net[0].gate.log_sigma2.detach().mul(0.5).exp()
+    mean, sigma = net[0].weight.detach(), net[0].log_sigma2.detach().mul(0.5).exp()
+    z = mu + spread * torch.randn(draws, len(mu), generator=generator(3))
+    w = mean + sigma * torch.randn(draws, *mean.shape, generator=generator(4))
+    # a dense layer gates its inputs, a convolution its output channels
+    z = z[:, None, :] if kind == "dense" else z[:, :, None, None, None]
+    squares = (z * w - (z * w).mean(0)).square()
+    error = squares.std(0) / draws**0.5
+    off = (squares.mean(0) - found.deviations["0.weight"].square()).abs() / error
+    assert float(off.max()) < 7  # 48 weights at most, family-wise 1e-6
+
+
 def test_errors():
     net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.sparse_vd())
     with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules among"):

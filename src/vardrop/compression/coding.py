@@ -6,31 +6,64 @@ Every tensor is coded under its own histogram, which stands in the header; the c
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vardrop.compression.extras import require
+from vardrop.errors import VardropError
 
 _GRID = 3  # significant digits of a step, so that it is short in the header
+_EXACT = 2**53  # integers up to here survive in a double
 
 
-def step_for(deviation: Tensor, weight: Tensor, tolerance: float) -> float:
+def step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
     """The step of a uniform grid: `tolerance` times the posterior deviation of the kept weights.
 
     The harmonic mean of the variances makes the mean of (step / deviation)^2 equal tolerance^2.
     """
+    if deviation.shape != weight.shape:
+        raise VardropError(
+            f"Expected the deviations of '{name}' to have the shape {tuple(weight.shape)}, but "
+            f"got {tuple(deviation.shape)}."
+        )
     kept = weight != 0
     if not bool(kept.any()):
-        return tolerance * float(deviation.double().square().mean().sqrt()) or 1.0
-    precision = deviation[kept].double().clamp_min(1e-12).pow(-2).mean()
-    return float(f"{tolerance * float(precision.rsqrt()):.{_GRID}g}")
+        return 1.0
+    chosen = deviation[kept].double()
+    if not bool((chosen.isfinite() & (chosen > 0)).all()):
+        raise VardropError(
+            f"Expected the deviations of '{name}' to be positive and finite, but got "
+            f"{float(chosen.min())} to {float(chosen.max())}."
+        )
+    # Relative to the smallest, so that no square leaves the range of a double.
+    smallest = float(chosen.min())
+    mean = float((smallest / chosen).square().mean())
+    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
 
 
-def quantise(tensor: Tensor, step: float) -> Tensor:
-    """The nearest multiples of a step, as integers."""
-    return (tensor.detach().double() / step).round().long()
+def quantise(name: str, tensor: Tensor, step: float) -> Tensor:
+    """The nearest multiples of a step, as integers; an error where they are none or all zero."""
+    exact = tensor.detach().double()
+    if not bool(exact.isfinite().all()):
+        raise VardropError(
+            f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
+            "Such a net cannot be packed."
+        )
+    if not step > 0 or float(exact.abs().max()) / step > _EXACT:
+        raise VardropError(
+            f"Expected '{name}' to lie within 2^53 steps of {step:g}, but got a number of size "
+            f"{float(exact.abs().max()):g}. Raise `tolerance`, or give larger `deviations`."
+        )
+    integers = (exact / step).round().long()
+    if bool(exact.any()) and not bool(integers.any()):
+        raise VardropError(
+            f"Expected some weights of '{name}' to survive rounding, but got steps of {step:g} "
+            f"for numbers up to {float(exact.abs().max()):g}. Lower `tolerance`."
+        )
+    return integers
 
 
 def differences(tensor: Tensor) -> Tensor:
@@ -45,10 +78,23 @@ def histogram(integers: Tensor) -> list[list[int]]:
     return [differences(values).tolist(), counts.tolist()]
 
 
+def check_histogram(name: str, table: list[Any], size: int) -> None:
+    """Refuse a table that is no histogram of so many integers, before anything is made of it."""
+    values, counts = table
+    integers = all(type(n) is int for n in (*values, *counts))
+    if not integers or len(values) != len(counts) or min(counts, default=1) < 1:
+        raise VardropError(f"Expected a histogram for '{name}', but got something else.")
+    if sum(counts) != size:
+        raise VardropError(
+            f"Expected {size} values for '{name}', but got {sum(counts)}. "
+            "Give a net of the class that was packed."
+        )
+
+
 def bits(counts: list[int]) -> float:
     """The information of integers under their own histogram."""
     share = torch.tensor(counts, dtype=torch.float64)
-    return float(-(share * (share / share.sum()).log2()).sum())
+    return abs(float((share * (share / share.sum()).log2()).sum()))
 
 
 def _model(counts: list[int]) -> Any:
@@ -80,8 +126,8 @@ class Decoder:
 
     def read(self, steps: list[int], counts: list[int]) -> Tensor:
         """The next tensor, flat."""
-        values = torch.tensor(steps).cumsum(0)
-        if len(counts) == 1:
-            return values.expand(counts[0])
+        values = torch.tensor(steps, dtype=torch.long).cumsum(0)
+        if len(counts) <= 1:
+            return values.expand(sum(counts))
         index = self._decoder.decode(_model(counts), sum(counts))
         return values[torch.from_numpy(index).long()]

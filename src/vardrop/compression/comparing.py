@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
+from vardrop.checks import check_net
 from vardrop.compression.files import save
-from vardrop.compression.flow import evaluating
+from vardrop.compression.flow import as_inputs, evaluating
 from vardrop.compression.rebuild import densify
 from vardrop.compression.report import layer_costs
 from vardrop.compression.scoring import Data, batches, outputs
@@ -66,6 +67,8 @@ def compare(
     >>> result.before.macs
     12
     """
+    check_net(before, "before")
+    check_net(after, "after")
     return Comparison(_figures(before, test, foreign), _figures(after, test, foreign))
 
 
@@ -74,16 +77,16 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def _figures(net: nn.Module, test: Data, foreign: Tensor | None) -> Figures:
-    logits, y = outputs(net, test)
+    logits, y = outputs(net, test, "test")
     probs = logits.double().softmax(1)
-    x = batches(test)[0][0]
-    costs = layer_costs(densify(net)[0], (x[:1],))
+    x = as_inputs(batches(test)[0][0])
+    costs = layer_costs(densify(net)[0], tuple(t[:1] for t in x))
     auroc = None
     if foreign is not None:
         other = outputs(net, (foreign, torch.zeros(len(foreign))))[0].double().softmax(1)
         auroc = float(metrics.auroc(_entropy(probs), _entropy(other)))
     with evaluating(net):
-        latency = seconds(lambda: net(x), budget=0.2)
+        latency = seconds(lambda: net(*x), budget=0.2)
     with tempfile.TemporaryDirectory() as folder:
         size = save(net, Path(folder) / "net.safetensors")
     return Figures(

@@ -6,23 +6,25 @@ A shrunken net is plain torch, so int8 quantisation takes it as it is: in onnxru
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net
 from vardrop.compression.extras import require
-from vardrop.compression.flow import Inputs, as_inputs, evaluating, hooks, run
-from vardrop.compression.rebuild import densify
+from vardrop.compression.flow import Inputs, as_inputs, check_runs, evaluating, hooks, run
+from vardrop.compression.rebuild import as_path, densify
 from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
+from vardrop.files import write_atomically
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
 
@@ -35,13 +37,23 @@ def _batched(inputs: Inputs) -> Inputs:
 def export_program(net: nn.Module, example_input: Any) -> torch.export.ExportedProgram:
     """The net as a `torch.export` program in evaluation mode, for a batch of any size.
 
+    A noisy net is exported at its means.
+
     >>> import torch
     >>> program = export_program(torch.nn.Linear(3, 2), torch.zeros(1, 3))
     >>> program.module()(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    dense, _ = densify(net)
-    return _program(dense, _batched(as_inputs(example_input)), batch_axes=None)
+    inputs = _checked(net, example_input)
+    return _program(densify(net)[0], inputs, batch_axes=None)
+
+
+def _checked(net: nn.Module, example_input: Any) -> Inputs:
+    """The arguments of a net with two examples at least, after a try."""
+    check_net(net)
+    inputs = as_inputs(example_input)
+    check_runs(net, inputs)
+    return _batched(inputs)
 
 
 def _program(
@@ -73,8 +85,9 @@ def export_onnx(
     """Write a net as ONNX in evaluation mode, for a batch of any size.
 
     Args:
-        net: a plain net, such as the result of `shrink`; with `samples`, a noisy one.
-        path: the file.
+        net: a plain net, such as the result of `shrink`; with `samples`, a noisy one. Without
+            `samples` a noisy net is written at its means.
+        path: the file; it is there whole or not at all.
         example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
         samples: draw this many times inside the graph. It then has the input `noise` of shape
             (samples, batch, F), standard normal, last in order, and returns all draws as
@@ -85,18 +98,27 @@ def export_onnx(
     """
     require("onnx", "onnx")
     require("onnxscript", "onnxscript")
-    inputs = _batched(as_inputs(example_input))
+    target, inputs = as_path(path), _checked(net, example_input)
     dense: nn.Module = densify(net)[0]
     axes = (0,) * len(inputs)
+    names = None
     if samples is not None:
         dense = Draws(net, inputs, samples)
+        names = [*_argument_names(net, len(inputs)), "noise"]
         inputs, axes = (*inputs, dense.noise_like(inputs)), (*axes, 1)
     with _quiet():
-        torch.onnx.export(
-            _program(dense, inputs, axes), (), str(path), dynamo=True, verbose=False,
-            external_data=False,
-        )  # fmt: skip
-    return Path(path).stat().st_size
+        program = torch.onnx.export(
+            _program(dense, inputs, axes), (), input_names=names, dynamo=True, verbose=False
+        )
+    assert program is not None
+    raw = program.model_proto.SerializeToString()
+    write_atomically(target, raw)
+    return len(raw)
+
+
+def _argument_names(net: nn.Module, count: int) -> list[str]:
+    """What the net calls its arguments, as a graph without draws names its inputs."""
+    return list(inspect.signature(net.forward).parameters)[:count]
 
 
 @contextmanager
@@ -124,8 +146,7 @@ class Draws(nn.Module):
 
     def __init__(self, net: nn.Module, inputs: Inputs, samples: int) -> None:
         super().__init__()
-        if samples < 1:
-            raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
+        check_integer("samples", samples)
         for name, module in noisy_modules(net).items():
             local = isinstance(getattr(module, "estimator", None), LocalReparameterization)
             if not isinstance(module, Variational) or not local or module.gate is not None:

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_net
 from vardrop.compression.extras import require
 from vardrop.compression.parts import replaced
 from vardrop.compression.rebuild import (
+    PACKED,
+    as_path,
+    check_file,
     densify,
     describe,
     load_tensors,
     rebuild,
     refusing,
+    start_of,
 )
 from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
+from vardrop.files import digest, tensor_bytes, write_atomically
 
 _FORMAT = "1"
-
-
-def state(net: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a net, each with memory of its own."""
-    return {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
-
-
-def _digest(plan: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(plan.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def save(net: nn.Module, path: str | PathLike[str]) -> int:
     """Write a plain net as safetensors, with the sizes of its layers in the metadata.
 
+    Weights are written as they are, whatever they hold. The file is there whole or not at all, and
+    equal nets give equal bytes.
+
     Args:
         net: a plain net, such as the result of `shrink` or `sparsify`.
-        path: the file; by custom it ends in .safetensors.
+        path: the file; conventionally it ends in .safetensors.
 
     Returns:
         The bytes on disk.
@@ -58,13 +51,15 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     >>> bool((same.weight == net.weight).all())
     True
     """
-    formats = require("safetensors.torch", "safetensors")
+    require("safetensors.torch", "safetensors")
+    check_net(net)
+    target = as_path(path)
     dense, sparse = densify(net)
-    tensors = state(dense)
+    tensors = dense.state_dict()
     plan = json.dumps({**describe(dense), "sparse": sparse})
-    metadata = {"vardrop": _FORMAT, "plan": plan, "sha256": _digest(plan, tensors)}
-    raw = formats.save(tensors, metadata)
-    Path(path).write_bytes(raw)
+    metadata = {"vardrop": _FORMAT, "plan": plan, "sha256": digest(plan, tensors)}
+    raw = tensor_bytes(tensors, metadata)
+    write_atomically(target, raw)
     return len(raw)
 
 
@@ -79,7 +74,8 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
         A copy of `into` with the saved sizes and tensors, in evaluation mode. A file that is
         damaged, foreign or of another version is an error.
     """
-    plan, tensors = _read(Path(path))
+    check_net(into, "into")
+    plan, tensors = _read(as_path(path))
     with refusing(str(path)):
         net = rebuild(into, plan)
         load_tensors(net, tensors)
@@ -92,8 +88,12 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     library = require("safetensors", "safetensors")
     require("safetensors.torch", "safetensors")
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
+    check_file(path)
+    if start_of(path) == PACKED:
+        raise VardropError(
+            f"Expected {path} to be written by vardrop.save, but it was packed. "
+            "Read it with vardrop.unpack(path, into=net)."
+        )
     try:
         with library.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"Expected {path} to be written by vardrop.save in format {_FORMAT}, but got "
             f"{metadata.get('vardrop', 'no such mark')!r}."
         )
-    if _digest(metadata["plan"], tensors) != metadata.get("sha256"):
+    if digest(metadata["plan"], tensors) != metadata.get("sha256"):
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net, check_type
 from vardrop.compression.flow import as_inputs, hooks
 from vardrop.errors import VardropError
 
@@ -30,7 +33,7 @@ def fine_tune(
 
     Args:
         net: a plain net, such as the result of `shrink`; BatchNorm keeps its statistics.
-        data: batches (inputs, targets), read once an epoch.
+        data: batches (inputs, targets), read once per epoch.
         loss: `loss(output, target)`, such as `torch.nn.functional.cross_entropy`.
         optimizer: over the parameters of `net`, without momentum from before.
         epochs: how many times to go through the data.
@@ -43,16 +46,41 @@ def fine_tune(
     >>> net.weight[0, 0].item()
     0.0
     """
-    if epochs < 1:
-        raise VardropError(f"Expected `epochs` to be at least 1, but got {epochs}.")
+    _check_tuning(net, data, optimizer, epochs)
     weights = [p for p in net.parameters() if p.dim() > 1 and p.requires_grad]
     with hooks(*(_keep_zeros(p) for p in weights)):
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            batches = 0
             for x, y in data:
                 optimizer.zero_grad(set_to_none=True)
-                loss(net(*as_inputs(x)), y).backward()  # type: ignore[no-untyped-call]
+                value = loss(net(*as_inputs(x)), y)
+                if not bool(value.isfinite()):
+                    raise VardropError(
+                        f"Expected a finite loss, but got {value.item()} in batch {batches} of "
+                        f"epoch {epoch}. The net is as it was before that batch."
+                    )
+                value.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                batches += 1
+            if batches == 0:
+                raise VardropError(
+                    f"Expected `data` to give batches in every epoch, but got none in epoch "
+                    f"{epoch}. Give a list or a loader, not an iterator."
+                )
     return net
+
+
+def _check_tuning(net: Any, data: Any, optimizer: torch.optim.Optimizer, epochs: Any) -> None:
+    check_net(net)
+    check_type("data", data, Iterable, "batches of (inputs, targets)")
+    check_type("optimizer", optimizer, torch.optim.Optimizer, "an optimizer")
+    check_integer("epochs", epochs)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held & {id(p) for p in net.parameters()}:
+        raise VardropError(
+            "Expected `optimizer` to hold parameters of `net`, but got none of them. "
+            "Build it over net.parameters() after shrinking."
+        )
 
 
 @torch.no_grad()
@@ -60,7 +88,7 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     """Measure the mean and variance of every BatchNorm again, averaged over batches, in place.
 
     Weights that went changed the statistics that BatchNorm remembers. Modes and momenta are left
-    as they were.
+    as they were; where a batch fails, so are the statistics.
 
     Args:
         net: a plain net.
@@ -72,24 +100,53 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     >>> net.running_mean, net.running_var
     (tensor([1.]), tensor([2.]))
     """
-    norms = [m for m in net.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    check_net(net)
+    check_type("data", data, Iterable, "batches of inputs")
+    norms = {
+        name: m
+        for name, m in net.named_modules()
+        if isinstance(m, _NORMS) and m.track_running_stats
+    }
     if not norms:
         raise VardropError(
             "Expected `net` to have BatchNorm with running statistics, but got none."
         )
-    modes = {m: m.training for m in net.modules()}
-    momenta = [m.momentum for m in norms]
-    try:
-        net.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain average over the batches
-            norm.train()
+    with _measuring(net, norms):
+        batches = 0
         for batch in data:
             net(batch[0] if isinstance(batch, list | tuple) else batch)
+            batches += 1
+        if batches == 0:
+            raise VardropError("Expected `data` to give batches of inputs, but got none.")
+        for name, norm in norms.items():
+            if not all(bool(b.isfinite().all()) for b in norm.buffers()):
+                raise VardropError(
+                    f"Expected finite inputs to '{name}', but got NaN or infinity. "
+                    "The statistics are as they were."
+                )
+    return net
+
+
+@contextmanager
+def _measuring(net: nn.Module, norms: dict[str, Any]) -> Iterator[None]:
+    """BatchNorm starts anew with a plain average; all is as it was where that fails."""
+    modes = {m: m.training for m in net.modules()}
+    momenta = {m: m.momentum for m in norms.values()}
+    before = {m: copy.deepcopy(dict(m.named_buffers())) for m in norms.values()}
+    try:
+        net.eval()
+        for norm in norms.values():
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        yield
+    except BaseException:
+        for norm, buffers in before.items():
+            for key, value in buffers.items():
+                norm.get_buffer(key).copy_(value)
+        raise
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum in momenta.items():
             norm.momentum = momentum
         for module, training in modes.items():
             module.training = training
-    return net

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from vardrop.checks import check_net, shown
 from vardrop.compression.layout import AFFINE, affine_layers, channel_axis
 from vardrop.compression.parts import Scale
+from vardrop.errors import VardropError
+from vardrop.noisy import Noisy
 
 Inputs = tuple[Any, ...]
 
@@ -25,6 +28,36 @@ Inputs = tuple[Any, ...]
 def as_inputs(example_input: Any) -> Inputs:
     """The positional arguments of a net, from one tensor or a tuple of them."""
     return example_input if isinstance(example_input, tuple) else (example_input,)
+
+
+def check_plain(net: nn.Module) -> None:
+    """Refuse all but a net without noise."""
+    check_net(net)
+    noisy = [name for name, m in net.named_modules() if isinstance(m, Noisy)]
+    if noisy:
+        raise VardropError(
+            f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Give the result of "
+            "vardrop.shrink(net, example_input)."
+        )
+
+
+def check_runs(net: nn.Module, inputs: Inputs) -> None:
+    """Refuse an example that holds nothing or that the net cannot be called with."""
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    if not tensors or any(t.numel() == 0 for t in tensors):
+        raise VardropError(
+            "Expected `example_input` to be a tensor or a tuple of arguments with at least one "
+            f"row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
+        )
+    for tensor in tensors:
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
+    try:
+        run(net, inputs)
+    except Exception as failure:
+        raise VardropError(
+            f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
+        ) from failure
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -15,7 +16,7 @@ from vardrop.compression.parts import Scale
 from vardrop.errors import VardropError
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import NOISY_TYPES, Variational
-from vardrop.layers.folding import fold
+from vardrop.layers.folding import fold, scale
 from vardrop.noisy import Noisy, Relevance, relevance
 
 # One number for every noisy module, one for each by a name, or each method's own rule.
@@ -29,6 +30,7 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     found = relevance(net)
     if threshold is None:
         return found
+    _check_thresholds(threshold)
     if not isinstance(threshold, Mapping):
         if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
             raise VardropError(
@@ -41,9 +43,23 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
             f"Expected `threshold` to name noisy modules among {sorted(found)}, but got {unknown}."
         )
     return {
-        name: dataclasses.replace(r, threshold=threshold.get(name, r.threshold))
+        name: dataclasses.replace(r, threshold=float(threshold.get(name, r.threshold)))
         for name, r in found.items()
     }
+
+
+def _check_thresholds(threshold: Thresholds) -> None:
+    """Refuse what is no number; infinity keeps all or nothing."""
+    values = threshold.values() if isinstance(threshold, Mapping) else [threshold]
+    for value in values:
+        try:
+            nan = math.isnan(float(value))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            nan = True
+        if nan:
+            raise VardropError(
+                f"Expected `threshold` to be a number or numbers by module name, but got {value!r}."
+            )
 
 
 def _rules_text(found: dict[str, Relevance]) -> str:
@@ -94,12 +110,25 @@ def _make_plain(
     if layer.gate is not None and f"{inside}gate" in kept:
         _drop_units(layer, kept[f"{inside}gate"])
     if layer.posterior is not None:
-        deviation = layer.variance().sqrt()
-        if layer.gate is not None:
-            fold(layer.gate, deviation, None, layer.axes)
-        deviations[f"{inside}weight"] = deviation.abs()
+        deviations[f"{inside}weight"] = _variance(layer).sqrt()
     layer.make_plain()
     layer.__class__ = _PLAIN[type(layer)]
+
+
+def _variance(layer: Any) -> Tensor:
+    """Var(z w) of every weight, z being the layer's gate: Var w (E z)^2 + Var z E(w^2)."""
+    variance = layer.variance()
+    gate: Gate | None = layer.gate
+    if gate is None:
+        return variance
+    mean = torch.ones_like(variance)
+    fold(gate, mean, None, layer.axes)
+    total = variance * mean.square()
+    if (log_alpha := gate.get_log_alpha()) is None:
+        return total
+    alpha = torch.ones_like(variance)
+    scale(alpha, log_alpha.exp(), gate.side, layer.axes)
+    return total + alpha * mean.square() * (variance + layer.weight.square())
 
 
 def _drop_units(layer: Any, kept: Tensor) -> None:

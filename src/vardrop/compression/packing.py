@@ -13,28 +13,38 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_net, check_number
 from vardrop.compression.coding import (
     Decoder,
     bits,
+    check_histogram,
     differences,
     encode,
     histogram,
     quantise,
     step_for,
 )
-from vardrop.compression.rebuild import densify, describe, load_tensors, rebuild, refusing
+from vardrop.compression.flow import check_plain
+from vardrop.compression.rebuild import (
+    PACKED,
+    as_path,
+    check_file,
+    densify,
+    describe,
+    load_tensors,
+    rebuild,
+    refusing,
+)
 from vardrop.compression.scoring import Data, Metric, score
 from vardrop.errors import VardropError
+from vardrop.files import write_atomically
 
-_MAGIC = b"VDP\x01"
 _CHECK = 16
-_LARGEST = 1 << 26  # bytes of a header
 
 
 @dataclass(frozen=True)
@@ -70,16 +80,17 @@ def pack(
 ) -> PackReport:
     """Write a shrunken net with as many bits a weight as its posterior deviation allows.
 
-    Weights (and biases) of a layer are rounded to multiples of
+    The weights of a layer are rounded to multiples of
 
         step = tolerance (mean over its kept weights of 1 / sigma^2)^(-1/2)
 
     and coded with -log2(share of that value in its layer) bits each. Tensors without a posterior,
-    such as those of BatchNorm, are kept as they are.
+    such as biases and those of BatchNorm, are kept as they are. The file is decoded and compared
+    before it is written, and it is there whole or not at all.
 
     Args:
         net: the result of `shrink`.
-        path: the file; by custom it ends in .vdp.
+        path: the file; conventionally it ends in .vdp.
         tolerance: the step in units of the posterior deviation.
         validation, metric: data and `metric(output, target)` to score the decoded net on.
         deviations: posterior deviations by parameter name; those that `shrink` left by default.
@@ -95,8 +106,8 @@ def pack(
 
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", sec. 2.1 and 4.
     """
-    if not tolerance > 0:
-        raise VardropError(f"Expected `tolerance` to be above 0, but got {tolerance}.")
+    _check_arguments(net, tolerance, validation, metric)
+    target = as_path(path)
     dense, _ = densify(net)
     known = deviations if deviations is not None else getattr(net, "deviations", {})
     if not known:
@@ -105,14 +116,48 @@ def pack(
             "vardrop.shrink on a noisy net, or give `deviations`."
         )
     raw, per_weight = _to_bytes(dense, known, tolerance)
-    Path(path).write_bytes(raw)
+    decoded = _from_bytes(raw, str(path), dense)
+    _compare(dense, decoded, _steps(dense, known, tolerance))
     full = getattr(net, "report", None)
     size = full.total("bytes")[0] if full else _float_bytes(dense)
-    if validation is None or metric is None:
-        return PackReport(len(raw), size, per_weight)
-    decoded = _from_bytes(raw, str(path), dense)
-    scores = (score(net, validation, metric), score(decoded, validation, metric))
+    scores: tuple[float, ...] = ()
+    if validation is not None and metric is not None:
+        scores = (score(net, validation, metric), score(decoded, validation, metric))
+    write_atomically(target, raw)
     return PackReport(len(raw), size, per_weight, *scores)
+
+
+def _check_arguments(
+    net: nn.Module, tolerance: float, validation: Data | None, metric: Metric | None
+) -> None:
+    check_plain(net)
+    check_number("tolerance", tolerance, above=0)
+    if (validation is None) != (metric is None):
+        raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
+
+
+def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
+    """Refuse a file whose tensors are not those of the net within half a step."""
+    found = decoded.state_dict()
+    for name, value in net.state_dict().items():
+        tensor, back = value.detach().cpu(), found[name].cpu()
+        if name in steps:
+            off = (tensor.double() - back.double()).abs()
+            # Half a step, and what the tensor's own precision rounds away.
+            allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
+            same = bool((off <= 1.001 * allowed).all())
+        else:
+            same = tensor.dtype == back.dtype and torch.equal(_raw(tensor), _raw(back))
+        if not same:
+            raise VardropError(
+                f"Expected '{name}' to be the same after decoding, but got other numbers. "
+                "Nothing was written."
+            )
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor: NaN equals itself there."""
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def packed_bytes(net: nn.Module, tolerance: float = 1.0) -> int:
@@ -126,18 +171,16 @@ def _float_bytes(net: nn.Module) -> int:
 
 
 def _steps(net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float) -> dict[str, float]:
-    """The grid of every tensor that is rounded; a bias takes the grid of its weights."""
+    """The grid of every tensor that has a posterior."""
     tensors = net.state_dict()
     if unknown := sorted(set(deviations) - set(tensors)):
         raise VardropError(
             f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}."
         )
-    steps: dict[str, float] = {}
-    for name, deviation in deviations.items():
-        step = step_for(deviation, tensors[name], tolerance)
-        bias = name.removesuffix("weight") + "bias"
-        steps |= {key: step for key in (name, bias) if key in tensors}
-    return steps
+    return {
+        name: step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
+        for name, deviation in deviations.items()
+    }
 
 
 def _to_bytes(
@@ -145,25 +188,24 @@ def _to_bytes(
 ) -> tuple[bytes, dict[str, float]]:
     steps = _steps(net, deviations, tolerance)
     codes: list[Any] = []
-    parts, plain, per_weight = [], b"", {}
+    parts, plain, per_weight = [], [], {}
     for name, value in net.state_dict().items():
-        tensor = value.detach().cpu()
-        if name not in steps and tensor.is_floating_point():
+        tensor, step = value.detach().cpu(), steps.get(name)
+        if step is None and (tensor.is_floating_point() or tensor.is_complex()):
             codes.append(None)
-            plain += tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            plain.append(_raw(tensor).numpy().tobytes())
             continue
-        step = steps.get(name)
-        integers = differences(tensor) if step is None else quantise(tensor, step)
+        integers = differences(tensor.long()) if step is None else quantise(name, tensor, step)
         table = histogram(integers)
         codes.append([step, *table])
         parts.append((integers, table))
-        if name in deviations:
+        if step is not None:
             per_weight[name] = bits(table[1]) / max(int(tensor.count_nonzero()), 1)
     payload = encode(parts)
     header = zlib.compress(
         json.dumps([describe(net), codes, len(payload)], separators=(",", ":")).encode(), 9
     )
-    body = _MAGIC + struct.pack("<I", len(header)) + header + payload + plain
+    body = PACKED + struct.pack("<I", len(header)) + header + payload + b"".join(plain)
     return body + hashlib.blake2b(body, digest_size=_CHECK).digest(), per_weight
 
 
@@ -178,16 +220,18 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
         A copy of `into` with the packed sizes and the rounded weights, in evaluation mode. A file
         that is damaged, foreign or of another version is an error.
     """
-    if not Path(path).is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
-    return _from_bytes(Path(path).read_bytes(), str(path), into)
+    check_net(into, "into")
+    source = as_path(path)
+    check_file(source)
+    return _from_bytes(source.read_bytes(), str(path), into)
 
 
 def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
-    if raw[: len(_MAGIC)] != _MAGIC:
+    if raw[: len(PACKED)] != PACKED:
+        other = " Read what vardrop.save wrote with vardrop.load." if b"vardrop" in raw else ""
         raise VardropError(
-            f"Expected {path} to be written by vardrop.pack in format {_MAGIC[3]}, but got "
-            f"{raw[:4]!r} at its start."
+            f"Expected {path} to be written by vardrop.pack in format {PACKED[3]}, but got "
+            f"{raw[:4]!r} at its start.{other}"
         )
     body, check = raw[:-_CHECK], raw[-_CHECK:]
     if hashlib.blake2b(body, digest_size=_CHECK).digest() != check:
@@ -195,14 +239,27 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
     with refusing(path):
-        (length,) = struct.unpack_from("<I", body, len(_MAGIC))
-        start = len(_MAGIC) + 4
-        inflated = zlib.decompressobj().decompress(body[start : start + length], _LARGEST)
-        plan, codes, coded = json.loads(inflated)
+        (length,) = struct.unpack_from("<I", body, len(PACKED))
+        start = len(PACKED) + 4
+        plan, codes, coded = json.loads(_inflate(body[start : start + length], into))
         net = rebuild(into, plan)
         content = body[start + length :]
         load_tensors(net, _decode(net, codes, content[:coded], content[coded:]))
     return net
+
+
+def _inflate(header: bytes, into: nn.Module) -> bytes:
+    """The header, at most as long as one that describes every number of `into` by itself."""
+    most = 1 << 16
+    most += sum(256 + 48 * t.numel() for t in into.state_dict().values())
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(header, most)
+    if inflater.unconsumed_tail:
+        raise VardropError(
+            f"Expected a header of at most {most} bytes, but got a longer one. "
+            "Give a net of the class that was packed."
+        )
+    return text
 
 
 def _decode(net: nn.Module, codes: list[Any], payload: bytes, plain: bytes) -> dict[str, Tensor]:
@@ -219,13 +276,11 @@ def _decode(net: nn.Module, codes: list[Any], payload: bytes, plain: bytes) -> d
             content = torch.frombuffer(bytearray(plain[offset : offset + size]), dtype=like.dtype)
             offset += size
         else:
-            step, values, counts = code
-            if sum(counts) != like.numel():
-                raise VardropError(
-                    f"Expected {like.numel()} values for '{name}', but got {sum(counts)}. "
-                    "Give a net of the class that was packed."
-                )
-            integers = decoder.read(values, counts)
+            step, *table = code
+            check_histogram(name, table, like.numel())
+            if step is not None:
+                check_number(f"the step of '{name}'", step, above=0)
+            integers = decoder.read(*table)
             content = integers.cumsum(0) if step is None else integers.double() * step
         tensors[name] = content.to(like.dtype).view(like.shape)
     return tensors

@@ -7,18 +7,24 @@ that loading needs no code from a file.
 from __future__ import annotations
 
 import copy
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.layout import AFFINE, CARRIERS
+from vardrop.checks import check_type
+from vardrop.compression.layout import AFFINE, CARRIERS, affine_layers, units
 from vardrop.compression.parts import Scale, Select, is_selecting, replaced
 from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
+from vardrop.layers import NOISY_TYPES
 
+PACKED = b"VDP\x01"  # the first bytes of a packed file, with the version of its format
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     **dict.fromkeys(AFFINE, ("in_channels", "out_channels", "groups")),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), ("num_features",)),
@@ -70,17 +76,41 @@ def refusing(path: str) -> Iterator[None]:
         ) from failure
 
 
+def as_path(path: Any) -> Path:
+    """The path of a file; an error names what is none."""
+    check_type("path", path, (str, os.PathLike), "a path")
+    return Path(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a path where there is no file."""
+    if not path.is_file():
+        raise VardropError(f"Expected the file {path}, but it is not there.")
+
+
+def start_of(path: Path) -> bytes:
+    """The first bytes of a file, as many as tell a packed one."""
+    with open(path, "rb") as file:
+        return file.read(len(PACKED))
+
+
 def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """A copy of `into` with the sizes of a plan; its tensors still have to be loaded."""
+    """A copy of `into` with the sizes of a plan; its tensors still have to be loaded.
+
+    Nothing gets larger than it is in `into`, so a forged plan cannot ask for memory.
+    """
     net = copy.deepcopy(into).eval()
+    widest = max((n for m in affine_layers(net).values() for n in units(m)), default=0)
     for name, (count, axis) in plan["select"].items():
         inner = _find(net, name)
         inner = inner[1] if is_selecting(inner) else inner
-        select = Select(torch.zeros(_count(name, count, 1 << 31), dtype=torch.long), int(axis))
-        net = replaced(net, name, nn.Sequential(select, inner).eval())
+        most = units(inner)[0] if type(inner) in AFFINE else 0
+        index = torch.zeros(_count(name, count, most), dtype=torch.long)
+        net = replaced(net, name, nn.Sequential(Select(index, int(axis)), inner).eval())
     for name, (count, axis) in plan["scale"].items():
-        units = _count(name, count, getattr(_find(net, name), "units", 1 << 31))
-        net = replaced(net, name, Scale(torch.zeros(units), int(axis)))
+        most = getattr(_find(net, name), "units", widest)
+        factor = torch.zeros(_count(name, count, most))
+        net = replaced(net, name, Scale(factor, int(axis)))
     for name in plan["identity"]:
         _find(net, name)
         net = replaced(net, name, nn.Identity())
@@ -125,6 +155,11 @@ def _resize(name: str, module: Any, sizes: list[Any]) -> None:
             setattr(module, key, None)
         elif old is None or tuple(old.shape) != shape:
             like = module.weight if old is None else old
+            if old is not None and math.prod(shape) > old.numel():
+                raise VardropError(
+                    f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
+                    f"{math.prod(shape)}. The file does not belong to this net."
+                )
             new = torch.empty(shape, dtype=like.dtype, device=like.device)
             setattr(module, key, new if key.startswith("running") else nn.Parameter(new))
 
@@ -151,4 +186,18 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     except RuntimeError as mismatch:
         raise VardropError(
             f"Expected the tensors of the file to fit `into`, but got: {mismatch}"
+            f"{_hint(net, tensors)}"
         ) from mismatch
+
+
+def _hint(net: nn.Module, tensors: dict[str, Tensor]) -> str:
+    """What to do where the file is that of a noisy net and `into` is plain."""
+    more = sorted(set(tensors) - set(net.state_dict()))
+    layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
+    noise = [key for key in more if key.rpartition(".")[0].removesuffix(".gate") in layers]
+    if not noise:
+        return ""
+    return (
+        f" The file holds a noisy net (it has {noise[0]!r}): call vardrop.convert(into, recipe) "
+        "with the recipe it was trained with before loading."
+    )

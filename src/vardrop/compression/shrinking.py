@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from vardrop.checks import check_net, check_type
 from vardrop.compression.coupling import Unit, coupled_units
-from vardrop.compression.flow import Inputs, as_inputs, run
+from vardrop.compression.flow import Inputs, as_inputs, check_runs, run
 from vardrop.compression.layout import (
     CARRIERS,
     affine_layers,
@@ -95,9 +96,13 @@ def shrink(
 
     Molchanov, Ashukha & Vetrov 2017, sec. 5.3, for the rule log alpha >= 3.
     """
+    check_net(net)
+    check_type("drop_inputs", drop_inputs, bool, "True or False")
     # A copy, because autograd refuses tensors that were made in inference mode.
     inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, as_inputs(example_input))
+    _check_finite(net)
     plain, deviations = masked(net, threshold)
+    check_runs(plain, inputs)
     before = layer_costs(plain, inputs)
     found = coupled_units(plain, inputs, shared_layers(plain, inputs))
     small, kept, notes = _proven(plain, inputs, found, deviations, drop_inputs)
@@ -107,6 +112,15 @@ def shrink(
     )
     small.deviations = kept  # type: ignore[assignment]
     return small
+
+
+def _check_finite(net: nn.Module) -> None:
+    for name, parameter in net.named_parameters():
+        if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            raise VardropError(
+                f"Expected the parameters of `net` to be finite, but got NaN or infinity in "
+                f"'{name}'. Train it again from an earlier checkpoint."
+            )
 
 
 def _layer_report(

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.flow import Inputs, as_inputs, evaluating, hooks, run
+from vardrop.compression.flow import (
+    Inputs,
+    as_inputs,
+    check_plain,
+    check_runs,
+    evaluating,
+    hooks,
+    run,
+)
 from vardrop.compression.parts import is_selecting, replaced
 from vardrop.errors import VardropError
 
@@ -155,6 +163,8 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     <class 'torch.nn.modules.linear.Linear'>
     """
     inputs = as_inputs(example_input)
+    check_plain(net)
+    check_runs(net, inputs)
     if any(p.device.type != "cpu" for p in net.parameters()):
         raise VardropError("Expected `net` to be on the CPU, but got another device. Call .cpu().")
     fast = copy.deepcopy(net)

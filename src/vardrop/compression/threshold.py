@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net, check_number
 from vardrop.compression.extras import require
+from vardrop.compression.flow import as_inputs
 from vardrop.compression.masks import masked, rules
 from vardrop.compression.packing import packed_bytes
 from vardrop.compression.scoring import Data, Metric, batches, score
@@ -105,7 +107,10 @@ def choose_threshold(
             f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(given)}."
         )
     ((kind, limit),) = given.items()
-    data = batches(validation)
+    check_net(net)
+    check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
+    check_integer("points", points)
+    data = batches(validation, "validation")
     reference = score(masked(net, _never(net))[0], data, metric)
     curve = tuple(_point(net, t, data, metric, kind) for t in _candidates(_pooled(net), points))
     return Threshold(_best(curve, kind, limit, reference).threshold, reference, curve)
@@ -145,7 +150,8 @@ def _point(
     share = dropped / sum(r.score.numel() for r in found.values())
     size = multiplications = None
     if kind in ("bytes", "macs"):
-        small = shrink(net, data[0][0][:1], threshold, drop_inputs=True)
+        example = tuple(t[:1] if isinstance(t, Tensor) else t for t in as_inputs(data[0][0]))
+        small = shrink(net, example, threshold, drop_inputs=True)
         size, multiplications = packed_bytes(small), small.report.total("macs")[1]  # type: ignore
         return Point(threshold, score(small, data, metric), share, size, multiplications)
     return Point(threshold, score(masked(net, threshold)[0], data, metric), share)

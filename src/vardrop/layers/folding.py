@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vardrop.gates import Gate
+from vardrop.gates import Gate, Side
 from vardrop.posteriors import Axes
 
 
@@ -15,10 +15,15 @@ def fold(gate: Gate, weight: Tensor, bias: Tensor | None, axes: Axes) -> None:
     mean = gate.unit_mean()
     if mean is None:
         return
-    axis = axes.input[0] if gate.side == "input" else axes.output[0]
-    weight.mul_(_as_weight(mean, weight, axis))
+    scale(weight, mean, gate.side, axes)
     if gate.side == "output" and bias is not None:
         bias.mul_(mean)
+
+
+@torch.no_grad()
+def scale(weight: Tensor, per_unit: Tensor, side: Side, axes: Axes) -> None:
+    """Multiply a tensor like the weight by one number per input or output unit, in place."""
+    weight.mul_(_as_weight(per_unit, weight, axes.input[0] if side == "input" else axes.output[0]))
 
 
 def _as_weight(per_unit: Tensor, weight: Tensor, axis: int) -> Tensor:

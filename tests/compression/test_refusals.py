@@ -1,0 +1,217 @@
+"""Calls that cannot be right: one clear error, and nothing changed by it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.errors import VardropError
+
+NAN, INF = math.nan, math.inf
+X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+IMAGES = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def noisy():
+    return vd.convert(mlp(), vd.sparse_vd())
+
+
+def small():
+    return vd.shrink(noisy(), X[:1])
+
+
+def convolutional():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+
+
+def with_weight(net, value):
+    with torch.no_grad():
+        net[0].weight[0, 0] = value
+    return net
+
+
+def one(output, target):
+    return 1.0
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        raise RuntimeError("the user's own words")
+
+
+SHRINK = [
+    (None, X, {}, "Expected `net` to be a torch.nn.Module, but got None"),
+    (noisy, None, {}, "Expected `example_input` to be a tensor or a tuple .* but got None"),
+    (noisy, "x", {}, "Expected `example_input` to be a tensor or a tuple .* but got 'x'"),
+    (noisy, X[:0], {}, r"with at least one row, but got a tensor of shape \(0, 4\)"),
+    (noisy, X * NAN, {}, "Expected `example_input` to be finite"),
+    (noisy, torch.zeros(1, 9), {}, "Expected `net` to take `example_input`, but got RuntimeError"),
+    (lambda: vd.convert(Broken(), vd.sparse_vd()), X, {}, "RuntimeError: the user's own words"),
+    (lambda: with_weight(noisy(), NAN), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),
+    (lambda: with_weight(noisy(), INF), X, {}, "to be finite, but got NaN or infinity in '0.weight'"),
+    (noisy, X, {"threshold": NAN}, "Expected `threshold` to be a number .* but got nan"),
+    (noisy, X, {"threshold": "x"}, "Expected `threshold` to be a number .* but got 'x'"),
+    (noisy, X, {"threshold": {"0": NAN}}, "Expected `threshold` to be a number .* but got nan"),
+    (noisy, X, {"threshold": {"z": 1.0}}, "Expected `threshold` to name noisy modules"),
+    (noisy, X, {"drop_inputs": 1}, "Expected `drop_inputs` to be True or False, but got 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", [vd.shrink, vd.plan_shrink])
+@pytest.mark.parametrize(("make", "x", "more", "message"), SHRINK)
+def test_shrink(verb, make, x, more, message):
+    with pytest.raises(VardropError, match=message):
+        verb(make and make(), x, **more)
+
+
+CHOOSE = [
+    ({"max_drop": NAN}, {}, "Expected `max_drop` to be a finite number, but got nan"),
+    ({"sparsity": 2}, {}, "Expected `sparsity` to be a finite number and at most 1, but got 2"),
+    ({"macs": "x"}, {}, "Expected `macs` to be a finite number, but got 'x'"),
+    ({"points": 0, "max_drop": 0.1}, {}, "Expected `points` to be an integer of at least 1"),
+    ({"max_drop": 0.1}, {"metric": lambda o, t: NAN}, "Expected `metric` to return a number"),
+    ({"max_drop": 0.1}, {"metric": lambda o, t: "a"}, "to return a number, but got 'a'"),
+    ({"max_drop": 0.1}, {"validation": None}, "Expected `validation` to be two tensors or batches"),
+    ({"max_drop": 0.1}, {"validation": (X[:0], Y[:0])}, "but got no rows in `validation`"),
+    ({"max_drop": 0.1}, {"validation": [(X,)]}, r"to give \(inputs, targets\)"),
+    ({"max_drop": 0.1}, {"net": None}, "Expected `net` to be a torch.nn.Module"),
+]
+
+
+@pytest.mark.parametrize(("budget", "more", "message"), CHOOSE)
+def test_choose_threshold(budget, more, message):
+    call = {"net": noisy(), "validation": (X, Y), "metric": one, **more}
+    with pytest.raises(VardropError, match=message):
+        vd.choose_threshold(**call, **budget)
+
+
+def pack_cases():
+    wide = torch.ones(6, 4)
+    return [
+        (mlp, {}, "Expected `net` to bring posterior deviations"),
+        (noisy, {"deviations": {"0.weight": wide}}, "to be plain, but got noise in '0'"),
+        (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
+        (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
+        (small, {"tolerance": "x"}, "Expected `tolerance` to be a finite number and above 0"),
+        (small, {"tolerance": 1e-18}, r"to lie within 2\^53 steps of .* Raise `tolerance`"),
+        (small, {"tolerance": 1e-300}, r"to lie within 2\^53 steps of .* Raise `tolerance`"),
+        (small, {"tolerance": 1e30}, "Expected some weights of '0.weight' to survive rounding"),
+        (lambda: with_weight(small(), NAN), {}, "Expected '0.weight' to hold finite numbers"),
+        (lambda: with_weight(small(), INF), {}, "Expected '0.weight' to hold finite numbers"),
+        (lambda: with_weight(small(), 1e18), {}, r"Expected '0.weight' to lie within 2\^53 steps"),
+        (small, {"deviations": {"zz": wide}}, "Expected `deviations` to name tensors of the net"),
+        (small, {"deviations": {"0.weight": wide[:2]}}, r"the shape \(6, 4\), but got \(2, 4\)"),
+        (small, {"deviations": {"0.weight": 0 * wide}}, "to be positive and finite, but got 0.0"),
+        (small, {"deviations": {"0.weight": NAN * wide}}, "to be positive and finite, but got nan"),
+        (small, {"deviations": {"0.weight": -wide}}, "to be positive and finite, but got -1.0"),
+        (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
+        (small, {"metric": one}, "Expected `validation` and `metric` together"),
+    ]
+
+
+@pytest.mark.parametrize(("make", "more", "message"), pack_cases())
+def test_pack_writes_nothing(tmp_path, make, more, message):
+    net, path = make(), tmp_path / "net.vdp"
+    path.write_bytes(b"what was there")
+    with pytest.raises(VardropError, match=message):
+        vd.pack(net, path, **more)
+    assert path.read_bytes() == b"what was there"
+    assert [p.name for p in tmp_path.iterdir()] == ["net.vdp"]
+
+
+@pytest.mark.parametrize("write", [vd.save, vd.pack])
+def test_places_that_cannot_be_written(tmp_path, write):
+    with pytest.raises(VardropError, match="Expected to write .* No such file or directory"):
+        write(small(), tmp_path / "none" / "net")
+    with pytest.raises(VardropError, match="Expected to write .* Is a directory"):
+        write(small(), tmp_path)
+    with pytest.raises(VardropError, match="Expected `path` to be a path, but got 3"):
+        write(small(), 3)
+    with pytest.raises(VardropError, match="Expected `net` to be a torch.nn.Module, but got None"):
+        write(None, tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("read", [vd.load, vd.unpack])
+def test_reading_into_nothing(tmp_path, read):
+    with pytest.raises(VardropError, match="Expected `into` to be a torch.nn.Module, but got None"):
+        read(tmp_path / "net", into=None)
+    with pytest.raises(VardropError, match="Expected `path` to be a path, but got None"):
+        read(None, into=mlp())
+
+
+def test_onnx_and_program(tmp_path):
+    with pytest.raises(VardropError, match="Expected `net` to take `example_input`"):
+        vd.export_onnx(mlp(), tmp_path / "net.onnx", torch.zeros(1, 9))
+    with pytest.raises(VardropError, match="Expected `example_input` to be a tensor"):
+        vd.export_program(mlp(), "x")
+    with pytest.raises(VardropError, match="Expected `net` to be a torch.nn.Module"):
+        vd.export_program(None, X)
+    with pytest.raises(VardropError, match="Expected to write .* No such file or directory"):
+        vd.export_onnx(mlp(), tmp_path / "none" / "net.onnx", X)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sparsify():
+    with pytest.raises(VardropError, match="to be plain, but got noise in '0'"):
+        vd.sparsify(noisy(), X)
+    with pytest.raises(VardropError, match="Expected `net` to be a torch.nn.Module"):
+        vd.sparsify(None, X)
+    with pytest.raises(VardropError, match="Expected `net` to take `example_input`"):
+        vd.sparsify(mlp(), torch.zeros(1, 9))
+
+
+def test_compare():
+    with pytest.raises(VardropError, match="Expected `after` to be a torch.nn.Module"):
+        vd.compare(mlp(), None, (X, Y))
+    with pytest.raises(VardropError, match="Expected `test` to be two tensors or batches"):
+        vd.compare(mlp(), mlp(), None)
+
+
+def test_fine_tune():
+    net, loss = mlp(), nn.functional.cross_entropy
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(VardropError, match="Expected `data` to be batches"):
+        vd.fine_tune(net, None, loss, optimizer)
+    with pytest.raises(VardropError, match="Expected `optimizer` to hold parameters of `net`"):
+        vd.fine_tune(net, [(X, Y)], loss, torch.optim.SGD(mlp().parameters(), lr=0.1))
+    with pytest.raises(VardropError, match="Expected `optimizer` to be an optimizer"):
+        vd.fine_tune(net, [(X, Y)], loss, "adam")
+    with pytest.raises(VardropError, match="Expected a finite loss, but got nan in batch 0"):
+        vd.fine_tune(net, [(X * NAN, Y)], loss, optimizer)
+    with pytest.raises(VardropError, match="Expected `data` to give batches .* none in epoch 0"):
+        vd.fine_tune(net, [], loss, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    with pytest.raises(VardropError, match="none in epoch 1. Give a list or a loader"):
+        vd.fine_tune(net, iter([(X, Y)]), loss, optimizer, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ([], VardropError, "Expected `data` to give batches of inputs, but got none"),
+        (None, VardropError, "Expected `data` to be batches of inputs, but got None"),
+        ([IMAGES * NAN], VardropError, "Expected finite inputs to '1'"),
+        ([IMAGES, torch.randn(3, 9)], RuntimeError, "input of size"),  # torch's own words
+    ],
+)
+def test_reestimation_that_fails_changes_nothing(data, error, message):
+    net = convolutional()
+    net(3 * IMAGES + 2)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with pytest.raises(error, match=message):
+        vd.reestimate_batchnorm(net, data)
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    assert net.training
+    assert net[1].momentum == 0.1
