@@ -31,6 +31,7 @@ def test_the_wheel_holds_them(tmp_path):
 def test_public_names_are_there_and_once():
     assert len(set(vd.__all__)) == len(vd.__all__)
     assert all(hasattr(vd, name) for name in vd.__all__)
+    assert set(vd.__all__) <= set(dir(vd))  # what a prompt completes
     assert vd.report.__name__ == "vardrop.report"
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
         _ = vd.magic

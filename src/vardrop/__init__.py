@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vardrop import estimators, functional, gates, layers, metrics, posteriors, priors
 from vardrop.conversion import (
-    Plan, convert, plan, revert, to_variance,
+    Plan, convert, load_noisy, plan, revert, save_noisy, to_variance,
 )  # fmt: skip
 from vardrop.divergence import (
     kl_divergence, register_kl,
@@ -103,6 +103,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 __all__ = [
     "ARD", "AdditiveGaussian", "Bernoulli", "BetaBernoulli", "Bilinear", "BinaryDropout",
     "Categorical", "ClassDropout", "ConcreteDropout", "Conv1d", "Conv2d", "Conv3d",
@@ -119,11 +123,11 @@ __all__ = [
     "dropconnect", "dropmax", "estimators", "export_onnx", "export_program", "fine_tune", "fit",
     "fit_temperature", "flipout", "from_json", "functional", "gates", "gaussian_dropout",
     "gradient_variance", "kappa", "kl", "kl_divergence", "l0", "layers", "likelihood_covariance",
-    "linear_warmup", "load", "load_run", "local_reparameterization", "log_alpha", "mc_dropout",
-    "metrics", "noise_level", "pack", "parameter_groups", "per_example", "permutation_test",
-    "permute_variances", "plan", "plan_shrink", "posteriors", "predict", "priors",
-    "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampled_softmax", "sampling",
-    "save", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify", "sparsity",
-    "standout", "structured_pruning", "to_json", "to_variance", "transition", "unpack",
-    "variance_layer", "variational_dropout", "weight_sample",
+    "linear_warmup", "load", "load_noisy", "load_run", "local_reparameterization", "log_alpha",
+    "mc_dropout", "metrics", "noise_level", "pack", "parameter_groups", "per_example",
+    "permutation_test", "permute_variances", "plan", "plan_shrink", "posteriors", "predict",
+    "priors", "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampled_softmax",
+    "sampling", "save", "save_noisy", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify",
+    "sparsity", "standout", "structured_pruning", "to_json", "to_variance", "transition",
+    "unpack", "variance_layer", "variational_dropout", "weight_sample",
 ]  # fmt: skip

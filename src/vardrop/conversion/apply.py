@@ -60,11 +60,12 @@ def convert(
     zeroed = recipe.posterior is not None and recipe.posterior.zero_mean
     with all_or_nothing([step.module for step in todo.changes], values=zeroed):
         for step in todo.changes:
-            _apply(step.module, recipe, noise)
+            apply_recipe(step.module, recipe, noise)
     return net
 
 
-def _apply(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+def apply_recipe(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+    """Make one plain module noisy; `noise` gathers the tensors of weights that are tied."""
     if type(module) in DROPOUT_TYPES:
         module.__class__ = DROPOUT_TYPES[type(module)]
     elif recipe.head is not None:

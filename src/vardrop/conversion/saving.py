@@ -1,0 +1,247 @@
+"""A noisy net as a file: the recipe of every module and all tensors, with a checksum."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.checks import check_net, check_type
+from vardrop.conversion.apply import apply_recipe
+from vardrop.conversion.rollback import all_or_nothing
+from vardrop.conversion.selection import listed
+from vardrop.errors import VardropError
+from vardrop.files import read_tensors, write_tensors
+from vardrop.gates import DROPOUT_TYPES, DependentBetaBernoulli, Gate, SwitchableDropout
+from vardrop.heads import HEAD_TYPES, Head
+from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.noisy import Noisy, noisy_modules
+from vardrop.recipes import Recipe
+from vardrop.values import from_json, to_json
+
+Net = TypeVar("Net", bound=nn.Module)
+Entry = dict[str, Any]  # what the file says of one noisy module
+_FORMAT = "vardrop noisy net 1"
+
+
+def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a noisy net into one file, from which `load_noisy` restores it in another process.
+
+    The file holds the recipe of every noisy module and the tensors of the whole net, buffers and
+    the means included, a tied one once. It is a safetensors file with a checksum, written aside
+    and renamed, so that it is whole or not there. A learned likelihood is not part of the net:
+    save its `state_dict` beside it. (`save` and `load` are for nets that `shrink` made.)
+
+    Args:
+        net: a net with noisy modules, by one conversion or several.
+        path: where to; a file that is there is replaced.
+
+    >>> import tempfile, torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     vd.save_noisy(net, f"{folder}/net.safetensors")
+    ...     again = vd.load_noisy(f"{folder}/net.safetensors", into=torch.nn.Linear(3, 2))
+    >>> torch.equal(again.weight, net.weight), again.posterior == net.posterior
+    (True, True)
+    """
+    check_net(net)
+    check_type("path", path, str | os.PathLike, "a path")
+    noisy_modules(net)  # an error where there are none
+    tensors, tied = _tensors(net)
+    values = {
+        "format": _FORMAT,
+        "modules": _entries(net),
+        "tied": tied,
+        "frozen": sorted(k for k, t in tensors.items() if not t.requires_grad),
+    }
+    write_tensors(Path(path), tensors, values)
+
+
+def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
+    """Restore the noisy net that `save_noisy` wrote, in place.
+
+    Args:
+        path: the file.
+        into: the net as it was before `convert`: its modules, shapes, precisions and tied weights
+            must be those of the file, or an error names what differs and the net stays as it is.
+            Modules that its own class makes noisy must be so in the same way.
+
+    Types of values that are not this library's own must be imported before.
+    """
+    check_net(into, "into")
+    check_type("path", path, str | os.PathLike, "a path")
+    tensors, values = _read(Path(path))
+    recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
+    zeroed = any(r.posterior is not None and r.posterior.zero_mean for r in recipes.values())
+    _refuse(path, _misfits(into, values["modules"]))
+    with all_or_nothing([into], values=zeroed), torch.random.fork_rng(devices=[]):
+        before = set(into.state_dict())
+        _convert(into, recipes)
+        _tie(into, values["tied"], before)
+        found, tied = _tensors(into)
+        _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
+        for name in set(found) - before:
+            if isinstance(found[name], nn.Parameter):
+                found[name].requires_grad_(name not in values["frozen"])
+        with torch.no_grad():
+            for name, tensor in found.items():
+                tensor.copy_(tensors[name])
+    return into
+
+
+def _entries(net: nn.Module) -> dict[str, Entry]:
+    """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
+    modules = {n: m for n, m in net.named_modules() if isinstance(m, Noisy)}
+    inside = {id(c) for m in modules.values() for c in m.modules() if c is not m}
+    return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
+
+
+def _entry(name: str, module: Noisy) -> Entry | None:
+    entry: Entry = {"type": type(module).__name__}
+    if isinstance(module, Variational):
+        if module.posterior is None and module.gate is None:
+            return None  # a layer by its own class, without a method
+        gate = None if module.gate is None else module.gate.noise
+        recipe = Recipe(module.posterior, module.prior, module.estimator, gate, module.noisy_bias)
+    elif isinstance(module, Head):
+        recipe = Recipe(head=module.rule)
+    elif isinstance(module, SwitchableDropout):
+        recipe, entry["rate"] = Recipe(existing=True), module.p
+    elif isinstance(module, Gate):
+        recipe, entry["units"] = Recipe(gate=module.noise), module.units
+    else:
+        raise VardropError(
+            f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
+            f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
+        )
+    return {**entry, "recipe": to_json(recipe)}
+
+
+def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a net by name, a tied one by its first, and the first names of the others."""
+    first: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
+            kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise VardropError(
+                f"Expected the state of the net to be tensors with values, but got {kind} at "
+                f"'{name}'. Keep other state elsewhere, and give meta tensors memory first."
+            )
+        if id(tensor) in first:
+            tied[name] = first[id(tensor)]
+        else:
+            first[id(tensor)] = name
+            tensors[name] = tensor
+    return tensors, tied
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise VardropError(f"Expected the file {path}, but it is not there.")
+    tensors, values = read_tensors(path)
+    known = isinstance(values, dict) and values.get("format") == _FORMAT
+    wanted = {"modules": dict, "tied": dict, "frozen": list}
+    whole = known and all(isinstance(values.get(k), t) for k, t in wanted.items())
+    if not whole or not all(isinstance(first, str) for first in values["tied"].values()):
+        raise VardropError(
+            f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
+            "Files of vardrop.save are read by vardrop.load."
+        )
+    return tensors, values
+
+
+def _recipe(entry: Any, path: str | os.PathLike[str]) -> Recipe:
+    named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
+    recipe = from_json(entry.get("recipe")) if named else None
+    if not isinstance(recipe, Recipe):
+        raise VardropError(f"Expected {path} to describe recipes, but got {recipe!r}.")
+    return recipe
+
+
+def _misfits(into: nn.Module, entries: dict[str, Entry]) -> list[str]:
+    """The modules that are not there, or not what the file needs."""
+    modules, noisy = dict(into.named_modules()), _entries(into)
+    found = []
+    for name, entry in entries.items():
+        module = modules.get(name)
+        if module is None:
+            found.append(f"module '{name}' is missing")
+        elif name in noisy and noisy[name] != entry:
+            found.append(f"module '{name or '(net)'}' is noisy in another way")
+        elif name not in noisy and _noisy_type(module, entry) != entry["type"]:
+            kind = type(module).__name__
+            found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
+        elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
+            found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
+    extra = [name for name in noisy if name not in entries]
+    return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
+
+
+def _noisy_type(module: nn.Module, entry: Entry) -> str | None:
+    """The name of the noisy type that a plain module can become."""
+    types = {**NOISY_TYPES, **DROPOUT_TYPES}
+    if type(module) is nn.Linear and entry["type"] in {t.__name__ for t in HEAD_TYPES.values()}:
+        return str(entry["type"])
+    return types[type(module)].__name__ if type(module) in types else None
+
+
+def _convert(into: nn.Module, recipes: dict[str, Recipe]) -> None:
+    modules, noise = dict(into.named_modules()), dict[int, dict[str, Tensor]]()
+    for name, recipe in recipes.items():
+        module, gate = modules[name], recipe.gate
+        if isinstance(module, Noisy):
+            continue
+        if isinstance(gate, DependentBetaBernoulli) and not gate.joint:
+            # Its base was trained first; here both parts are made at once, and then filled.
+            apply_recipe(module, replace(recipe, gate=replace(gate, joint=True)), noise)
+            assert isinstance(module, Variational)
+            assert module.gate is not None
+            module.gate.noise = gate
+        else:
+            apply_recipe(module, recipe, noise)
+
+
+def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:
+    """Let noise be shared as the file says; the net's own tensors stay as they are."""
+    tensors = into.state_dict(keep_vars=True)
+    for alias, first in tied.items():
+        if alias in tensors and first in tensors and alias not in before:
+            owner, _, name = alias.rpartition(".")
+            setattr(into.get_submodule(owner), name, tensors[first])
+
+
+def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    missing = [f"'{name}' is missing" for name in wanted if name not in found]
+    extra = [f"'{name}' is not in the file" for name in found if name not in wanted]
+    other = []
+    for name in set(found) & set(wanted):
+        net, file = found[name], wanted[name]
+        if net.shape != file.shape:
+            other.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
+        elif net.dtype != file.dtype:
+            other.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
+    return [*missing, *extra, *sorted(other)]
+
+
+def _untied(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+    pairs = sorted(set(found.items()) ^ set(wanted.items()))
+    where = [("the net", found), ("the file", wanted)]
+    return [
+        f"'{alias}' and '{first}' are tied in {next(w for w, t in where if t.get(alias) == first)}"
+        " only"
+        for alias, first in pairs
+    ]
+
+
+def _refuse(path: str | os.PathLike[str], differences: list[str]) -> None:
+    if differences:
+        raise VardropError(
+            f"Expected `into` to be the net of {path} before it was converted, but "
+            f"{listed(differences)}. Build it as it was."
+        )

@@ -1,0 +1,290 @@
+"""A noisy net as a file: it comes back whole in a fresh process, or is refused by name."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.files import read_tensors, write_tensors
+from vardrop.testing import HEADS, RECIPES
+
+X = torch.randn(5, 4)
+
+
+def plain():
+    return nn.Sequential(
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(6, 6),
+        nn.Linear(6, 3),
+    )
+
+
+def trained(net, recipe, **where):
+    """Converted, with every tensor moved away from where conversion starts it."""
+    vd.convert(net, recipe, **where)
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.requires_grad:
+                p.add_(0.05 * torch.randn_like(p))
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm1d):
+                m.running_mean.uniform_()
+    return net.eval()
+
+
+def draws(net, x=X):
+    with torch.no_grad(), torch.random.fork_rng(), vd.sampling(net):
+        torch.manual_seed(3)
+        return torch.stack([net(x) for _ in range(3)])
+
+
+def kl(net):
+    with torch.random.fork_rng():
+        torch.manual_seed(4)  # a prior may be sampled
+        return vd.kl(net).item()
+
+
+def same(first, second, x=X):
+    assert [type(m) for m in first.modules()] == [type(m) for m in second.modules()]
+    ours, theirs = first.state_dict(), second.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(t, theirs[k]) for k, t in ours.items())
+    flags = [[(n, p.requires_grad) for n, p in m.named_parameters()] for m in (first, second)]
+    assert flags[0] == flags[1]
+    assert torch.equal(first(x), second.eval()(x))
+    assert torch.equal(draws(first, x), draws(second, x))
+
+
+@pytest.mark.parametrize("name", RECIPES | HEADS)
+def test_every_recipe_comes_back(name, tmp_path):
+    net = trained(plain(), (RECIPES | HEADS)[name])
+    vd.save_noisy(net, tmp_path / "net.safetensors")
+    into, generator = plain(), torch.get_rng_state()
+    again = vd.load_noisy(tmp_path / "net.safetensors", into=into)
+    assert again is into
+    assert torch.equal(torch.get_rng_state(), generator)
+    same(net, again)
+    for m, n in zip(net.modules(), again.modules(), strict=True):
+        for part in ("posterior", "prior", "estimator", "rule", "noise", "noisy_bias", "p"):
+            assert getattr(m, part, None) == getattr(n, part, None)
+    assert kl(net) == kl(again)
+
+
+def test_several_recipes_and_dropout_under_the_switch(tmp_path):
+    net = trained(plain(), vd.mc_dropout())
+    trained(net, vd.bayesian_compression(), where="0")
+    trained(net, vd.variance_layer("sign"), where="4")
+    trained(net, vd.dropmax(), where="5")
+    vd.save_noisy(net, str(tmp_path / "net"))
+    same(net, vd.load_noisy(str(tmp_path / "net"), into=plain()))
+
+
+def test_dependent_gates_come_back_with_a_frozen_base(tmp_path):
+    net = trained(plain(), vd.beta_bernoulli(), where=["0", "4"])
+    trained(net, vd.dependent_beta_bernoulli(), where="4")
+    net[0].gate.raw_b.requires_grad_(False)
+    vd.save_noisy(net, tmp_path / "net")
+    again = vd.load_noisy(tmp_path / "net", into=plain())
+    same(net, again)
+    assert again[4].gate.noise == net[4].gate.noise
+    assert not again[4].gate.raw_a.requires_grad
+    assert not again[0].gate.raw_b.requires_grad
+
+
+class Tied(nn.Module):
+    def __init__(self, tie=True):
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(11, 5), nn.Linear(5, 11, bias=False)
+        self.again = self.decoder
+        if tie:
+            self.decoder.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.again(self.embedding(x))
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path):
+    net, x = trained(Tied(), vd.sparse_vd()), torch.arange(6)
+    vd.save_noisy(net, tmp_path / "net")
+    tensors, _ = read_tensors(tmp_path / "net")
+    assert set(tensors) == {"embedding.weight", "embedding.log_sigma2"}
+    again = vd.load_noisy(tmp_path / "net", into=Tied())
+    assert again.embedding.log_sigma2 is again.decoder.log_sigma2
+    assert again.embedding.weight is again.decoder.weight
+    same(net, again, x)
+    assert kl(net) == kl(again)
+
+
+def test_noise_that_was_untied_stays_untied(tmp_path):
+    net = trained(Tied(), vd.sparse_vd())
+    net.decoder.log_sigma2 = nn.Parameter(net.decoder.log_sigma2.detach() - 1)
+    vd.save_noisy(net, tmp_path / "net")
+    with pytest.raises(vd.VardropError, match="log_sigma2' and .* are tied in the net only"):
+        vd.load_noisy(tmp_path / "net", into=Tied())
+
+
+class Own(nn.Module):
+    """Noisy by its own class: a layer, a gate, and a layer without a method."""
+
+    def __init__(self, posterior=vd.AdditiveGaussian(-4.0)):  # noqa: B008
+        super().__init__()
+        self.layer = vd.Linear(4, 6, posterior=posterior, prior=vd.ARD())
+        self.gate, self.none, self.last = (
+            vd.Gate(vd.BinaryDropout(), 6),
+            vd.Linear(6, 6),
+            nn.Linear(6, 2),
+        )
+
+    def forward(self, x):
+        return self.last(self.none(self.gate(self.layer(x))))
+
+
+def test_layers_that_the_class_makes_noisy(tmp_path):
+    net = trained(Own(), vd.sparse_vd(), where="last")
+    vd.save_noisy(net, tmp_path / "net")
+    same(net, vd.load_noisy(tmp_path / "net", into=Own()))
+    with pytest.raises(vd.VardropError, match="module 'layer' is noisy in another way"):
+        vd.load_noisy(tmp_path / "net", into=Own(vd.AdditiveGaussian(-5.0)))
+
+
+def test_it_loads_in_a_fresh_process(tmp_path):
+    net = trained(plain(), vd.sparse_vd())
+    vd.save_noisy(net, tmp_path / "net")
+    torch.save(X, tmp_path / "x")
+    code = (
+        "import sys, torch, vardrop as vd\n"
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3),\n"
+        "                    nn.Linear(6, 6), nn.Linear(6, 3))\n"
+        f"vd.load_noisy({str(tmp_path / 'net')!r}, into=net).eval()\n"
+        f"print(net(torch.load({str(tmp_path / 'x')!r})).double().sum().item())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(net(X).double().sum().item(), rel=1e-6)
+
+
+def narrow():
+    net = plain()
+    net[5] = nn.Linear(6, 4)
+    return net
+
+
+def other_kind():
+    net = plain()
+    net[4] = nn.Bilinear(6, 6, 6)
+    return net
+
+
+def other_rate():
+    net = plain()
+    net[3].p = 0.4
+    return net
+
+
+UNFIT = [
+    (narrow, r"'5.bias' is \(4,\), in the file \(3,\).*'5.weight'"),
+    (other_kind, "module '4' is a Bilinear, in the file a Linear"),
+    (lambda: plain()[:5], "module '5' is missing"),
+    (lambda: nn.Sequential(*plain(), nn.Linear(3, 3)), "'6.weight' is not in the file"),
+    (lambda: plain().double(), "'0.weight' is torch.float64, in the file torch.float32"),
+    (lambda: plain().to("meta"), "tensors with values, but got a meta tensor at '0.weight'"),
+    (lambda: vd.convert(plain(), vd.ard()), "module '0' is noisy in another way"),
+    (lambda: vd.convert(plain(), vd.ard(), where="5"), "module '5' is noisy in another way"),
+    (other_rate, "the rate of '3' is 0.4, in the file 0.3"),
+    (lambda: None, "`into` to be a torch.nn.Module"),
+]
+
+
+@pytest.mark.parametrize("make, match", UNFIT)
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variance_layer()])
+def test_a_net_that_does_not_fit_is_refused_and_left(make, match, recipe, tmp_path):
+    net = trained(plain(), vd.mc_dropout())
+    vd.save_noisy(trained(net, recipe, where=nn.Linear), tmp_path / "net")
+    into = make()
+    before = copy.deepcopy(into)
+    with pytest.raises(vd.VardropError, match=match):
+        vd.load_noisy(tmp_path / "net", into=into)
+    if isinstance(into, nn.Module):
+        assert [type(m) for m in into.modules()] == [type(m) for m in before.modules()]
+        assert [sorted(vars(m)) for m in into.modules()] == [
+            sorted(vars(m)) for m in before.modules()
+        ]
+        for (name, new), (_, old) in zip(
+            into.named_parameters(), before.named_parameters(), strict=True
+        ):
+            assert new.requires_grad == old.requires_grad, name
+            assert new.is_meta or torch.equal(new, old), name
+
+
+def test_weights_that_must_be_tied(tmp_path):
+    vd.save_noisy(trained(Tied(), vd.sparse_vd()), tmp_path / "tied")
+    with pytest.raises(
+        vd.VardropError, match="'decoder.weight' is not in the file.*tied in the file"
+    ):
+        vd.load_noisy(tmp_path / "tied", into=Tied(tie=False))
+    vd.save_noisy(trained(Tied(tie=False), vd.sparse_vd()), tmp_path / "apart")
+    with pytest.raises(vd.VardropError, match="tied in the net only"):
+        vd.load_noisy(tmp_path / "apart", into=Tied())
+
+
+def test_files_that_are_something_else(tmp_path):
+    with pytest.raises(vd.VardropError, match="Expected the file .*none, but it is not there"):
+        vd.load_noisy(tmp_path / "none", into=plain())
+    (tmp_path / "text").write_text("x" * 100)
+    with pytest.raises(vd.VardropError, match="text to be a safetensors file"):
+        vd.load_noisy(tmp_path / "text", into=plain())
+    write_tensors(tmp_path / "tensors", {"a": torch.ones(1)})
+    with pytest.raises(
+        vd.VardropError, match="a net that vardrop.save_noisy wrote, but got another"
+    ):
+        vd.load_noisy(tmp_path / "tensors", into=plain())
+    with pytest.raises(vd.VardropError, match="`net` to have noisy modules"):
+        vd.save_noisy(plain(), tmp_path / "plain")
+    with pytest.raises(vd.VardropError, match="`path` to be a path, but got 3"):
+        vd.save_noisy(trained(plain(), vd.ard()), 3)
+    with pytest.raises(vd.VardropError, match="Expected to write .* No such file or directory"):
+        vd.save_noisy(trained(plain(), vd.ard()), tmp_path / "no" / "net")
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "net"
+    vd.save_noisy(trained(plain(), vd.sparse_vd()), path)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(vd.VardropError, match="checksum.*damaged"):
+        vd.load_noisy(path, into=plain())
+
+
+def test_forged_descriptions_raise_nothing_else(tmp_path):
+    path = tmp_path / "net"
+    vd.save_noisy(trained(plain(), vd.sparse_vd()), path)
+    tensors, values = read_tensors(path)
+    recipe = values["modules"]["0"]["recipe"]
+    for change in (
+        {"modules": {"0": None}}, {"modules": {"0": {}}}, {"modules": {"9": values["modules"]["0"]}},
+        {"modules": {"0": {"type": 3, "recipe": recipe}}}, {"modules": []}, {"tied": {"0.weight": []}},
+        {"modules": {"0": {"type": "Linear", "recipe": recipe["posterior"]}}}, {"frozen": None},
+        {"modules": {"0": {"type": "DropMax", "recipe": recipe}}}, {"format": None},
+        {"modules": {"1": {"type": "Linear", "recipe": recipe}}}, {"modules": {}},
+        {"tied": {"0.weight": "4.weight"}}, {"tied": {"0.log_sigma2": "4.weight"}},
+    ):  # fmt: skip
+        write_tensors(path, tensors, {**values, **json.loads(json.dumps(change))})
+        with pytest.raises(vd.VardropError):
+            vd.load_noisy(path, into=plain())
+
+
+def test_other_noisy_modules_are_refused(tmp_path):
+    class Noise(vd.noisy.Noisy):
+        pass
+
+    with pytest.raises(vd.VardropError, match="but got Noise at 'x'"):
+        vd.save_noisy(nn.ModuleDict({"x": Noise()}), tmp_path / "net")
