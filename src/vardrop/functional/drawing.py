@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,12 @@ def generator(device: torch.device) -> torch.Generator | None:
     return _thread.generators[device]
 
 
+def _own(device: torch.device) -> dict[str, Any]:
+    """The generator as an argument; without one none is named, or torch takes no dynamic shape."""
+    own = generator(device)
+    return {} if own is None else {"generator": own}
+
+
 def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """Uniform noise strictly inside (0, 1), in at least single precision.
 
@@ -66,7 +73,7 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     step = torch.finfo(dtype).eps
-    found = torch.rand(shape, generator=generator(like.device), dtype=dtype, device=like.device)
+    found = torch.rand(shape, dtype=dtype, device=like.device, **_own(like.device))
     return found * (1 - 2 * step) + step
 
 
@@ -94,17 +101,14 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """
     count = math.prod(shape)
     if like.dtype != torch.float32 or like.device.type != "cpu" or count < _MANY or _exact():
-        own = generator(like.device)
-        return torch.randn(shape, generator=own, dtype=like.dtype, device=like.device)
+        return torch.randn(shape, dtype=like.dtype, device=like.device, **_own(like.device))
     found = _traced_look_up(count) if torch.compiler.is_compiling() else _look_up(count)
     return found.view(shape)
 
 
 def _look_up(count: int) -> Tensor:
-    bits = torch.randint(
-        -(2**63), 2**63 - 1, (-(-count // 4),), dtype=torch.int64, device="cpu",
-        generator=generator(_NORMALS.device),
-    )  # fmt: skip
+    words, own = (-(-count // 4),), _own(_NORMALS.device)
+    bits = torch.randint(-(2**63), 2**63 - 1, words, dtype=torch.int64, device="cpu", **own)
     return _NORMALS.index_select(0, bits.view(torch.uint16).to(torch.int32)[:count])
 
 
@@ -141,6 +145,5 @@ def normal_like(x: Tensor) -> Tensor:
 
 def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
-    own = generator(like.device)
-    bits = torch.randint(0, 2, shape, generator=own, device=like.device, dtype=torch.int8)
+    bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **_own(like.device))
     return bits.mul_(2).sub_(1).to(like.dtype)
