@@ -148,7 +148,7 @@ class LocalReparameterization(Estimator):
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         product = None if affine.posterior.zero_mean else affine.product
-        if product is not None and can_fuse(product, inputs[0], noise):
+        if product is not None and can_fuse(product, inputs[0], affine.weight, noise):
             variances = affine.variances(self.floor)
             return fused_output(product, inputs[0], affine.weight, affine.bias, *variances, noise)
         mean = affine.mean_output(inputs)

@@ -47,9 +47,6 @@ class Noisy(nn.Module):
         """Whether a forward pass draws noise now."""
         return self.training if self.sampling is None else self.sampling
 
-    def share(self, on: bool) -> None:
-        """Compute once what draws and the KL have in common, until switched off again."""
-
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of this module's own noise, summed; None where its objective has no KL.
 
@@ -110,22 +107,6 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
         for m, state in zip(modules, before, strict=True):
             m.sampling = state
         torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
-@contextmanager
-def sharing(net: nn.Module) -> Iterator[nn.Module]:
-    """For the draws and the KL of one training step: what they have in common is computed once.
-
-    Parameters must not change inside, and the result is differentiated once.
-    """
-    modules = [m for m in net.modules() if isinstance(m, Noisy)]
-    try:
-        for m in modules:
-            m.share(True)
-        yield net
-    finally:
-        for m in modules:
-            m.share(False)
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

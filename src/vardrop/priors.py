@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vardrop.errors import VardropError
 from vardrop.values import Value
@@ -143,8 +144,10 @@ class ScaleMixture(Proper):
         def component(share: float, std: float) -> Tensor:
             return math.log(share / std) - 0.5 * (weight / std).square() - 0.5 * _LOG_2PI
 
-        # In log space, so that the gradient does not vanish beyond a few std1.
-        return torch.logaddexp(component(self.pi, self.std1), component(1 - self.pi, self.std2))
+        wide, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
+        # In log space, so that the gradient does not vanish beyond a few std1; the second
+        # derivative of torch.logaddexp is NaN where one of them is much the larger.
+        return wide + functional.softplus(narrow - wide, threshold=50.0)
 
 
 @dataclass(frozen=True)

@@ -104,3 +104,15 @@ def test_gradients_are_finite_at_the_extremes(dtype: torch.dtype) -> None:
     total = total + truncated_log_normal_log_sample(mu, log_sigma, LOW, HIGH, noise).exp().sum()
     gradients = torch.autograd.grad(total, [mu, log_sigma])
     assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_second_derivatives_of_a_sample() -> None:
+    mu = torch.tensor([0.0, -3.0, 2.0, -18.0, -25.0, -10.0, 4.9]).double().requires_grad_()
+    log_sigma = torch.tensor([-5.0, 0.0, -1.0, 1.0, 0.5, 2.0, -2.0]).double().requires_grad_()
+    noise = torch.linspace(0.05, 0.95, 7, dtype=torch.float64)
+
+    def sample(mu, log_sigma):
+        return truncated_log_normal_log_sample(mu, log_sigma, LOW, HIGH, noise)
+
+    assert torch.autograd.gradcheck(sample, (mu, log_sigma))
+    assert torch.autograd.gradgradcheck(sample, (mu, log_sigma), atol=1e-4)

@@ -6,6 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.objective import compiled
+from vardrop.testing import RECIPES
 
 X, Y = torch.randn(8, 6), torch.randint(3, (8,))
 
@@ -65,3 +66,29 @@ def test_every_net_has_a_code_object_of_its_own(monkeypatch):
         step = compiled.compile(elbo, torch.optim.Adam(elbo.parameters()))
         assert step(X, Y).loss.isfinite()
     assert len(set(seen)) == 3
+
+
+DYNAMIC = [
+    "sparse_vd",
+    "variational_dropout-b_weight",
+    "structured_pruning",
+    "bayesian_compression",
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+@pytest.mark.parametrize(
+    "recipe",
+    [r if r in DYNAMIC else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES],
+)
+def test_shapes_may_be_dynamic(recipe):
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    elbo = vd.ELBO(vd.convert(net, RECIPES[recipe]), vd.Categorical(), num_data=20)
+    step = torch.compile(elbo, dynamic=True, fullgraph=True, backend="aot_eager")
+    for rows in (8, 5):
+        with torch.random.fork_rng():
+            mine = step(X[:rows], Y[:rows])
+        with torch.random.fork_rng():
+            expected = elbo(X[:rows], Y[:rows])
+        torch.testing.assert_close(mine.loss, expected.loss, rtol=1e-4, atol=1e-5)
+        mine.loss.backward()

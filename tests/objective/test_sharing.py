@@ -1,10 +1,11 @@
 """One pass over the weights for all draws and the KL gives the gradient of the two apart."""
 
-import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import vardrop as vd
@@ -117,29 +118,131 @@ def test_kl_of_weights_whose_product_of_ratios_overflows():
     assert float(value) == pytest.approx(float(exact), rel=2e-5)
 
 
-def test_activation_checkpointing():
-    class Checkpointed(nn.Module):
-        def __init__(self, body):
-            super().__init__()
-            self.body = body
+class Runs(nn.Module):
+    """A body that a net runs in a way of its own."""
 
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=False)
+    def __init__(self, body, way):
+        super().__init__()
+        self.body, self.way = body, way
 
-    body = vd.convert(dense(), RECIPES["local"])
-    x = NETS["dense"][1]
-    results = []
-    for net in (body, Checkpointed(copy.deepcopy(body))):
+    def forward(self, x):
+        return self.way(self.body, x)
+
+
+def stopped(body, x):
+    with torch.no_grad():
+        target = body(x)
+    return body(x) - target
+
+
+def inferred(body, x):
+    with torch.inference_mode():
+        target = body(x).clone()
+    return body(x) - target.mean().item()
+
+
+def averaged(body, x):
+    slow = {n: 0.5 * p.detach() for n, p in body.named_parameters()}
+    return body(x) - functional_call(body, slow, (x,))
+
+
+WAYS = {
+    "plain": lambda body, x: body(x),
+    "checkpointed": lambda body, x: checkpoint(body, x, use_reentrant=False),
+    "reentrant": lambda body, x: checkpoint(body, x, use_reentrant=True),
+    "plain and checkpointed": lambda body, x: body(x) + checkpoint(body, x, use_reentrant=False),
+    "plain and reentrant": lambda body, x: body(x) + checkpoint(body, x, use_reentrant=True),
+    "reentrant and plain": lambda body, x: checkpoint(body, x, use_reentrant=True) + body(x),
+    "a pass without gradients first": stopped,
+    "a pass in inference mode first": inferred,
+    "other weights in the same layers": averaged,
+}
+
+
+@pytest.mark.parametrize("recipe", ["local", "draws", "normal"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_does_not_depend_on_how_layers_run(way, recipe):
+    net = Runs(vd.convert(dense(), RECIPES[recipe]), WAYS[way])
+    x = NETS["dense"][1].clone().requires_grad_()
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=3)
+    found = []
+    for objective in (elbo, elbo.parts):  # with and without sharing
+        net.zero_grad()
         with torch.random.fork_rng():
-            loss = vd.ELBO(net, vd.Categorical(), num_data=3)(x, Y).loss
-            results.append(gradients(loss, net))
-    torch.testing.assert_close(*results)
+            objective(x, Y).loss.backward()
+        found.append({n: p.grad for n, p in net.named_parameters()})
+    assert all(g is not None for g in found[0].values())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_is_shared_after_a_step_or_an_error():
+def test_threads_share_nothing_with_each_other():
+    net = vd.convert(dense(), RECIPES["local"])
+    elbo, x = vd.ELBO(net, vd.Categorical(), num_data=3), NETS["dense"][1]
+    noise = [torch.randn(7, n) for n in (5, 4)]
+    for layer, z in zip((net[0], net[2]), noise, strict=True):
+        layer.register_forward_pre_hook(
+            lambda m, a, k, z=z: (a, {**k, "noise": z}), with_kwargs=True
+        )
+    expected = gradients(elbo(x, Y).loss, net)
+    both, second_inside, first_done = threading.Barrier(2), threading.Event(), threading.Event()
+    started, found = [], []
+
+    def inside(*_):  # the second enters its step before the KL of the first, and leaves it after
+        started.append(threading.get_ident())
+        if len(started) == 1:
+            assert second_inside.wait(30)
+        else:
+            second_inside.set()
+            assert first_done.wait(30)
+
+    net[1].register_forward_hook(inside)
+
+    def step():
+        loss = elbo(x, Y).loss
+        first_done.set()
+        both.wait(30)
+        found.append(gradients(loss, net))
+
+    threads = [threading.Thread(target=step) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 2
+    for gradient in found:
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NETS)
+def test_second_derivatives(name, recipe, samples, monkeypatch):
+    make, x = NETS[name]
+    net = vd.convert(make(), RECIPES[recipe])
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=3, samples=samples)
+    learned = [p for p in net.parameters() if p.requires_grad]
+    direction = [torch.randn_like(p) for p in learned]
+
+    def product():
+        with torch.random.fork_rng():
+            first = torch.autograd.grad(elbo(x, Y).loss, learned, create_graph=True)
+        inner = sum((g * v).sum() for g, v in zip(first, direction, strict=True))
+        return torch.cat([h.flatten() for h in torch.autograd.grad(inner, learned)])
+
+    mine = product()
+    for module in ("additive", "fused", "log_uniform", "noise"):  # plain expressions everywhere
+        monkeypatch.setattr(f"vardrop.functional.{module}.can_block", lambda *_: False)
+    exact = product()
+    assert float((mine - exact).norm() / exact.norm()) <= 1e-4
+
+
+def test_nothing_is_shared_outside_of_a_step():
     net = vd.convert(dense(), RECIPES["local"])
     elbo = vd.ELBO(net, vd.Categorical(), num_data=3)
     elbo(NETS["dense"][1], Y)
     with pytest.raises(RuntimeError):
         elbo(torch.randn(7, 5), Y)
-    assert all(m._shared is None and not m._sharing for m in net if isinstance(m, vd.Linear))
+    assert vd.functional.shared_weights(net[0].weight, net[0].log_sigma2) is None
+    with vd.functional.sharing():
+        first = vd.functional.shared_weights(net[0].weight, net[0].log_sigma2)
+        assert vd.functional.shared_weights(net[0].weight, net[0].log_sigma2) is first

@@ -1,7 +1,7 @@
 """Pure numerics: formulas on tensors, without modules and without state."""
 
-from vardrop.functional.additive import AdditiveWeights, additive_weights
-from vardrop.functional.blocks import can_block, keep_layout
+from vardrop.functional.additive import AdditiveWeights, shared_weights, sharing
+from vardrop.functional.blocks import keep_layout
 from vardrop.functional.concrete import (
     bernoulli_entropy,
     bernoulli_kl,
@@ -46,10 +46,8 @@ __all__ = [
     "Convolution",
     "Dense",
     "Product",
-    "additive_weights",
     "bernoulli_entropy",
     "bernoulli_kl",
-    "can_block",
     "can_fuse",
     "clamp_max",
     "concrete",
@@ -77,6 +75,8 @@ __all__ = [
     "normal_like",
     "project",
     "random_signs",
+    "shared_weights",
+    "sharing",
     "square",
     "standard_normal",
     "truncated_log_normal_kl",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vardrop.functional.blocks import like_layout
-from vardrop.functional.log_uniform_sum import add_kl_gradients, summed_kl
+from vardrop.functional.blocks import can_block, like_layout
+from vardrop.functional.log_uniform_sum import add_kl_gradients, kl_gradients, summed_kl
 
 
 class AdditiveWeights(NamedTuple):
@@ -42,13 +44,18 @@ class _AdditiveWeights(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, to_mean: Tensor | None, to_variance: Tensor | None, to_kl: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         weight, variance = ctx.saved_tensors
         if to_kl is None:
             return to_mean, None if to_variance is None else to_variance * variance
+        if torch.is_grad_enabled():  # a second derivative needs expressions, not what is written
+            to_weight, to_log_sigma2 = kl_gradients(weight, variance, to_kl)
+            return (
+                to_weight if to_mean is None else to_mean + to_weight,
+                to_log_sigma2 if to_variance is None else to_variance * variance + to_log_sigma2,
+            )
         to_mean, to_variance = (
             like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
@@ -58,5 +65,43 @@ class _AdditiveWeights(torch.autograd.Function):
 
 
 def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights:
-    """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_block(weight)`."""
+    """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_block` of both."""
     return AdditiveWeights(*_AdditiveWeights.apply(weight, log_sigma2))
+
+
+class _Step(threading.local):
+    """What the training step of this thread has computed; None outside of a step."""
+
+    found: dict[tuple[int, int], tuple[Tensor, Tensor, AdditiveWeights]] | None = None
+
+
+_step = _Step()
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """For the draws and the KL of one training step: what they have in common is computed once.
+
+    Weights must not change inside.
+    """
+    before, _step.found = _step.found, {}
+    try:
+        yield
+    finally:
+        _step.found = before
+
+
+def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
+    """`additive_weights`, once per step inside `sharing`; None where nothing may be shared.
+
+    What runs without a gradient finds what is there and leaves nothing behind, or the pass that
+    learns would find it. Activation checkpointing runs the layer again when the step is over.
+    """
+    if not can_block(weight, log_sigma2) or _step.found is None:
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None
+    key = id(weight), id(log_sigma2)
+    if key not in _step.found and torch.is_grad_enabled():
+        _step.found[key] = weight, log_sigma2, additive_weights(weight, log_sigma2)
+    return _step.found[key][2] if key in _step.found else None

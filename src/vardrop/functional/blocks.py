@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 BLOCK = 1 << 16
 
 
-def can_block(x: Tensor) -> bool:
-    """Whether x may be worked on in blocks: float32 on a CPU, outside of traces and transforms.
+_PLAIN = (Tensor, nn.Parameter)
 
-    A trace wants one expression, transforms cannot write into scratch, float64 wants precision.
+
+def can_block(*tensors: Tensor) -> bool:
+    """Whether tensors may be worked on in blocks: plain float32 ones on a CPU, nothing traced.
+
+    A trace wants one expression, transforms cannot write into scratch, float64 wants precision,
+    and what is written into a view of a tensor subclass (a sharded one) may be lost.
     """
-    plain = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    return plain and x.device.type == "cpu" and x.dtype == torch.float32
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not in_forward_mode() and all(
+        type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors
+    )
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are carried forwards (`torch.func.jvp`).
+
+    Functions with a gradient of their own then stand back: torch.compile takes none that has a rule
+    for this direction too.
+    """
+    return forward_ad._current_level >= 0
 
 
 def like_layout(x: Tensor, like: Tensor) -> Tensor:

@@ -115,12 +115,13 @@ class _FusedOutput(torch.autograd.Function):
         )  # fmt: skip
 
 
-def can_fuse(product: Product | None, x: Tensor, noise: Tensor | None) -> bool:
-    """Whether `fused_output` may take the place of its parts: float32, nothing traced."""
-    if product is None or not product.takes(x):
+def can_fuse(product: Product | None, x: Tensor, weight: Tensor, noise: Tensor | None) -> bool:
+    """Whether `fused_output` may take the place of its parts: plain float32, nothing traced."""
+    if product is None or not product.takes(x) or torch.is_autocast_enabled("cpu"):
         return False
-    same = noise is None or (noise.dtype == x.dtype and noise.dim() == x.dim())
-    return same and can_block(x) and not torch.is_autocast_enabled("cpu")
+    if noise is None:
+        return can_block(x, weight)
+    return noise.dim() == x.dim() and can_block(x, weight, noise)
 
 
 def fused_output(

@@ -25,55 +25,54 @@ import torch
 from torch import Tensor
 
 from vardrop.functional.additive import additive_weights
-from vardrop.functional.blocks import can_block
+from vardrop.functional.blocks import can_block, in_forward_mode
 from vardrop.functional.log_uniform_sum import traced_kl
 
-_SCALE = 4.0
 # (numerator, denominator), lowest power first.
 _Rational = tuple[tuple[float, ...], tuple[float, ...]]
-_R_DOUBLE: _Rational = (
-    (5.790304701740114, -13.723666826052701, 20.398560680736395, -11.052986757999424,
-     4.724502518488598, 5.37519224447421, 3.425967696434598, 2.7677129566578746,
-     4.663005884182553, 2.8523783353991514, 0.5570340000900049),
-    (1.0, -2.8849189247134044, 5.462844477224577, -6.009393842394227,
-     5.844987190973465, -3.194900141447489, 2.2764203155070764, 0.11465166965662288,
-     0.5047705175502762, 0.4485380656202307, 0.055327078236557796),
-)  # fmt: skip
-_S_DOUBLE: _Rational = (
-    (0.3013403889280994, -1.9966136819034515, 6.683852772171086, -14.450082718556162,
-     22.090070926477605, -24.593223022500993, 19.978373709328825, -11.546638040458976,
-     4.517342432207513, -1.065499066353095, 0.11610303469341002),
-    (1.0, -5.262787964082669, 13.736839662019376, -22.395146655157948,
-     25.270623824156264, -20.409500949898526, 12.118678854458276, -5.1601151235258005,
-     1.629845772010519, -0.3019122570531872, 0.05368870940170003),
-)  # fmt: skip
-_R_SINGLE: _Rational = (
-    (5.790338038, 2.198702215, 7.825094295, 7.53301853, 4.121017788, 0.7349983329),
-    (1.0, -0.1350613098, 1.876265195, 0.2969966275, 0.9205577939),
-)
-_S_SINGLE: _Rational = (
-    (0.3013383973, -0.5911181835, 1.133042277, -0.9028514014, 0.540374829, -0.1180558375),
-    (1.0, -0.5984663458, 1.672921088, 0.1880352264, 0.571382189, 0.06800680879),
-)
-_R, _S = (_R_DOUBLE, _R_SINGLE), (_S_DOUBLE, _S_SINGLE)
 
 
-_Constants = tuple[list[Tensor], list[Tensor]]
+# Numbers stand inside functions: a compiler with dynamic shapes makes variables of global floats.
+def _r(double: bool) -> _Rational:
+    if double:
+        return (
+            (5.790304701740114, -13.723666826052701, 20.398560680736395, -11.052986757999424,
+             4.724502518488598, 5.37519224447421, 3.425967696434598, 2.7677129566578746,
+             4.663005884182553, 2.8523783353991514, 0.5570340000900049),
+            (1.0, -2.8849189247134044, 5.462844477224577, -6.009393842394227,
+             5.844987190973465, -3.194900141447489, 2.2764203155070764, 0.11465166965662288,
+             0.5047705175502762, 0.4485380656202307, 0.055327078236557796),
+        )  # fmt: skip
+    return (
+        (5.790338038, 2.198702215, 7.825094295, 7.53301853, 4.121017788, 0.7349983329),
+        (1.0, -0.1350613098, 1.876265195, 0.2969966275, 0.9205577939),
+    )
 
 
-def _constants(fits: tuple[_Rational, _Rational], like: Tensor) -> _Constants:
-    numerator, denominator = fits[0] if like.dtype == torch.float64 else fits[1]
-    return [like.new_tensor(c) for c in numerator], [like.new_tensor(c) for c in denominator]
+def _s(double: bool) -> _Rational:
+    if double:
+        return (
+            (0.3013403889280994, -1.9966136819034515, 6.683852772171086, -14.450082718556162,
+             22.090070926477605, -24.593223022500993, 19.978373709328825, -11.546638040458976,
+             4.517342432207513, -1.065499066353095, 0.11610303469341002),
+            (1.0, -5.262787964082669, 13.736839662019376, -22.395146655157948,
+             25.270623824156264, -20.409500949898526, 12.118678854458276, -5.1601151235258005,
+             1.629845772010519, -0.3019122570531872, 0.05368870940170003),
+        )  # fmt: skip
+    return (
+        (0.3013383973, -0.5911181835, 1.133042277, -0.9028514014, 0.540374829, -0.1180558375),
+        (1.0, -0.5984663458, 1.672921088, 0.1880352264, 0.571382189, 0.06800680879),
+    )
 
 
-def _horner(coefficients: list[Tensor], t: Tensor) -> Tensor:
-    value = torch.addcmul(coefficients[-2], t, coefficients[-1])
-    for c in coefficients[-3::-1]:
-        value = torch.addcmul(c, value, t)
+def _horner(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
+    value = t.new_full((), coefficients[-1])
+    for c in coefficients[-2::-1]:
+        value = torch.addcmul(t.new_full((), c), value, t)
     return value
 
 
-def _ratio(fit: _Constants, t: Tensor) -> Tensor:
+def _ratio(fit: _Rational, t: Tensor) -> Tensor:
     return _horner(fit[0], t) / _horner(fit[1], t)
 
 
@@ -82,13 +81,13 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _value(u: Tensor) -> Tensor:
-    t = 1 - 2 * _SCALE * (u + _SCALE).reciprocal()
-    return 0.5 * torch.log1p(u * _ratio(_constants(_R, u), t))
+    t = 1 - 8 * (u + 4).reciprocal()
+    return 0.5 * torch.log1p(u * _ratio(_r(u.dtype == torch.float64), t))
 
 
 def _slope(u: Tensor) -> Tensor:
-    s = _SCALE * (u + _SCALE).reciprocal()
-    return s * _ratio(_constants(_S, u), 1 - 2 * s)
+    s = 4 * (u + 4).reciprocal()
+    return s * _ratio(_s(u.dtype == torch.float64), 1 - 2 * s)
 
 
 class _LogUniformKL(torch.autograd.Function):
@@ -108,6 +107,18 @@ class _LogUniformKL(torch.autograd.Function):
         return grad * _slope(u)
 
 
+class _ForwardLogUniformKL(_LogUniformKL):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        _LogUniformKL.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (u,) = ctx.saved_tensors
+        return tangent * _slope(u)
+
+
 def log_uniform_kl(u: Tensor) -> Tensor:
     """Exact KL to the log-uniform prior, elementwise, as a function of u = 1 / (2 alpha) >= 0.
 
@@ -119,7 +130,7 @@ def log_uniform_kl(u: Tensor) -> Tensor:
 
     Hron, Matthews & Ghahramani 2018, "Variational Bayesian dropout: pitfalls and fixes", sec. 4.
     """
-    return _LogUniformKL.apply(_wide(u))
+    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(_wide(u))
 
 
 def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
@@ -133,7 +144,7 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     tensor(0.)
     """
     weight, log_sigma2 = _wide(weight), _wide(log_sigma2)
-    if can_block(weight):
+    if can_block(weight, log_sigma2):
         return additive_weights(weight, log_sigma2).kl(value)
     if torch.compiler.is_compiling() and weight.dtype == torch.float32:
         return traced_kl(weight, log_sigma2, value)

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from vardrop.functional.blocks import blocks, scratch
 
-_SCALE = 7.0
-
 
 class _Quotient(NamedTuple):
     """factor P / Q; the coefficients go from the lowest power up, and the highest is 1."""
@@ -42,16 +40,21 @@ class _Quotient(NamedTuple):
         return p * above * self.factor / (q * below)
 
 
-_R = _Quotient(
-    1.4454921986806746,
-    (0.9538582997, -2.505154835, 4.292858356, -3.241262445),
-    (0.3871324007, -0.9498811111, 1.706463754, -1.420547327),
-)
-_S = _Quotient(
-    0.573743565708943,
-    (0.05169306891, -0.1409734211, 0.2814082948, -0.01561548416, -0.1953875884),
-    (0.2076121169, -0.8040137513, 1.789775485, -1.630468041),
-)
+# Numbers stand inside functions: a compiler with dynamic shapes makes variables of global floats.
+def _r() -> _Quotient:
+    return _Quotient(
+        1.4454921986806746,
+        (0.9538582997, -2.505154835, 4.292858356, -3.241262445),
+        (0.3871324007, -0.9498811111, 1.706463754, -1.420547327),
+    )
+
+
+def _s() -> _Quotient:
+    return _Quotient(
+        0.573743565708943,
+        (0.05169306891, -0.1409734211, 0.2814082948, -0.01561548416, -0.1953875884),
+        (0.2076121169, -0.8040137513, 1.789775485, -1.630468041),
+    )
 
 
 @functools.cache
@@ -74,13 +77,13 @@ def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
 
 
 def _summed_kl(weight: Tensor, variance: Tensor, in_pairs: bool) -> Tensor:
-    total, room = weight.new_zeros(()), scratch(weight, 3)
+    total, room, r = weight.new_zeros(()), scratch(weight, 3), _r()
     for w, v in blocks(weight, variance):
         ratio, s, below = (row[: len(w)] for row in room)
-        torch.addcmul(v, w, w, value=1 / _SCALE, out=below)
+        torch.addcmul(v, w, w, value=1 / 7, out=below)
         torch.div(v, below, out=s)
-        _polynomial(_R.denominator, s, below).mul_(v)
-        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
+        _polynomial(r.denominator, s, below).mul_(v)
+        _polynomial(r.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(r.factor)
         if in_pairs and len(w) % 2 == 0:
             # log1p is dear: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
             a, b = ratio.chunk(2)
@@ -96,15 +99,23 @@ def add_kl_gradients(
 
     Both are written in place and lie in memory as `weight` does.
     """
-    room, scale = scratch(weight, 3), scale * _S.factor
+    room, quotient = scratch(weight, 3), _s()
+    scale *= quotient.factor
     for w, v, grad_w, grad_s in blocks(weight, variance, to_weight, to_variance):
         slope, s, below = (row[: len(w)] for row in room)
-        torch.addcmul(v, w, w, value=1 / _SCALE, out=slope)
+        torch.addcmul(v, w, w, value=1 / 7, out=slope)
         torch.div(v, slope, out=s)
-        _polynomial(_S.denominator, s, below).mul_(slope)
-        _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
+        _polynomial(quotient.denominator, s, below).mul_(slope)
+        _polynomial(quotient.numerator, s, slope).div_(below).mul_(w)
         grad_w.add_(slope, alpha=scale)
         grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
+
+
+def kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """scale times dKL/dweight and dKL/dlog sigma^2, to be traced or differentiated."""
+    below = variance + weight * weight * (1 / 7)
+    slope = _s().traced(variance / below, weight * scale, below)
+    return slope, -0.5 * slope * weight
 
 
 class _TracedKL(torch.autograd.Function):
@@ -113,8 +124,8 @@ class _TracedKL(torch.autograd.Function):
         if not value:
             return weight.new_zeros(())
         variance, square = log_sigma2.exp(), weight * weight
-        s = variance / (variance + square * (1 / _SCALE))
-        return 0.5 * torch.log1p(_R.traced(s, square, variance)).sum()
+        s = variance / (variance + square * (1 / 7))
+        return 0.5 * torch.log1p(_r().traced(s, square, variance)).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -123,10 +134,7 @@ class _TracedKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
-        variance = log_sigma2.exp()
-        below = variance + weight * weight * (1 / _SCALE)
-        slope = _S.traced(variance / below, weight * grad, below)
-        return slope, -0.5 * slope * weight, None
+        return *kl_gradients(weight, log_sigma2.exp(), grad), None
 
 
 def traced_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:

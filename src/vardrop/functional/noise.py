@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop.functional.blocks import blocks, can_block, like_layout, scratch
+from vardrop.functional.blocks import blocks, can_block, in_forward_mode, like_layout, scratch
+from vardrop.functional.projection import project
 
 
 class _GaussianOutput(torch.autograd.Function):
@@ -17,7 +19,10 @@ class _GaussianOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        if can_block(variance) and mean.stride() == variance.stride() == noise.stride():
+        if (
+            can_block(mean, variance, noise)
+            and mean.stride() == variance.stride() == noise.stride()
+        ):
             return _blocked_output(mean, variance, noise)
         scaled = noise * torch.rsqrt(variance)
         return torch.addcmul(mean, variance, scaled), scaled
@@ -58,6 +63,8 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
+    if in_forward_mode():
+        return torch.addcmul(mean, variance.sqrt(), noise)
     return _GaussianOutput.apply(mean, variance, noise)[0]
 
 
@@ -87,25 +94,7 @@ def square(x: Tensor) -> Tensor:
     >>> square(torch.tensor([-3.0]))
     tensor([9.])
     """
-    return _Square.apply(x)
-
-
-class _ClampMax(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, bound: float) -> Tensor:
-        return x.clamp(max=bound)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.bound = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return torch.where((x >= ctx.bound) & (grad < 0), 0.0, grad), None
+    return x * x if in_forward_mode() else _Square.apply(x)
 
 
 def clamp_max(x: Tensor, bound: float) -> Tensor:
@@ -120,4 +109,4 @@ def clamp_max(x: Tensor, bound: float) -> Tensor:
     >>> x.grad
     tensor([3.])
     """
-    return _ClampMax.apply(x, bound)
+    return project(x, -math.inf, bound)

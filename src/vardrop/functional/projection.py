@@ -7,24 +7,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vardrop.functional.blocks import in_forward_mode
+
+# x and its range, as tensors: a compiler with dynamic shapes makes variables of floats, which an
+# autograd function cannot take.
+_Bounds = tuple[Tensor, Tensor, Tensor]
+
 
 class _Project(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, low: float, high: float) -> Tensor:
+    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return x.clamp(low, high)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.low, ctx.high = inputs[1:]
+    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        leaves = ((x >= ctx.high) & (grad < 0)) | ((x <= ctx.low) & (grad > 0))
+        x, low, high = ctx.saved_tensors
+        leaves = ((x >= high) & (grad < 0)) | ((x <= low) & (grad > 0))
         return grad.masked_fill(leaves, 0.0), None, None
+
+
+class _ForwardProject(_Project):
+    """In forward mode the derivative is that of the value: none outside of the range."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        x, low, high = ctx.saved_tensors
+        return tangent.masked_fill((x < low) | (x > high), 0.0)
 
 
 def project(x: Tensor, low: float, high: float) -> Tensor:
@@ -38,4 +57,5 @@ def project(x: Tensor, low: float, high: float) -> Tensor:
     >>> x.grad
     tensor([0., 1.])
     """
-    return _Project.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
+    function = _ForwardProject if in_forward_mode() else _Project
+    return function.apply(x, x.new_full((), low), x.new_full((), high))

@@ -16,7 +16,7 @@ from vardrop.checks import check_type
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import AdditiveWeights, Product, additive_weights, can_block, square
+from vardrop.functional import AdditiveWeights, Product, shared_weights, square
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.folding import fold
 from vardrop.noisy import Noisy, Relevance
@@ -56,8 +56,6 @@ class Variational(Noisy):
     estimator: Estimator
     gate: Gate | None
     _names: tuple[tuple[str, ...], ...]
-    _sharing: bool = False
-    _shared: AdditiveWeights | None = None
 
     @property
     def channel_axis(self) -> int:
@@ -154,17 +152,10 @@ class Variational(Noisy):
         prefix = "bias_" if which >= 2 else ""
         return {name.removeprefix(prefix): getattr(self, name) for name in self._names[which]}
 
-    def share(self, on: bool) -> None:
-        vars(self).update(_sharing=on, _shared=None)  # what nn.Module does on setting is slow
-
     def _shared_weights(self) -> AdditiveWeights | None:
-        fits = type(self.posterior) is AdditiveGaussian and self.prior == LogUniform()
-        if self._shared is None and self._sharing and fits:
-            # Activation checkpointing runs the layer again later, when nothing is shared.
-            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-            if can_block(self.weight) and hooks is None:
-                self._shared = additive_weights(self.weight, self._tensors(0)["log_sigma2"])
-        return self._shared
+        if type(self.posterior) is not AdditiveGaussian or self.prior != LogUniform():
+            return None
+        return shared_weights(self.weight, self._tensors(0)["log_sigma2"])
 
     def _affine(self, op: _Map, product: Product | None) -> Affine:
         assert self.posterior is not None

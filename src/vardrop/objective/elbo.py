@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
+from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
-from vardrop.noisy import Noisy, kl, sharing
+from vardrop.noisy import Noisy, kl
 from vardrop.objective.likelihoods import Categorical
 
 
@@ -120,7 +121,7 @@ class ELBO(nn.Module):
         """The loss and its parts on one batch."""
         if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
             return self.parts(x, y)
-        with sharing(self.net):
+        with sharing():
             return self.counted(self.parts, x, y)
 
     def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vardrop.conversion import convert, revert
 from vardrop.layers import Variational
@@ -20,6 +21,7 @@ from vardrop.recipes import Recipe
 Make = Callable[[], nn.Module]
 Inputs = tuple[Tensor, ...]
 Check = Callable[[Make, Inputs, Recipe], None]
+_Loss = Callable[..., Tensor]
 
 
 def _noisy(make: Make, recipe: Recipe) -> Variational:
@@ -140,6 +142,74 @@ def check_stored_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
         assert ((mine - expected).abs().max() / scale) <= 1e-5, "gradients of draws do not add up"
 
 
+def _objective(make: Make, inputs: Inputs, recipe: Recipe) -> tuple[_Loss, list[Tensor]]:
+    """A smooth function of the parameters in float64, by a fixed draw, and where to take it."""
+    layer = _noisy(lambda: make().double(), recipe).eval()
+    names = [name for name, p in layer.named_parameters() if p.requires_grad]
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self) -> Tensor:
+            return self.layer(*inputs).sin().sum() + kl(self.layer)
+
+    def value(*parameters: Tensor) -> Tensor:
+        found = {f"layer.{n}": p for n, p in zip(names, parameters, strict=True)}
+        with torch.random.fork_rng(), sampling(layer):
+            torch.manual_seed(0)
+            return functional_call(Loss(), found, ())
+
+    # A little below where it starts: some parameters start at a bound, where nothing is smooth.
+    return value, [p.detach() - 0.1 for p in layer.parameters() if p.requires_grad]
+
+
+def _gradient(value: _Loss, at: list[Tensor], create_graph: bool = False) -> list[Tensor]:
+    return list(
+        torch.autograd.grad(value(*at), at, create_graph=create_graph, materialize_grads=True)
+    )
+
+
+def check_forward_mode(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """Derivatives carried forwards (`torch.func.jvp`) are those carried backwards."""
+    value, at = _objective(make, inputs, recipe)
+    ways = [torch.randn_like(p) for p in at]
+    if not at or getattr(make(), "padding_idx", None) is not None:
+        return  # torch's own look-up treats the row of padding otherwise in the two directions
+    forwards = torch.func.jvp(value, tuple(at), tuple(ways))[1]
+    gradient = _gradient(value, [p.requires_grad_() for p in at])
+    backwards = torch.stack([(g * w).sum() for g, w in zip(gradient, ways, strict=True)]).sum()
+    torch.testing.assert_close(forwards, backwards, rtol=1e-8, atol=1e-10)
+
+
+def check_second_derivatives(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """The derivative of the gradient is what differences of the gradient say."""
+    value, at = _objective(make, inputs, recipe)
+    ways = [torch.randn_like(p) for p in at]
+    if not at or (recipe.gate is not None and recipe.gate.input_dependent):
+        return  # such a gate reads features without a gradient, which differences do not know
+    step = 1e-6
+
+    def moved(by: float) -> list[Tensor]:
+        return [(p + by * step * w).requires_grad_() for p, w in zip(at, ways, strict=True)]
+
+    near, far = (
+        [
+            a - b
+            for a, b in zip(_gradient(value, moved(k)), _gradient(value, moved(-k)), strict=True)
+        ]
+        for k in (1, 2)
+    )
+    start = moved(0)
+    gradient = _gradient(value, start, create_graph=True)
+    along = torch.stack([(g * w).sum() for g, w in zip(gradient, ways, strict=True)]).sum()
+    found = torch.autograd.grad(along, start, materialize_grads=True)
+    for mine, a, b in zip(found, near, far, strict=True):
+        torch.testing.assert_close(mine, (8 * a - b) / (12 * step), rtol=1e-5, atol=1e-5)
+
+
 def check_compile(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     """One graph in training and in evaluation; no recompilation for a second call or a new beta."""
     layer = _noisy(make, recipe)
@@ -213,8 +283,8 @@ CHECKS: dict[str, Check] = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_mean_mode, check_noise, check_plain_checkpoint, check_copies, check_gradients,
-        check_stored_noise, check_compile, check_vmap, check_export, check_autocast,
-        check_kl_is_a_sum,
+        check_stored_noise, check_forward_mode, check_second_derivatives, check_compile,
+        check_vmap, check_export, check_autocast, check_kl_is_a_sum,
     )
 }  # fmt: skip
 
