@@ -118,6 +118,23 @@ def test_values_refuse_bad_fields(name, argument, value):
         getattr(vd, name)(**{argument: value})
 
 
+X, Y = torch.randn(8, 4), torch.arange(8) % 3
+M = vd.metrics
+PROBS, LABELS = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1])
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def noisy():
+    return vd.convert(mlp(), vd.sparse_vd())
+
+
+def objective(**more):
+    return vd.ELBO(**{"net": noisy(), "likelihood": vd.Categorical(), "num_data": 10, **more})
+
+
 def additive(**more):
     return vd.Recipe(vd.AdditiveGaussian(), **more)
 
@@ -159,6 +176,126 @@ CALLS: dict[str, tuple[Any, str]] = {
     "head labels": (
         lambda: vd.DropMax(4, 3).loss(torch.zeros(2, 4), torch.tensor([0, 9])), "`y` to lie in 0..2",
     ),
+    "constant beta": (lambda: vd.constant("x"), "`beta` to be a finite number and at least 0"),
+    "constant -1": (lambda: vd.constant(-1), "`beta` to be .* at least 0, but got -1"),
+    "warm-up start": (lambda: vd.linear_warmup(-1, 5), "`start` to be .* at least 0, but got -1"),
+    "warm-up end": (lambda: vd.linear_warmup(0, NAN), "`end` to be a finite number, but got nan"),
+    "warm-up order": (lambda: vd.linear_warmup(5, 2), "0 <= `start` < `end`, but got 5 and 2"),
+    "cyclical period": (lambda: vd.cyclical(NAN), "`period` to be a finite number and above 0"),
+    "cyclical rise": (lambda: vd.cyclical(5, 2), "`rise` to be .* at most 1, but got 2"),
+    "convert no net": (lambda: vd.convert(None, vd.ard()), "`net` to be a torch.nn.Module"),
+    "convert no recipe": (lambda: vd.convert(mlp(), "sparse_vd"), "`recipe` to be a Recipe"),
+    "convert where": (lambda: vd.convert(mlp(), vd.ard(), where=5), "`where` to be a name pattern"),
+    "convert nowhere": (lambda: vd.convert(mlp(), vd.ard(), where=[]), "not selected by `where`"),
+    "convert all left out": (
+        lambda: vd.convert(mlp(), vd.ard(), exclude="*"), "3 more|left out by `exclude`",
+    ),
+    "revert no net": (lambda: vd.revert(None), "`net` to be a torch.nn.Module, but got None"),
+    "kl no net": (lambda: vd.kl(None), "`net` to be a torch.nn.Module, but got None"),
+    "relevance no net": (lambda: vd.relevance(None), "`net` to be a torch.nn.Module"),
+    "log_alpha no net": (lambda: vd.log_alpha([]), "`net` to be a torch.nn.Module"),
+    "sampling no net": (lambda: vd.sampling(None).__enter__(), "`net` to be a torch.nn.Module"),
+    "sampling on": (lambda: vd.sampling(noisy(), "x").__enter__(), "`on` to be True or False"),
+    "register_kl": (lambda: vd.register_kl(3, 4), "`q_type` to be a subclass of Posterior"),
+    "register_kl prior": (
+        lambda: vd.register_kl(vd.ZeroMean, vd.ZeroMean), "`p_type` to be a subclass of Prior",
+    ),
+    "kl_divergence": (
+        lambda: vd.kl_divergence("a", vd.ARD(), X, None, {}, {}), "`q` to be a Posterior",
+    ),
+    "ELBO no net": (lambda: objective(net=None), "`net` to be a torch.nn.Module"),
+    "ELBO plain net": (lambda: objective(net=mlp()), "`net` to have noisy modules"),
+    "ELBO likelihood": (lambda: objective(likelihood=None), "`likelihood` to be callable"),
+    "ELBO class": (
+        lambda: objective(likelihood=vd.Categorical), "`likelihood` to be callable.* Make one",
+    ),
+    "ELBO num_data": (lambda: objective(num_data=1.5), "`num_data` to be an integer of at least 1"),
+    "ELBO beta": (lambda: objective(beta="x"), "`beta` to be a finite number and at least 0"),
+    "ELBO beta nan": (lambda: objective(beta=NAN), "`beta` to be a finite number"),
+    "ELBO samples": (lambda: objective(samples=1.5), "`samples` to be an integer of at least 1"),
+    "ELBO kl_value_every": (lambda: objective(kl_value_every=2.5), "`kl_value_every` to be an int"),
+    "set_beta": (lambda: objective().set_beta(INF), "`beta` to be a finite number"),
+    "groups no net": (lambda: vd.parameter_groups(None), "`module` to be a torch.nn.Module"),
+    "groups lr": (lambda: vd.parameter_groups(noisy(), lr=-1), "`lr` to be .* at least 0"),
+    "groups lr nan": (lambda: vd.parameter_groups(noisy(), lr=NAN), "`lr` to be a finite number"),
+    "groups noise_lr": (lambda: vd.parameter_groups(noisy(), noise_lr="x"), "`noise_lr` to be"),
+    "groups decay": (
+        lambda: vd.parameter_groups(noisy(), weight_decay=-1), "`weight_decay` to be .* at least 0",
+    ),
+    "groups without parameters": (
+        lambda: vd.parameter_groups(nn.ReLU()), "`module` to have parameters to train",
+    ),
+    "compile no ELBO": (lambda: vd.compile(None, None), "`elbo` to be a vardrop.ELBO"),
+    "compile optimizer": (lambda: vd.compile(objective(), "adam"), "`optimizer` to be an optimizer"),
+    "alpha threshold": (lambda: vd.alpha_summary(noisy(), NAN), "`threshold` to be a finite number"),
+    "sparsity threshold": (lambda: vd.sparsity(noisy(), "x"), "`threshold` to be a finite number"),
+    "sparsity no net": (lambda: vd.sparsity(None), "`net` to be a torch.nn.Module"),
+    "noise_level activation": (
+        lambda: vd.noise_level(noisy(), X, "zz"), "`activation` to be one of 'identity', 'relu'",
+    ),
+    "gradients no net": (lambda: vd.gradient_variance(None, []), "`net` to be a torch.nn.Module"),
+    "gradients loader": (
+        lambda: vd.gradient_variance(noisy(), [1, 2]), "`loader` to yield pairs .* but got 1",
+    ),
+    "gradients no loader": (
+        lambda: vd.gradient_variance(noisy(), None), "`loader` to be an iterable of batches",
+    ),
+    "gradients estimator": (
+        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, estimator="x"), "`estimator` to be an",
+    ),
+    "gradients num_data": (
+        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, num_data=0), "`num_data` to be an int",
+    ),
+    "gradients repeats": (
+        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, repeats=0), "`repeats` to be an integer",
+    ),
+    "gradients of an iterator": (
+        lambda: vd.gradient_variance(noisy(), iter([(X, Y)] * 4), repeats=2),
+        "gone through 2 times, but got an iterator",
+    ),
+    "covariance repeats": (
+        lambda: vd.likelihood_covariance(noisy(), [(X, Y)], repeats=-1), "`repeats` to be an integer",
+    ),
+    "covariance num_data": (
+        lambda: vd.likelihood_covariance(noisy(), [(X, Y)] * 3, num_data=0.5), "`num_data` to be an",
+    ),
+    "kappa probes": (lambda: vd.kappa(noisy(), [(X, Y)], probes=1.5), "`probes` to be an integer"),
+    "kappa generator": (
+        lambda: vd.kappa(noisy(), [(X, Y)], generator=3), "`generator` to be a torch.Generator",
+    ),
+    "permutations": (
+        lambda: vd.permutation_test(noisy(), lambda net: 1.0, permutations=0), "`permutations` to be",
+    ),
+    "permutation score": (
+        lambda: vd.permutation_test(noisy(), lambda net: "x"), r"`score\(net\)` to be a finite number",
+    ),
+    "permutation score nan": (
+        lambda: vd.permutation_test(noisy(), lambda net: NAN), r"`score\(net\)` to be a finite number",
+    ),
+    "permutation generator": (
+        lambda: vd.permute_variances(noisy(), generator=3), "`generator` to be a torch.Generator",
+    ),
+    "permute no net": (lambda: vd.permute_variances(None), "`net` to be a torch.nn.Module"),
+    "transition samples": (
+        lambda: vd.transition(noisy(), [(X, Y)], samples=1.5), "`samples` to be an integer",
+    ),
+    "transition labels": (
+        lambda: vd.transition(noisy(), [(X, Y[:, None])]), r"shape \(8,\) in `loader`, but got \(8, 1\)",
+    ),
+    "estimate level": (
+        lambda: vd.diagnostics.Estimate(1.0, 0.1, 5).interval(2), "`level` to be .* below 1",
+    ),
+    "ece bins": (lambda: M.ece(PROBS, LABELS, 1.5), "`bins` to be an integer of at least 1"),
+    "ece scheme": (lambda: M.ece(PROBS, LABELS, 15, "zz"), "`scheme` to be one of"),
+    "ece seed": (lambda: M.ece_interval(PROBS, LABELS, seed="x"), "`seed` to be an integer"),
+    "ece level": (lambda: M.ece_interval(PROBS, LABELS, level="x"), "`level` to lie strictly"),
+    "pinball quantile": (lambda: M.pinball_loss(X, X, 2), "`quantile` to lie strictly between"),
+    "pinball infinite": (
+        lambda: M.pinball_loss(X / 0, X / 0, 0.5), "`pred_quantile` to be finite|to hold no NaN",
+    ),
+    "width of nothing": (
+        lambda: M.interval_width(torch.tensor([INF]), torch.tensor([INF])), "numbers inside",
+    ),
     "to_json number": (lambda: vd.to_json(3), "`value` to be a value such as"),
     "to_json net": (lambda: vd.to_json(nn.Linear(2, 1)), "`value` to be .* but got a Linear"),
 }  # fmt: skip
@@ -168,3 +305,57 @@ CALLS: dict[str, tuple[Any, str]] = {
 def test_calls(call, match):
     with pytest.raises(vd.VardropError, match=match):
         call()
+
+
+METRICS = {
+    "float labels": ((PROBS, LABELS.float()), "`y` to hold integer class indices"),
+    "labels out of range": ((PROBS, LABELS + 5), "`y` to hold labels from 0 to 1"),
+    "negative labels": ((PROBS, LABELS - 3), "`y` to hold labels from 0 to 1"),
+    "other length": ((PROBS, LABELS[:1]), r"`y` to have shape \(2,\)"),
+    "empty": ((PROBS[:0], LABELS[:0]), "`probs` to hold at least one value"),
+    "nan": ((PROBS * NAN, LABELS), "`probs` to hold no NaN"),
+    "infinite": ((PROBS * INF, LABELS), "sum to one"),
+    "sums": ((PROBS * 3, LABELS), "sum to one in each row, but got a row with sum 3"),
+    "negative": ((-PROBS, LABELS), "`probs` to be non-negative"),
+    "no tensor": ((None, LABELS), "`probs` to be a tensor, but got None"),
+    "lists": (([[0.9, 0.1]], [0]), r"`probs` to be a tensor, but got .* torch.as_tensor"),
+    "labels no tensor": ((PROBS, [0, 1]), r"`y` to be a tensor, but got \[0, 1\]"),
+    "one row": ((PROBS[0], LABELS), r"`probs` to have shape \(N, K\)"),
+}
+
+
+@pytest.mark.parametrize("arguments, match", METRICS.values(), ids=METRICS)
+@pytest.mark.parametrize(
+    "metric",
+    ["accuracy", "nll", "brier", "ece", "classwise_ece", "reliability_curve",
+     "brier_decomposition", "ece_interval"],
+)  # fmt: skip
+def test_metrics_of_classes(metric, arguments, match):
+    with pytest.raises(vd.VardropError, match=match):
+        getattr(M, metric)(*arguments)
+
+
+SCORES = {
+    "empty": ((torch.zeros(0), torch.ones(3)), "`scores_in` to hold at least one value"),
+    "nan": ((torch.tensor([NAN]), torch.ones(3)), "`scores_in` to hold no NaN"),
+    "two axes": ((torch.zeros(2, 2), torch.ones(3)), r"`scores_in` to have shape \(N,\)"),
+    "none": ((None, None), "`scores_in` to be a tensor, but got None"),
+    "integers": ((torch.tensor([1, 2]), torch.tensor([3])), "`scores_in` to hold floating-point"),
+}
+
+
+@pytest.mark.parametrize("arguments, match", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("metric", ["auroc", "aupr", "fpr95"])
+def test_metrics_of_scores(metric, arguments, match):
+    with pytest.raises(vd.VardropError, match=match):
+        getattr(M, metric)(*arguments)
+
+
+@pytest.mark.parametrize("bad", [None, [0.0], torch.zeros(8, 4).long(), X[:0], X * NAN])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("metric", ["crps_gaussian", "interval_coverage"])
+def test_metrics_of_numbers(metric, place, bad):
+    arguments = [X.abs() + 1, X.abs() + 1, X]
+    arguments[place] = bad
+    with pytest.raises(vd.VardropError, match=r"Expected `\w+` to .* but got "):
+        getattr(M, metric)(*arguments)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vardrop import functional as F
+from vardrop.checks import check_type, shown
 from vardrop.errors import UnregisteredKLError, VardropError
 from vardrop.posteriors import (
     AdditiveGaussian,
@@ -37,6 +38,11 @@ def register_kl(
     q_type: type[Posterior], p_type: type[Prior], refuse: Refusal = lambda q, p: None
 ) -> Callable[[Formula], Formula]:
     """Register the KL of a pair of types; `refuse(q, p)` may name a reason why it has none."""
+    for name, given, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
+        if not (isinstance(given, type) and issubclass(given, kind)):
+            raise VardropError(
+                f"Expected `{name}` to be a subclass of {kind.__name__}, but got {shown(given)}."
+            )
 
     def register(formula: Formula) -> Formula:
         if (q_type, p_type) in _PAIRS:
@@ -52,6 +58,8 @@ def register_kl(
 
 def check_kl(q: Posterior, p: Prior) -> None:
     """Raise unless KL(q || p) can be computed."""
+    check_type("q", q, Posterior, "a Posterior")
+    check_type("p", p, Prior, "a Prior")
     if (type(q), type(p)) not in _PAIRS:
         known = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
         raise UnregisteredKLError(

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_net, check_type
 from vardrop.errors import VardropError
 
 Kind = Literal["weight", "input", "output"]
@@ -73,6 +74,7 @@ class Noisy(nn.Module):
 
 def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
     """The noisy modules of a net by name, each once; an error where there is none."""
+    check_net(net)
     found = {name: m for name, m in net.named_modules() if isinstance(m, Noisy)}
     if not found:
         kinds = sorted({type(m).__name__ for m in net.modules()})
@@ -94,6 +96,7 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     >>> net.training, bool((noisy != net(torch.ones(1, 2))).all())
     (False, True)
     """
+    check_type("on", on, bool, "True or False")
     modules = list(noisy_modules(net).values())
     before = [m.sampling for m in modules]
     # The fused encoder path reads weights without calling the layers, so it would skip the noise.

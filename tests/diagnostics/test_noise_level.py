@@ -81,5 +81,7 @@ def test_a_net_of_variance_layers_and_its_state() -> None:
 
 
 def test_error() -> None:
-    with pytest.raises(vd.VardropError, match="Expected `activation` to be 'identity', 'relu'"):
+    with pytest.raises(
+        vd.VardropError, match="Expected `activation` to be one of 'identity', 'relu'"
+    ):
         activation_alpha(torch.zeros(1), torch.ones(1), "gelu")

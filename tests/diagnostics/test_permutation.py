@@ -79,5 +79,7 @@ def test_errors() -> None:
     with pytest.raises(vd.VardropError, match="Expected `net` to have noisy weights"):
         permute_variances(vd.convert(nn.Linear(2, 2), vd.binary_dropout()))
     net = vd.convert(nn.Linear(2, 2), vd.variance_layer())
-    with pytest.raises(vd.VardropError, match="Expected `permutations` to be at least 1"):
+    with pytest.raises(
+        vd.VardropError, match="Expected `permutations` to be an integer of at least 1"
+    ):
         permutation_test(net, lambda m: 0.0, permutations=0)

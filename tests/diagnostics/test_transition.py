@@ -69,7 +69,7 @@ def test_shares_of_alpha() -> None:
 
 def test_errors() -> None:
     net = vd.convert(nn.Linear(2, 2), vd.sparse_vd())
-    with pytest.raises(vd.VardropError, match="Expected `samples` to be at least 1"):
+    with pytest.raises(vd.VardropError, match="Expected `samples` to be an integer of at least 1"):
         accuracies(net, [], samples=0)
     with pytest.raises(vd.VardropError, match="Expected `loader` to yield batches"):
         accuracies(net, [])

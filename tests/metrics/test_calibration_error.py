@@ -164,7 +164,7 @@ def test_interval_depends_on_the_seed_only(scheme: Scheme) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bins": 0}, r"Expected `bins` to be at least 1, but got 0\. Pass a larger number\."),
+        ({"bins": 0}, r"Expected `bins` to be an integer of at least 1, but got 0\."),
         (
             {"scheme": "quantile"},
             r"Expected `scheme` to be one of \('width', 'mass'\), but got 'quantile'\. Pass",
@@ -181,7 +181,7 @@ def test_bad_bins_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resamples": 0}, r"Expected `resamples` to be at least 1, but got 0\. Pass a larger"),
+        ({"resamples": 0}, r"Expected `resamples` to be an integer of at least 1, but got 0\."),
         ({"level": 95}, r"Expected `level` to lie strictly between 0 and 1, but got 95\. Write"),
         ({"level": 0.0}, r"Expected `level` to lie strictly between 0 and 1, but got 0\.0\. "),
     ],

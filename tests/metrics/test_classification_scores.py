@@ -182,5 +182,7 @@ def test_bad_log_probs_are_refused(log_probs: Tensor, y: Tensor, message: str) -
 
 
 def test_bad_bins_are_refused() -> None:
-    with pytest.raises(VardropError, match=r"Expected `bins` to be at least 1, but got 0\. Pass"):
+    with pytest.raises(
+        VardropError, match=r"Expected `bins` to be an integer of at least 1, but got 0\."
+    ):
         brier_decomposition(GOOD, LABELS, bins=0)

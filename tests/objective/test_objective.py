@@ -96,17 +96,17 @@ def test_weight_decay_leaves_sigma_alone():
 
 
 BAD = [
-    (lambda: vd.ELBO(noisy(), vd.Categorical(), num_data=0), "`num_data` to be a positive integer, but got 0"),
-    (lambda: vd.ELBO(noisy(), vd.Categorical(), num_data=6e4), "`num_data` to be a positive integer"),
+    (lambda: vd.ELBO(noisy(), vd.Categorical(), num_data=0), "`num_data` to be an integer of at least 1, but got 0"),
+    (lambda: vd.ELBO(noisy(), vd.Categorical(), num_data=6e4), "`num_data` to be an integer of at least 1"),
     (lambda: vd.ELBO(noisy(), "x", num_data=5), "`likelihood` to be callable"),
-    (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, samples=0), "`samples` to be at least 1"),
-    (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, beta=-1.0), "`beta` to be finite and at least 0"),
+    (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, samples=0), "`samples` to be an integer of at least 1"),
+    (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, beta=-1.0), "`beta` to be a finite number and at least 0"),
     (lambda: vd.ELBO(nn.Linear(2, 2), vd.Categorical(), 5), "to have noisy modules.*beta=0"),
     (lambda: vd.Gaussian(std=0.0), "`std` to be positive"),
     (lambda: vd.Gaussian()(torch.zeros(3, 1), torch.zeros(3)), "broadcasting would mix examples"),
     (lambda: vd.HeteroscedasticGaussian()(torch.zeros(3, 3), torch.zeros(3, 1)), "even last axis"),
     (lambda: vd.linear_warmup(5, 5), "`start` < `end`"),
-    (lambda: vd.cyclical(0), "`period` > 0"),
+    (lambda: vd.cyclical(0), "`period` to be a finite number and above 0"),
 ]  # fmt: skip
 
 

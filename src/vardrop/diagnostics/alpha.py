@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
 from vardrop.layers import Variational
 from vardrop.noisy import log_alpha, noisy_modules
@@ -107,6 +108,7 @@ def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:
 
     Molchanov, Ashukha & Vetrov 2017, sec. 5.
     """
+    check_number("threshold", threshold)
     rows = []
     for name, la in spread_log_alpha(net).items():
         ordered = la.flatten().double().sort().values

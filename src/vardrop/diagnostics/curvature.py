@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop.diagnostics.passes import Loader, evaluating
+from vardrop.checks import check_integer, check_type
+from vardrop.diagnostics.passes import Loader, batches, evaluating
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal
 from vardrop.layers import Variational
@@ -49,13 +50,14 @@ def kappa(
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
     """
-    if probes is not None and probes < 1:
-        raise VardropError(f"Expected `probes` to be at least 1 or None, but got {probes}.")
+    if probes is not None:
+        check_integer("probes", probes, remedy="None takes the exact diagonal.")
+    check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     layers = _noisy_layers(net)
     totals = {name: torch.zeros_like(layer.weight) for name, layer in layers.items()}
     count = 0
     with evaluating(net), sampling(net, on=False), torch.enable_grad():
-        for x, y in loader:
+        for x, y in batches(loader):
             leaves = {n: m.weight.detach().clone().requires_grad_() for n, m in layers.items()}
             named = {f"{name}.weight".lstrip("."): leaf for name, leaf in leaves.items()}
             log_likelihood = -loss(functional_call(net, named, (x,)), y)

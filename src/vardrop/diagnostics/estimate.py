@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from vardrop.checks import check_number
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -16,6 +18,7 @@ class Estimate:
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Student's t interval around the value."""
+        check_number("level", level, above=0, below=1)
         half = student_quantile(0.5 + level / 2, self.repetitions - 1) * self.standard_error
         return self.value - half, self.value + half
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.checks import check_integer, check_net
 from vardrop.diagnostics.estimate import Estimate
 from vardrop.diagnostics.passes import Loader, drawing, outputs
 from vardrop.errors import VardropError
@@ -50,6 +51,8 @@ def gradient_variance(
 
     Kingma, Salimans & Welling 2015, table 1.
     """
+    check_net(net)
+    check_integer("num_data", num_data)
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     squares: dict[str, list[float]] = {name: [] for name in parameters}
     previous: tuple[Tensor, ...] | None = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.checks import check_integer, check_net
 from vardrop.diagnostics.estimate import Estimate
 from vardrop.diagnostics.passes import Loader, drawing, outputs
 from vardrop.errors import VardropError
@@ -79,6 +80,8 @@ def likelihood_covariance(
 
     Kingma, Salimans & Welling 2015, eq. 4 and 5.
     """
+    check_net(net)
+    check_integer("num_data", num_data)
     means, within, size = [], [], 0
     with drawing(net, estimator), sampling(net):
         for output, y in outputs(net, loader, repeats):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_choice
 from vardrop.diagnostics.passes import evaluating
-from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules, sampling
@@ -38,10 +38,7 @@ def activation_alpha(mean: Tensor, std: Tensor, activation: Activation = "relu")
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
-    if activation not in ("identity", "relu", "abs"):
-        raise VardropError(
-            f"Expected `activation` to be 'identity', 'relu' or 'abs', but got {activation!r}."
-        )
+    check_choice("activation", activation, get_args(Activation))
     kind = mean.dtype
     mean, std = mean.double(), std.double()  # the tails cancel
     r = mean / std
@@ -78,6 +75,7 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
+    check_choice("activation", activation, get_args(Activation))
     levels: dict[str, Tensor] = {}
     layers = {
         name: m

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net, check_number, check_type
 from vardrop.errors import VardropError
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
@@ -100,6 +101,8 @@ def permute_variances(net: Net, generator: torch.Generator | None = None) -> Net
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 5.
     """
+    check_net(net)
+    check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     shuffled = copy.deepcopy(net)
     seeds: dict[int, int] = {}  # tied layers share their permutation
     for layer in noisy_modules(shuffled).values():
@@ -136,7 +139,13 @@ def permutation_test(
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 5.
     """
-    if permutations < 1:
-        raise VardropError(f"Expected `permutations` to be at least 1, but got {permutations}.")
-    after = [score(permute_variances(net, generator)) for _ in range(permutations)]
-    return PermutationTest(score(net), torch.tensor(after, dtype=torch.float64))
+    check_integer("permutations", permutations)
+    after = [_scored(score, permute_variances(net, generator)) for _ in range(permutations)]
+    return PermutationTest(_scored(score, net), torch.tensor(after, dtype=torch.float64))
+
+
+def _scored(score: Callable[[nn.Module], float], net: nn.Module) -> float:
+    found = score(net)
+    number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    check_number("score(net)", number)
+    return float(number)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from vardrop.checks import check_integer
 from vardrop.diagnostics.alpha import spread_log_alpha
-from vardrop.diagnostics.passes import Loader, evaluating
+from vardrop.diagnostics.passes import Loader, batches, evaluating
 from vardrop.errors import VardropError
 from vardrop.noisy import sampling
 
@@ -59,13 +60,17 @@ def accuracies(net: nn.Module, loader: Loader, samples: int = 20) -> Accuracies:
     >>> accuracies(net, [(x, y)], samples=3).sample <= 1
     True
     """
-    if samples < 1:
-        raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
+    check_integer("samples", samples)
     right, count = torch.zeros(3, dtype=torch.float64), 0
     with evaluating(net):
-        for x, y in loader:
+        for x, y in batches(loader):
             with sampling(net, on=False):
                 mean = net(x)
+            if y.shape != mean.shape[:-1]:
+                raise VardropError(
+                    f"Expected class indices of shape {tuple(mean.shape[:-1])} in `loader`, but "
+                    f"got {tuple(y.shape)}: broadcasting would mix examples. Reshape them."
+                )
             with sampling(net):
                 draws = torch.stack([net(x).softmax(-1) for _ in range(samples)])
             right[0] += (mean.argmax(-1) == y).sum()

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_integer
 from vardrop.errors import VardropError
-from vardrop.metrics.checks import check_at_least
 
 Scheme = Literal["width", "mass"]
 
@@ -17,7 +17,7 @@ def bin_index(values: Tensor, bins: int, scheme: Scheme = "width") -> Tensor:
     Bins are closed on the right, as in Guo et al. (2017). Equal values always share a bin, so the
     result does not depend on the order of the rows; with many ties some bins stay empty.
     """
-    check_at_least("bins", bins, 1)
+    check_integer("bins", bins)
     if scheme not in get_args(Scheme):
         raise VardropError(
             f"Expected `scheme` to be one of {get_args(Scheme)}, but got {scheme!r}. "

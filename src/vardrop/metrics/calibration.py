@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from vardrop.checks import check_integer
 from vardrop.metrics.binning import Scheme, bin_index, bin_mean, bin_sum
-from vardrop.metrics.checks import check_at_least, check_classification, check_fraction
+from vardrop.metrics.checks import check_classification, check_fraction
 
 
 class ReliabilityCurve(NamedTuple):
@@ -143,7 +144,8 @@ def ece_interval(
 
     Reference: Davison and Hinkley (1997), Bootstrap Methods and their Application, section 5.2.
     """
-    check_at_least("resamples", resamples, 1)
+    check_integer("resamples", resamples)
+    check_integer("seed", seed, at_least=0)
     check_fraction("level", level)
     confidence, correct = _top_label(probs, y)
     rows = confidence.numel()

@@ -1,13 +1,17 @@
 """Checks on the inputs of the metrics, each with a message that says how to repair the input."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_tensor, shown
 from vardrop.errors import VardropError
 
 
 def check_values(name: str, values: Tensor) -> Tensor:
     """Return `values` contiguous and in at least single precision, once known to be usable."""
+    check_tensor(name, values)
     if not values.is_floating_point():
         raise VardropError(
             f"Expected `{name}` to hold floating-point numbers, but got dtype {values.dtype}. "
@@ -40,6 +44,7 @@ def check_finite(name: str, values: Tensor) -> Tensor:
 
 def check_vector(name: str, values: Tensor) -> Tensor:
     """Return `values` as `check_values` does, once known to have one dimension."""
+    check_tensor(name, values)
     if values.ndim != 1:
         raise VardropError(
             f"Expected `{name}` to have shape (N,), but got shape {tuple(values.shape)}. "
@@ -50,6 +55,7 @@ def check_vector(name: str, values: Tensor) -> Tensor:
 
 def check_shape(name: str, values: Tensor, expected: torch.Size, reference: str) -> None:
     """Raise unless `values` has the `expected` shape, which comes from the `reference` argument."""
+    check_tensor(name, values)
     if values.shape != expected:
         raise VardropError(
             f"Expected `{name}` to have shape {tuple(expected)} to match `{reference}`, "
@@ -59,6 +65,7 @@ def check_shape(name: str, values: Tensor, expected: torch.Size, reference: str)
 
 def check_class_scores(name: str, scores: Tensor) -> Tensor:
     """Return an (N, K) table of class scores as `check_values` does."""
+    check_tensor(name, scores)
     if scores.ndim != 2:
         raise VardropError(
             f"Expected `{name}` to have shape (N, K), but got shape {tuple(scores.shape)}. Flatten "
@@ -81,6 +88,7 @@ def check_sums(name: str, sums: Tensor, dtype: torch.dtype) -> None:
 
 def check_labels(y: Tensor, rows: int, classes: int) -> None:
     """Raise unless `y` holds one class index below `classes` for each of the `rows`."""
+    check_tensor("y", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise VardropError(
             f"Expected `y` to hold integer class indices, but got dtype {y.dtype}. "
@@ -114,16 +122,9 @@ def check_classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_fraction(name: str, value: float) -> None:
     """Raise unless `value` lies strictly between zero and one."""
-    if not 0 < value < 1:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and 0 < value < 1):
         raise VardropError(
-            f"Expected `{name}` to lie strictly between 0 and 1, but got {value}. "
+            f"Expected `{name}` to lie strictly between 0 and 1, but got {shown(value)}. "
             "Write 90 percent as 0.9."
-        )
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Raise unless the integer `value` reaches `least`."""
-    if value < least:
-        raise VardropError(
-            f"Expected `{name}` to be at least {least}, but got {value}. Pass a larger number."
         )

@@ -111,6 +111,11 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
             f"{int((lower > upper).sum())} intervals with `lower` above `upper`. "
             "Swap the two arguments, or sort the predicted quantiles."
         )
+    if (lower == math.inf).any() or (upper == -math.inf).any():
+        raise VardropError(
+            "Expected intervals with numbers inside, but got a `lower` of infinity or an `upper` "
+            "of minus infinity. Find where the model overflows, or drop those rows."
+        )
     return lower, upper
 
 
@@ -184,7 +189,7 @@ def pinball_loss(pred_quantile: Tensor, y: Tensor, quantile: float) -> Tensor:
     Reference: Koenker and Bassett (1978), Regression Quantiles.
     """
     check_fraction("quantile", quantile)
-    pred_quantile, y = check_values("pred_quantile", pred_quantile), check_values("y", y)
+    pred_quantile, y = check_finite("pred_quantile", pred_quantile), check_finite("y", y)
     check_shape("y", y, pred_quantile.shape, "pred_quantile")
     excess = y - pred_quantile
     return torch.maximum(quantile * excess, (quantile - 1) * excess).mean()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from vardrop.checks import check_type
 from vardrop.objective.elbo import ELBO, ELBOParts
 
 
@@ -35,6 +36,8 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
     >>> step = compile(elbo, torch.optim.Adam(elbo.parameters()))  # doctest: +SKIP
     >>> out = step(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))  # doctest: +SKIP
     """
+    check_type("elbo", elbo, ELBO, "a vardrop.ELBO")
+    check_type("optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
 
     def parts(x: Any, y: Any, latest: Tensor | None) -> ELBOParts:
         return elbo.parts(x, y, latest)

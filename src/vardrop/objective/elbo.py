@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net, check_number, shown
 from vardrop.errors import VardropError
 from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
@@ -74,17 +74,17 @@ class ELBO(nn.Module):
         kl_value_every: int = 1,
     ) -> None:
         super().__init__()
-        if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
+        check_net(net)
+        scale = "It is the size of the training set, which scales the KL."
+        check_integer("num_data", num_data, remedy=scale)
+        if isinstance(likelihood, type) or not callable(likelihood):
             raise VardropError(
-                f"Expected `num_data` to be a positive integer, but got {num_data!r}. "
-                "It is the size of the training set, which scales the KL."
+                "Expected `likelihood` to be callable as (output, target), but got "
+                f"{shown(likelihood)}. Make one: vardrop.Categorical()."
             )
-        if not callable(likelihood):
-            raise VardropError(
-                f"Expected `likelihood` to be callable as (output, target), but got {likelihood!r}."
-            )
-        if samples < 1:
-            raise VardropError(f"Expected `samples` to be at least 1, but got {samples}.")
+        check_integer("samples", samples)
+        check_integer("kl_value_every", kl_value_every)
+        check_number("beta", beta, at_least=0)
         if beta != 0 and not _has_noise(net):
             raise VardropError(
                 "Expected `net` to have noisy modules, but got a plain one. Call "
@@ -92,10 +92,6 @@ class ELBO(nn.Module):
             )
         self._check_head(net, likelihood)
         self.net, self.likelihood = net, likelihood
-        if kl_value_every < 1:
-            raise VardropError(
-                f"Expected `kl_value_every` to be at least 1, but got {kl_value_every}."
-            )
         self.num_data, self.samples = num_data, samples
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(0.0))
@@ -103,8 +99,7 @@ class ELBO(nn.Module):
 
     def set_beta(self, beta: float) -> None:
         """Change the weight of the KL in place."""
-        if not (beta >= 0 and math.isfinite(beta)):
-            raise VardropError(f"Expected `beta` to be finite and at least 0, but got {beta}.")
+        check_number("beta", beta, at_least=0)
         self.beta.fill_(beta)
 
     def _check_head(self, net: nn.Module, likelihood: Any) -> None:

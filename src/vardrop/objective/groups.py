@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from vardrop.checks import check_net, check_number
+from vardrop.errors import VardropError
 from vardrop.noisy import Noisy
 
 
@@ -30,6 +32,11 @@ def parameter_groups(
     >>> [len(g["params"]) for g in vd.parameter_groups(net, weight_decay=1e-4)]
     [2, 1]
     """
+    check_net(module, "module")
+    for name, rate in (("lr", lr), ("noise_lr", noise_lr)):
+        if rate is not None:
+            check_number(name, rate, at_least=0)
+    check_number("weight_decay", weight_decay, at_least=0)
     noise = {id(t): t for m in module.modules() if isinstance(m, Noisy) for t in m.noise_tensors()}
     weights = [p for p in module.parameters() if id(p) not in noise and p.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -39,4 +46,10 @@ def parameter_groups(
     for group, rate in zip(groups, (lr, noise_lr if noise_lr is not None else lr), strict=True):
         if rate is not None:
             group["lr"] = rate
-    return [g for g in groups if g["params"]]
+    found = [g for g in groups if g["params"]]
+    if not found:
+        raise VardropError(
+            f"Expected `module` to have parameters to train, but got {type(module).__name__} "
+            "without any. Set `requires_grad` on those that are frozen."
+        )
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
 
 Schedule = Callable[[float], float]
@@ -16,6 +17,7 @@ def constant(beta: float = 1.0) -> Schedule:
     >>> constant(0.5)(10)
     0.5
     """
+    check_number("beta", beta, at_least=0)
     return lambda step: beta
 
 
@@ -29,8 +31,11 @@ def linear_warmup(start: float, end: float, beta: float = 1.0) -> Schedule:
 
     Soenderby et al. 2016, "Ladder variational autoencoders", sec. 2.3.
     """
-    if not 0 <= start < end:
+    check_number("start", start, at_least=0)
+    check_number("end", end)
+    if not start < end:
         raise VardropError(f"Expected 0 <= `start` < `end`, but got {start} and {end}.")
+    check_number("beta", beta, at_least=0)
     return lambda step: beta * min(max((step - start) / (end - start), 0.0), 1.0)
 
 
@@ -42,8 +47,7 @@ def cyclical(period: float, rise: float = 0.5, beta: float = 1.0) -> Schedule:
 
     Fu et al. 2019, "Cyclical annealing schedule", eq. 6.
     """
-    if period <= 0 or not 0 < rise <= 1:
-        raise VardropError(
-            f"Expected `period` > 0 and 0 < `rise` <= 1, but got {period} and {rise}."
-        )
+    check_number("period", period, above=0)
+    check_number("rise", rise, above=0, at_most=1)
+    check_number("beta", beta, at_least=0)
     return lambda step: beta * min(math.fmod(step, period) / (rise * period), 1.0)
