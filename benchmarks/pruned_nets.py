@@ -1,7 +1,7 @@
 """LeNets pruned as far as training has pruned them, without the training.
 
 Latency depends on shapes and on how many weights are left, not on their values. Both are read from
-the trained nets' figures in results/compression (units, channels and weights that were left in each
+the trained nets' figures in results/louizos (units, channels and weights that were left in each
 layer); which units and weights these are, and the weights, is drawn here.
 """
 
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 import vardrop as vd
 
-FIGURES = Path(__file__).parents[1] / "results" / "compression"
+FIGURES = Path(__file__).parents[1] / "results" / "louizos"
 # name: (the figures of training, the dense net)
 NETS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "LeNet-300-100": ("lenet300", lambda: mlp(784, 300, 100, 10)),
-    "LeNet-5": ("lenet5_channels", lenet5),
+    "LeNet-5": ("lenet5-channels", lenet5),
 }
 DEAD, ALIVE = 10.0, -24.0  # log sigma^2
 
 
 def left(name: str) -> list[dict[str, int]]:
     """What training has left in each layer: counts of inputs, outputs and weights."""
-    figures = json.loads((FIGURES / f"{NETS[name][0]}.json").read_text())
-    return list(figures["layers"][1].values())
+    result = json.loads((FIGURES / f"{NETS[name][0]}.json").read_text())
+    return list(result["runs"][0]["layers"]["small"].values())
 
 
 def _chosen(count: int, among: Tensor, generator: torch.Generator) -> Tensor:

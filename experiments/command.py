@@ -3,29 +3,84 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich import progress
 from rich.console import Console
 from rich.table import Table
 
-from experiments.descriptions import Experiment, experiments, named
-from experiments.page import write_page
-from experiments.registry import FUNCTIONS
-from experiments.rows import rows
-from experiments.runner import finished, forget, outside, reproduce, result_path
-from experiments.watch import Tell
+from experiments import (
+    concrete,
+    gal,
+    kingma,
+    lee_bb,
+    lee_dropmax,
+    louizos,
+    molchanov,
+    neklyudov,
+    neklyudov_uses,
+    out_of_distribution,
+)
+from experiments.page import rows, write_page
+from experiments.runner import (
+    Experiment,
+    Function,
+    experiments,
+    finished,
+    forget,
+    named,
+    outside,
+    reproduce,
+    result_path,
+    reword,
+)
+from experiments.trainings import Tell
 from vardrop.training.observers import on_terminal
+
+# What descriptions may name; another experiment is a function here and a TOML file.
+FUNCTIONS: dict[str, Function] = {
+    function.__name__: function
+    for function in (
+        kingma.kl_approximations,
+        kingma.gradient_variances,
+        kingma.epoch_seconds,
+        kingma.width_errors,
+        molchanov.sparse_mnist,
+        molchanov.random_labels,
+        louizos.packed_bytes,
+        louizos.fewer_channels,
+        lee_bb.sparse_units,
+        lee_dropmax.class_heads,
+        neklyudov.variance_lenet5,
+        neklyudov.parameterisation,
+        neklyudov.selective_propagation,
+        neklyudov.noise_tolerance,
+        neklyudov_uses.attacks,
+        neklyudov_uses.exploration,
+        neklyudov_uses.variance_toys,
+        out_of_distribution.five_methods,
+        concrete.line_fits,
+        gal.identity,
+        gal.toy,
+    )
+}
 
 
 def show(directory: Path, results: Path) -> None:
-    """One line an experiment: what it is, how long it takes, what is done."""
+    """One line per experiment: row, name, seeds done, minutes expected, what and whose."""
     known = experiments(directory)
-    done = {n: len(finished(e, result_path(e, results))) for n, e in known.items()}
-    _list(list(known.values()), done)
+    width = max(len(name) for name in known)
+    for name, e in known.items():
+        done = len(finished(e, result_path(e, results)))
+        seeds = "done" if done == len(e.seeds) else f"{done}/{len(e.seeds)}"
+        print(
+            f"{e.row or '-':>2}  {name:<{width}}  {seeds:>4}  {e.minutes:>4.0f} min  "
+            f"{e.title} [{e.paper}; {e.source}]"
+        )
 
 
 def run(directory: Path, name: str, results: Path, force: bool) -> None:
@@ -36,7 +91,7 @@ def run(directory: Path, name: str, results: Path, force: bool) -> None:
         forget(out)
     with _progress(name, experiment.minutes) as tell:
         *_, result = reproduce(experiment, FUNCTIONS, out, tell=tell)
-    _figures(name, result["figures"], experiment.expected)
+    _print_figures(experiment, result["figures"])
     print(f"result: {out}")
 
 
@@ -50,21 +105,49 @@ def quick(directory: Path, only: str | None, results: Path | None, force: bool) 
             out = result_path(experiment, results or Path(temporary))
             if force:
                 forget(out)
-            start = time.monotonic()
-            with _progress(f"quick {experiment.name}") as tell:
-                (result,) = reproduce(experiment, FUNCTIONS, out, quick=True, tell=tell)
-            wrong = outside(result["figures"], experiment.bounds)
-            took = time.monotonic() - start
-            print(f"{experiment.name}: {'failed' if wrong else 'ok'} ({took:.0f} s)", flush=True)
-            for line in wrong:
-                print(f"{experiment.name}: {line}", flush=True)
-            failed += bool(wrong)
+            failed += not _check(experiment, out, table=only is not None)
     return 1 if failed else 0
 
 
 def page(directory: Path, results: Path, docs: Path) -> None:
-    """Write results.md and its plots from the results that there are."""
-    print(write_page(rows(experiments(directory), results), docs))
+    """Write results.md and its plots from the results that there are, as described now."""
+    known = experiments(directory)
+    for experiment in known.values():
+        reword(experiment, result_path(experiment, results))
+    print(write_page(rows(known, results), docs))
+
+
+def _check(experiment: Experiment, out: Path, table: bool) -> bool:
+    """Run one quick version and print its figures: all of them, or those that have bounds."""
+    start = time.monotonic()
+    with _progress(f"quick {experiment.name}") as tell:
+        (result,) = reproduce(experiment, FUNCTIONS, out, quick=True, tell=tell)
+    figures, took = result["figures"], time.monotonic() - start
+    wrong = outside(figures, experiment.bounds)
+    bounded = ", ".join(f"{key} = {figures[key]['mean']:.4g}" for key in experiment.bounds)
+    if table:
+        _print_figures(experiment, figures, bounds=True)
+    print(f"{experiment.name}: {'failed' if wrong else 'ok'} ({took:.0f} s): {bounded}", flush=True)
+    for line in wrong:
+        print(f"{experiment.name}: {line}", flush=True)
+    return not wrong
+
+
+def _print_figures(experiment: Experiment, found: Mapping[str, Any], bounds: bool = False) -> None:
+    """What was measured, beside the paper's figures or, of a quick version, its own bounds."""
+    table = Table(title=experiment.name)
+    table.add_column("figure")
+    for column in ("ours", "bounds") if bounds else ("ours", "standard error", "paper"):
+        table.add_column(column, justify="right")
+    for key, value in found.items():
+        if bounds:
+            low, high = experiment.bounds.get(key, (None, None))
+            more = ["" if low is None else f"{low:.4g} to {high:.4g}"]
+        else:
+            shown = (value["standard_error"], experiment.expected.get(key))
+            more = ["" if v is None else f"{v:.4g}" for v in shown]
+        table.add_row(key, f"{value['mean']:.4g}", *more)
+    Console().print(table)
 
 
 @contextmanager
@@ -73,8 +156,6 @@ def _progress(name: str, minutes: float | None = None) -> Iterator[Tell | None]:
     if not on_terminal():
         yield None if minutes is None else _Lines(name, minutes)
         return
-    from rich import progress
-
     with progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -84,7 +165,7 @@ def _progress(name: str, minutes: float | None = None) -> Iterator[Tell | None]:
         speed_estimate_period=1800,  # an epoch may take minutes
     ) as bar:
         task = bar.add_task(name, total=1.0)
-        yield lambda share, text: bar.update(task, completed=share, description=f"{name} {text}")
+        yield lambda done, text: bar.update(task, completed=done, description=f"{name} {text}")
 
 
 class _Lines:
@@ -92,39 +173,15 @@ class _Lines:
 
     def __init__(self, name: str, minutes: float) -> None:
         self.name, self.minutes = name, minutes
-        self.first: tuple[float, float] | None = None  # when the first news came, and the share
+        self.first: tuple[float, float] | None = None  # when the first news came, and how far
         self.said = time.monotonic()
 
-    def __call__(self, share: float, text: str) -> None:
+    def __call__(self, done: float, text: str) -> None:
         now = time.monotonic()
-        then, before = self.first = self.first or (now, share)
+        then, before = self.first = self.first or (now, done)
         if now - self.said < 60 and not text.endswith("done"):
             return
-        speed = (share - before) / max(now - then, 1e-9)
-        left = (1 - share) / speed / 60 if speed else self.minutes * (1 - share)
-        print(f"{self.name}: {share:.0%}, {text}; about {left:.0f} min left", flush=True)
+        speed = (done - before) / max(now - then, 1e-9)
+        left = (1 - done) / speed / 60 if speed else self.minutes * (1 - done)
+        print(f"{self.name}: {done:.0%}, {text}; about {left:.0f} min left", flush=True)
         self.said = now
-
-
-def _list(found: Sequence[Experiment], done: Mapping[str, int]) -> None:
-    """The experiments of the papers: row, name, seeds done, minutes expected, what and whose."""
-    width = max(len(e.name) for e in found)
-    for e in found:
-        seeds = "done" if done[e.name] == len(e.seeds) else f"{done[e.name]}/{len(e.seeds)}"
-        print(
-            f"{e.row or '-':>2}  {e.name:<{width}}  {seeds:>4}  {e.minutes:>4.0f} min  "
-            f"{e.title} [{e.paper}; {e.source}]"
-        )
-
-
-def _figures(name: str, found: Mapping[str, Any], expected: Mapping[str, float]) -> None:
-    """What an experiment measured, beside the paper's figures."""
-    table = Table(title=name)
-    table.add_column("figure")
-    for column in ("ours", "standard error", "paper"):
-        table.add_column(column, justify="right")
-    for key, value in found.items():
-        error, paper = value["standard_error"], expected.get(key)
-        cells = ("" if v is None else f"{v:.4g}" for v in (value["mean"], error, paper))
-        table.add_row(key, *cells)
-    Console().print(table)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.trainings import Watch
 from vardrop.conversion import convert
 from vardrop.divergence import kl_divergence
 from vardrop.noisy import sampling
@@ -19,7 +20,7 @@ from vardrop.objective import ELBO, Gaussian, parameter_groups
 from vardrop.posteriors import Axes, Bernoulli
 from vardrop.priors import Normal
 from vardrop.recipes import binary_dropout
-from vardrop.training import train
+from vardrop.training import Loop
 
 
 def identity(seed: int, inputs: int = 50, outputs: int = 30, rows: int = 64) -> dict[str, Any]:
@@ -52,7 +53,9 @@ def _relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max() / b.detach().abs().max())
 
 
-def toy(seed: int, epochs: int = 2000, draws: int = 200) -> dict[str, Any]:
+def toy(
+    seed: int, epochs: int = 2000, draws: int = 200, watch: Watch | None = None
+) -> dict[str, Any]:
     """MC dropout on a noisy curve with a gap: the deviation grows where there is no data."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.cat([torch.linspace(-4, -1, 60), torch.linspace(1, 4, 60)]).unsqueeze(1)
@@ -65,8 +68,8 @@ def toy(seed: int, epochs: int = 2000, draws: int = 200) -> dict[str, Any]:
         convert(net, binary_dropout(0.1), exclude="0")
         elbo = ELBO(net, Gaussian(0.1), len(x))
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, weight_decay=1e-4), fused=True)
-        for _ in train(elbo, optimizer, x, y, epochs, batch_size=len(x), seed=seed):
-            pass
+        loop = Loop(elbo, optimizer, x, y, epochs, batch_size=len(x), seed=seed)
+        (watch or Watch()).fit("MC dropout", loop)
         grid = torch.linspace(-8, 8, 161).unsqueeze(1)
         with sampling(net.eval()), torch.no_grad():
             outputs = torch.stack([net(grid) for _ in range(draws)]).squeeze(-1)

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.nets import mlp
-from experiments.watch import Watch
+from experiments.trainings import Watch, error, images, mlp
 from vardrop import functional
 from vardrop.conversion import convert
-from vardrop.data import load_images
 from vardrop.diagnostics import gradient_variance
 from vardrop.estimators import (
     Estimator,
@@ -68,14 +66,14 @@ def gradient_variances(
     example_batches: int = 4, examples: int = 60_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Table 1: variance of the gradient of N * mean loss, top and bottom layer, by estimator."""
-    x, y = (t[:examples] for t in load_images("mnist"))
+    x, y = images("mnist", count=examples)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = _type_b(width)
         elbo = ELBO(net, Categorical(), num_data=len(x), kl_value_every=10)
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
         loop = Loop(elbo, optimizer, x, y, epochs, batch_size=batch, seed=seed)
-        (watch or Watch()).fit("type B", loop, share=0.3)  # the measurement takes longer
+        (watch or Watch()).fit("type B", loop, fraction=0.3)  # the measurement takes longer
         order = torch.randperm(len(x))
         parts = [(x[i], y[i]) for i in order.split(min(batch, len(x) // batches))[:batches]]
         # Examples with weights of their own are independent: the variance of a batch follows from
@@ -87,25 +85,32 @@ def gradient_variances(
             found = gradient_variance(
                 net, loader, estimator=estimator, noise=estimator is not None, num_data=len(x)
             )
-            share = len(loader[0][0]) / len(parts[0][0])
-            figures[f"{name}, top"] = found["7.weight"].value * share
-            figures[f"{name}, bottom"] = found["1.weight"].value * share
+            part = len(loader[0][0]) / len(parts[0][0])
+            figures[f"{name}, top"] = found["7.weight"].value * part
+            figures[f"{name}, bottom"] = found["1.weight"].value * part
     for name in ("none", "per_example", "flipout", "per_batch"):
         figures[f"{name} / local, top"] = figures[f"{name}, top"] / figures["local, top"]
     return {"figures": figures}
 
 
 def epoch_seconds(
-    seed: int, width: int = 1024, batch: int = 1000, rows: int = 1000
+    seed: int, width: int = 1024, batch: int = 1000, small_batch: int = 50, rows: int = 1000
 ) -> dict[str, Any]:
-    """Seconds of one training epoch of 60 000 examples, measured on `rows` of them."""
+    """CPU seconds of one training epoch of 60 000 examples, measured on `rows` of them.
+
+    A weight draw per example needs the memory of `small_batch` times all weights, so it is run in
+    small batches. It is compared with local reparameterisation in the same ones, since every batch
+    also costs a step of the optimiser and a KL; and with local reparameterisation in batches of
+    `batch`, as one would train.
+    """
     figures = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         x, y = torch.rand(rows, 784), torch.randint(10, (rows,))
         for name, estimator, size in (
             ("local", local_reparameterization, batch),
-            ("per_example", per_example, 50),
+            ("local", local_reparameterization, small_batch),
+            ("per example", per_example, small_batch),
         ):
             net = _type_b(width)
             for layer in noisy_modules(net).values():
@@ -115,9 +120,12 @@ def epoch_seconds(
             next(train(elbo, optimizer, x[:size], y[:size], 1, batch_size=size))
             start = time.process_time()
             next(train(elbo, optimizer, x, y, 1, batch_size=size))
-            figures[f"{name}, seconds an epoch"] = (time.process_time() - start) * 60_000 / rows
-    local, example = figures.values()
-    return {"figures": figures | {"ratio": example / local}}
+            took = (time.process_time() - start) * 60_000 / rows
+            figures[f"{name}, batches of {size}, seconds an epoch"] = took
+    large, small, example = figures.values()
+    figures[f"per example / local, both in batches of {small_batch}"] = example / small
+    figures[f"per example in {small_batch} / local in {batch}"] = example / large
+    return {"figures": figures}
 
 
 METHODS: dict[str, tuple[Recipe, Recipe] | None] = {  # for the inputs, for the hidden units
@@ -131,19 +139,13 @@ METHODS: dict[str, tuple[Recipe, Recipe] | None] = {  # for the inputs, for the 
 }
 
 
-def _error(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    net.eval()
-    with torch.no_grad():
-        return 100 * float((net(x).argmax(1) != y).float().mean())
-
-
 def width_errors(
     seed: int, width: int = 100, epochs: int = 60, methods: tuple[str, ...] = tuple(METHODS),
     examples: int = 50_000, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Figure 1a: test error at the epoch of the smallest error on 10 000 validation images."""
-    x, y = load_images("mnist")
-    test, watch = load_images("mnist", "test"), watch or Watch()
+    x, y = images("mnist")
+    test, watch = images("mnist", "test"), watch or Watch()
     figures, curve = {}, []
     for name in methods:
         with torch.random.fork_rng(devices=[]):
@@ -159,10 +161,10 @@ def width_errors(
             )  # fmt: skip
 
             def errors(epoch: Epoch, net: nn.Module = net) -> dict[str, float]:
-                validation = _error(net, x[-10_000:], y[-10_000:])
-                return {"validation_error": validation, "test_error": _error(net, *test)}
+                validation = error(net, x[-10_000:], y[-10_000:])
+                return {"validation_error": validation, "test_error": error(net, *test)}
 
-            found = watch.fit(name, loop, errors, share=1 / len(methods))
+            found = watch.fit(name, loop, errors, fraction=1 / len(methods))
         chosen = min(found, key=lambda record: record["validation_error"])
         figures[f"{name}, {width} units"] = chosen["test_error"]
         curve += [{"method": name, **record} for record in found]

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from experiments.nets import lenet5, mlp
-from experiments.watch import Watch
+from experiments.trainings import NETS, Watch, error, images, mlp, small_weights
 from vardrop.conversion import convert
-from vardrop.data import load_images
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, constant, linear_warmup, parameter_groups
 from vardrop.recipes import Recipe, ard, binary_dropout, sparse_vd
 from vardrop.training import Epoch, Loop
 
-_NETS = {"lenet300": lambda: mlp(784, 300, 100, 10), "lenet5": lenet5}
 _RECIPES: dict[str, Recipe] = {
     "exact": sparse_vd(),
     "sigmoid": sparse_vd(form="sigmoid"),
@@ -24,15 +21,8 @@ _RECIPES: dict[str, Recipe] = {
 }
 
 
-def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    net.eval()
-    with torch.no_grad():
-        guess = torch.cat([net(part).argmax(1) for part in x.split(2000)])
-    return float((guess == y).float().mean())
-
-
 def _prune(net: nn.Module, threshold: float) -> dict[str, float]:
-    """Zero the weights over the threshold; the share that went, by layer, and the compression."""
+    """Zero the weights over the threshold; the part that went, by layer, and the compression."""
     left = total = 0
     figures: dict[str, float] = {}
     for name, la in log_alpha(net).items():
@@ -44,14 +34,6 @@ def _prune(net: nn.Module, threshold: float) -> dict[str, float]:
     return figures | {"compression": total / max(left, 1)}
 
 
-def _initialised(net: nn.Module) -> nn.Module:
-    for module in net.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)
-    return net
-
-
 def sparse_mnist(
     seed: int, net: str = "lenet300", kl: str = "exact", epochs: int = 200, decay_from: int = 100,
     warmup: tuple[int, int] | None = (5, 20), pretrain: int = 0, examples: int = 60_000,
@@ -61,17 +43,16 @@ def sparse_mnist(
 
     `lower` are thresholds below 3, in falling order, to prune the same net by as well.
     """
-    x, y = (t[:examples] for t in load_images("mnist"))
-    test_x, test_y = load_images("mnist", "test")
+    (x, y), (test_x, test_y) = images("mnist", count=examples), images("mnist", "test")
     mean, watch = x.mean(0), watch or Watch()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _initialised(_NETS[net]())
+        model = small_weights(NETS[net]())
         if pretrain:
             elbo = ELBO(model, Categorical(), len(x), beta=0.0)
             optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-3, fused=True)
             loop = Loop(elbo, optimizer, x - mean, y, pretrain, seed=seed)
-            watch.fit("plain", loop, share=0.03)
+            watch.fit("plain", loop, fraction=0.03)
         convert(model, _RECIPES[kl])
         elbo = ELBO(model, Categorical(), len(x), kl_value_every=10)
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
@@ -87,11 +68,10 @@ def sparse_mnist(
 
         curve = watch.fit("sparse VD", loop, measure)
     figures = _prune(model, 3.0)
-    figures["error, %"] = 100 * (1 - _accuracy(model, test_x - mean, test_y))
+    figures["error, %"] = error(model, test_x - mean, test_y)
     for threshold in lower:
         figures[f"compression, threshold {threshold}"] = _prune(model, threshold)["compression"]
-        error = 100 * (1 - _accuracy(model, test_x - mean, test_y))
-        figures[f"error, threshold {threshold}, %"] = error
+        figures[f"error, threshold {threshold}, %"] = error(model, test_x - mean, test_y)
     return {"figures": figures, "curve": curve}
 
 
@@ -100,7 +80,7 @@ def random_labels(
     width: int = 300, watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Labels without meaning: sparse VD removes every weight, binary dropout memorises."""
-    x = load_images("mnist").x[:examples]
+    x = images("mnist", count=examples).x
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(10, (len(x),), generator=generator)
     figures, watch = {}, watch or Watch()
@@ -110,14 +90,14 @@ def random_labels(
     ):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = convert(_initialised(mlp(784, width, 100, 10)), recipe)
+            net = convert(small_weights(mlp(784, width, 100, 10)), recipe)
             elbo = ELBO(net, Categorical(), len(x), kl_value_every=10)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             beta = linear_warmup(1, 6) if name == "sparse VD" else None
-            watch.fit(name, Loop(elbo, optimizer, x, y, count, beta=beta, seed=seed), share=0.5)
+            watch.fit(name, Loop(elbo, optimizer, x, y, count, beta=beta, seed=seed), fraction=0.5)
         if name == "sparse VD":
             left = sum(int((la < 3).sum()) for la in log_alpha(net).values())
             figures["weights left, sparse VD"] = float(left)
             _prune(net, 3.0)
-        figures[f"train accuracy, {name}, %"] = 100 * _accuracy(net, x, y)
+        figures[f"train accuracy, {name}, %"] = 100 - error(net, x, y)
     return {"figures": figures}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.plots import plot
-from vardrop.files import write_atomically
+from matplotlib.axes import Axes
+
+from experiments.runner import Experiment, finished, result_path
+from vardrop.files import read_json, write_atomically
+from vardrop.report.pictures.canvas import BLUE, GREY, OTHERS, SMALL, axes, legend, short, tidy
 
 Row = Mapping[str, Any]
 
@@ -31,19 +37,34 @@ print(kl_approximations(seed=0)["figures"])
 """
 
 
-def write_page(rows: Sequence[Row], docs: Path) -> Path:
+def rows(known: dict[str, Experiment], results: Path) -> list[dict[str, Any]]:
+    """For each experiment its description, its `result` or None, and the result's `digest`.
+
+    A result that was measured with other arguments than the description states is left out.
+    """
+    found = []
+    for experiment in known.values():
+        path, row = result_path(experiment, results), asdict(experiment)
+        done = bool(finished(experiment, path))
+        row["result"] = read_json(path) if done else None
+        row["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if done else ""
+        found.append(row)
+    return found
+
+
+def write_page(table: Sequence[Row], docs: Path) -> Path:
     """Write `results.md` and `results/*.png` below `docs`; the path of the page.
 
     Args:
-        rows: what `rows` returns.
+        table: what `rows` returns.
         docs: a directory.
     """
     pictures = docs / "results"
     pictures.mkdir(parents=True, exist_ok=True)
-    for row in rows:
+    for row in table:
         if (drawn := plot(row)) is not None:
             write_atomically(pictures / picture(row), drawn)
-    write_atomically(docs / "results.md", text(rows).encode())
+    write_atomically(docs / "results.md", text(table).encode())
     return docs / "results.md"
 
 
@@ -52,10 +73,10 @@ def picture(row: Row) -> str:
     return str(row["name"]).replace("/", "-") + ".png"
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(table: Sequence[Row]) -> str:
     """The page as Markdown."""
-    table = "".join(line for row in rows for line in _lines(row))
-    return _HEAD + table + "".join(_section(row) for row in rows)
+    lines = "".join(line for row in table for line in _lines(row))
+    return _HEAD + lines + "".join(_section(row) for row in table)
 
 
 def _lines(row: Row) -> list[str]:
@@ -128,3 +149,75 @@ def _section(row: Row) -> str:
             lines.append(f"![{row['title']}](results/{picture(row)})\n")
         lines.append(f"<!-- results/{row['name']}.json {row['digest']} -->\n")
     return "\n".join(lines)
+
+
+def plot(row: Row) -> bytes | None:
+    """A small PNG that names the digest of its data, or None where there is nothing to draw.
+
+    `[plot]` of a description has either `bars`, a part of the names of the figures to draw, or `x`
+    and `y`, the fields of the curve, with `by` for a line each and `log` for the axes "x", "y",
+    "xy".
+    """
+    if row["result"] is None or not row["plot"]:
+        return None
+    ax = _bars(row) if "bars" in row["plot"] else _curves(row)
+    buffer = io.BytesIO()
+    ax.get_figure(root=True).savefig(  # type: ignore[union-attr]
+        buffer, format="png", dpi=90, metadata={"Description": row["digest"]}
+    )
+    return buffer.getvalue()
+
+
+def _bars(row: Row) -> Axes:
+    part = row["plot"]["bars"]
+    found = {k: f for k, f in row["result"]["figures"].items() if part in k}
+    ax = axes(None, 5.6, 1.0 + 0.3 * len(found))
+    places = range(len(found), 0, -1)
+    errors = [f["standard_error"] or 0.0 for f in found.values()]
+    ax.barh(places, [f["mean"] for f in found.values()], xerr=errors, color=BLUE, label="ours")
+    paper = [(row["expected"][k], p) for k, p in zip(found, places, strict=True)
+             if k in row["expected"]]  # fmt: skip
+    if paper:
+        ax.plot(*zip(*paper, strict=True), "D", color=OTHERS[0], label="paper")
+    ax.set_yticks(places, [short(key, 44) for key in found], fontsize=SMALL, parse_math=False)
+    _scale(ax, row["plot"].get("log", ""))
+    tidy(ax)
+    # Bars fill the room below.
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=SMALL)
+    return ax
+
+
+def _curves(row: Row) -> Axes:
+    spec = row["plot"]
+    ax = axes(None, 5.6, 3.2)
+    colours: dict[str, str] = {}
+    for run in row["result"]["runs"]:
+        for label, points in _points(spec, run["curve"]).items():
+            known = label in colours
+            palette = (BLUE, *OTHERS, GREY)
+            colour = colours.setdefault(label, palette[len(colours) % len(palette)])
+            ax.plot(*zip(*points, strict=True), color=colour, linewidth=1.2,
+                    label=None if known else label)  # fmt: skip
+    _scale(ax, spec.get("log", ""))
+    tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
+    if len(colours) > 1:
+        legend(ax)
+    return ax
+
+
+def _points(spec: Row, curve: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """The points of each line: a field of the curve, for each value of `by`."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in curve:
+        for y in spec["y"]:
+            if record.get(y) is not None and spec["x"] in record:
+                label = str(record[spec["by"]]) if "by" in spec else y
+                found.setdefault(label, []).append((record[spec["x"]], record[y]))
+    return found
+
+
+def _scale(ax: Axes, log: str) -> None:
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")

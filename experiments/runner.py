@@ -14,25 +14,100 @@ import math
 import platform
 import shutil
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.descriptions import Experiment, experiments, load
-from experiments.watch import Tell, Watch
+from experiments.trainings import Tell, Watch
 from vardrop.data import IMAGE_SETS
 from vardrop.errors import VardropError
 from vardrop.files import read_json, write_atomically
 
-__all__ = [
-    "Experiment", "Function", "experiments", "finished", "forget", "load", "outside", "reproduce",
-    "result_path",
-]  # fmt: skip
-
 # seed and arguments -> {"figures": {name: number}, "curve": [...] (optional)}
 Function = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One line of the reproduction table, as its TOML file states it."""
+
+    name: str
+    row: int  # in the table of results; 0 for what is beside it
+    title: str
+    paper: str
+    source: str  # where the paper's figures stand
+    function: str
+    seeds: tuple[int, ...]
+    minutes: float  # expected, all seeds, one thread
+    arguments: dict[str, Any]
+    expected: dict[str, float]  # the paper's figures, by the names of ours
+    headline: tuple[str, ...]  # figures of ours that the table shows beside those
+    quick: dict[str, Any]  # arguments of the minutes-long version
+    bounds: dict[str, tuple[float, float]]  # that the quick version must keep
+    plot: dict[str, Any]  # how to draw the curve
+    notes: str
+
+
+_REQUIRED = ("title", "paper", "source", "function", "seeds", "minutes", "bounds")
+
+
+def load(path: Path) -> Experiment:
+    """Read one description."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise VardropError(f"Expected {path} to be TOML, but got: {error}.") from error
+    if missing := [key for key in _REQUIRED if key not in data]:
+        raise VardropError(f"Expected {path} to have {', '.join(missing)}, but got {sorted(data)}.")
+    if "expected" not in data and "headline" not in data:
+        raise VardropError(
+            f"Expected {path} to have `expected`, the paper's figures, or `headline`, the names of "
+            f"figures to show without them, but got {sorted(data)}."
+        )
+    return Experiment(
+        name=f"{path.parent.name}/{path.stem}",
+        row=data.get("row", 0),
+        title=data["title"],
+        paper=data["paper"],
+        source=data["source"],
+        function=data["function"],
+        seeds=tuple(data["seeds"]),
+        minutes=float(data["minutes"]),
+        arguments=data.get("arguments", {}),
+        expected=data.get("expected", {}),
+        headline=tuple(data.get("headline", ())),
+        quick=data.get("quick", {}),
+        bounds={k: (v[0], v[1]) for k, v in data["bounds"].items()},
+        plot=data.get("plot", {}),
+        notes=data.get("notes", ""),
+    )
+
+
+def experiments(directory: Path) -> dict[str, Experiment]:
+    """All descriptions below a directory, by name, in the order of the table."""
+    found = [load(path) for path in sorted(directory.glob("*/*.toml"))]
+    if not found:
+        raise VardropError(
+            f"Expected descriptions `*/*.toml` in {directory}, but got none. "
+            "Run it where the project lies, or say --experiments."
+        )
+    return {e.name: e for e in sorted(found, key=lambda e: e.row or len(found))}
+
+
+def named(known: dict[str, Experiment], name: str) -> Experiment:
+    """The experiment of a name; an error names the nearest."""
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=3, cutoff=0.4) or list(known)
+    raise VardropError(
+        f"Expected the name of an experiment such as {', '.join(near)}, but got {name!r}. "
+        "`vardrop reproduce --list` shows all."
+    )
 
 
 def result_path(experiment: Experiment, results: Path) -> Path:
@@ -54,7 +129,7 @@ def reproduce(
         functions: by name.
         out: the JSON file.
         quick: run the minutes-long version, on the first seed alone.
-        tell: is told which share of all seeds is done.
+        tell: is told which fraction of all seeds is done.
     """
     if experiment.function not in functions:
         raise VardropError(
@@ -89,6 +164,12 @@ def finished(experiment: Experiment, out: Path) -> list[int]:
     return [seed for seed in experiment.seeds if seed in done]
 
 
+def reword(experiment: Experiment, out: Path) -> None:
+    """Give a result of the described arguments the words of its description."""
+    if finished(experiment, out):
+        _open(experiment, experiment.arguments, out)
+
+
 def forget(out: Path) -> None:
     """Remove a result, and what is kept of a run that was cut off."""
     out.unlink(missing_ok=True)
@@ -96,10 +177,10 @@ def forget(out: Path) -> None:
 
 
 def _part(tell: Tell | None, index: int, count: int, seed: int) -> Tell | None:
-    """Tells a share of one seed as a share of all."""
+    """Tells a fraction of one seed as a fraction of all."""
     if tell is None:
         return None
-    return lambda share, text: tell((index + min(share, 1.0)) / count, f"seed {seed}: {text}")
+    return lambda part, text: tell((index + min(part, 1.0)) / count, f"seed {seed}: {text}")
 
 
 def _kept(out: Path) -> Path:
@@ -137,6 +218,7 @@ def _known(out: Path) -> dict[str, Any] | None:
 
 
 def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The result that `out` holds, in the words of its description, or a fresh one."""
     fresh: dict[str, Any] = {
         "name": experiment.name,
         "title": experiment.title,
@@ -146,7 +228,7 @@ def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[
         "notes": experiment.notes,
         "arguments": arguments,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "data_md5": {name: IMAGE_SETS[name] for name in ("mnist", "fashion-mnist")},
+        "data_md5": dict(IMAGE_SETS),
         "figures": {},
         "runs": [],
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.registry import FUNCTIONS
+from experiments.command import FUNCTIONS
 from tests.cli.calling import call
 from tests.experiments.toy import describe, toy_training
 from vardrop.cli import reproduction
@@ -54,7 +54,7 @@ def test_list(folder, capsys):
 
 def test_quick_checks_the_bounds(folder, capsys):
     assert call("reproduce", "quick") == 0
-    assert "toy/run: ok (0 s)" in capsys.readouterr().out
+    assert "toy/run: ok (0 s): loss = 0." in capsys.readouterr().out
     assert not (folder / "results").exists()
     text = (folder / "experiments/toy/run.toml").read_text()
     (folder / "experiments/toy/run.toml").write_text(text.replace("[0.0, 2.0]", "[5.0, 6.0]"))
@@ -64,6 +64,17 @@ def test_quick_checks_the_bounds(folder, capsys):
     assert lines[-1].startswith("toy/run: loss = 0.")
     assert lines[-1].endswith(", expected 5.0 to 6.0")
     assert (folder / "kept/toy/run.json").is_file()
+
+
+def test_quick_of_one_shows_every_figure_beside_its_bounds(folder, capsys):
+    assert call("reproduce", "quick", "toy/run") == 0
+    rows = [
+        [c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    ]
+    (loss,) = (row for row in rows if row[:1] == ["loss"])
+    assert 0 < float(loss[1]) < 2
+    assert loss[2] == "0 to 2"
+    assert ["seed", "0", ""] in rows
 
 
 def test_page(folder, capsys):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from experiments.nets import lenet5, mlp
+from experiments.trainings import lenet5, mlp
 
 
 class Residual(nn.Module):

@@ -1,20 +1,13 @@
 """Train, choose, shrink, pack: on the small digits that come with scikit-learn."""
 
-import dataclasses
-import json
 import math
-from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 import vardrop as vd
-from experiments.compression import run
-from experiments.sparse_lenets import SETTINGS
 from vardrop.compression import choose_threshold, masked, pack, shrink, unpack
 from vardrop.compression.scoring import accuracy
-from vardrop.errors import VardropError
 
 
 def digits():
@@ -57,47 +50,3 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
     full = accuracy(masked(net, math.inf)[0](test[0]), test[1])
     assert full > 0.93
     assert accuracy(decoded(test[0]), test[1]) > full - 0.04
-
-
-def check_dense(record):
-    """LeNet-300-100: weights, error, bytes and latency."""
-    assert record["compression"] >= 60
-    assert record["test_error"]["small"] <= 1.9
-    assert record["pack"]["ratio"] >= 180
-    assert abs(record["test_error"]["packed"] - record["test_error"]["small"]) <= 0.1
-    times = record["latency"]
-    assert times["256"]["dense"] >= 4 * times["256"]["chosen"]
-    assert times["1"]["dense"] >= 1.5 * times["1"]["chosen"]
-
-
-def check_channels(record):
-    """LeNet-5: latency in torch and in onnxruntime."""
-    times = record["latency"]["256"]
-    assert times["dense"] >= 3 * times["chosen"]
-    assert times["dense"] >= 8 * times["onnx small"]
-
-
-@pytest.mark.parametrize(
-    ("name", "check"), [("lenet300", check_dense), ("lenet5_channels", check_channels)]
-)
-def test_recorded_results_meet_the_bounds(name, check):
-    path = Path(__file__).parents[2] / "results" / "compression" / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not part of this installation")
-    record = json.loads(path.read_text())
-    assert record["setting"] == json.loads(json.dumps(dataclasses.asdict(SETTINGS[name])))
-    check(record)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "check"),
-    [(["lenet300"], check_dense), (["lenet5", "lenet5_channels"], check_channels)],
-)
-def test_training_from_scratch_meets_the_bounds(tmp_path, names, check):
-    """Half an hour on a free core; the latencies need a machine that does nothing else."""
-    try:
-        records = [run(name, tmp_path, tmp_path) for name in names]
-    except VardropError as missing:
-        pytest.skip(str(missing))
-    check(records[-1])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from experiments.adversarial import attack_curve, attack_curves, fgsm, log_probabilities
+from experiments.neklyudov_uses import attack_curve, attack_curves, fgsm, log_probabilities
 from tests.experiments.digits import digits
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from experiments.exploration import cartpole, policy
+from experiments.neklyudov_uses import cartpole, policy
 
 pytest.importorskip("gymnasium", reason="needs the extra `rl`")
 

@@ -1,48 +1,46 @@
 """Every function that a description may name, on a few small images: figures, seeds, generators."""
 
+import inspect
 import math
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from experiments import (
-    beta_bernoulli,
-    dropmax,
-    kingma,
-    molchanov,
-    neklyudov,
-    ood,
-    sparse_lenets,
-    tolerance,
-)
-from experiments.registry import FUNCTIONS
+from experiments import trainings
+from experiments.command import FUNCTIONS
+from experiments.trainings import Watch
 from vardrop.data import Images
 
 TINY = {
     "kl_approximations": {},
     "gradient_variances": {
-        "epochs": 1, "width": 8, "batch": 20, "batches": 4, "example_batches": 4, "examples": 80,
+        "epochs": 2, "width": 8, "batch": 20, "batches": 4, "example_batches": 4, "examples": 80,
     },
-    "epoch_seconds": {"width": 8, "batch": 20, "rows": 40},
+    "epoch_seconds": {"width": 8, "batch": 20, "small_batch": 5, "rows": 40},
     "width_errors": {"width": 8, "epochs": 2, "examples": 60},
     "sparse_mnist": {"epochs": 2, "decay_from": 1, "warmup": [], "pretrain": 1, "examples": 60},
     "random_labels": {"epochs": 1, "dropout_epochs": 1, "examples": 60, "width": 8},
     "sparse_units": {"dense_epochs": 1, "epochs": 1, "dependent_epochs": 1, "examples": 60},
     "class_heads": {"per_class": 3, "epochs": 1},
-    "variance_lenet5": {"epochs": 1, "samples": 2, "examples": 60},
+    "variance_lenet5": {"epochs": 2, "samples": 2, "examples": 60},
     "parameterisation": {
         "prior": "ard", "samples": 2, "examples": 60, "epochs": 2, "bottleneck": 8, "width": 8,
     },
-    "selective_propagation": {"epochs": 1, "samples": 2, "examples": 60, "shares": [0.0, 0.5, 1.0]},
+    "selective_propagation": {"epochs": 2, "samples": 2, "examples": 60, "shares": [0.0, 0.5, 1.0]},
     "attacks": {"epochs": 1, "samples": 2, "examples": 60, "epsilons": [0.0, 0.1]},
     "exploration": {"episodes": 4, "window": 2},
     "variance_toys": {"steps": 3},
-    "out_of_domain": {"epochs": 1, "samples": 2, "examples": 60},
+    "five_methods": {"epochs": 1, "samples": 2, "examples": 60},
     "noise_tolerance": {"epochs": 1, "alphas": [1.0], "examples": 60, "samples": 2},
     "identity": {},
     "toy": {"epochs": 3, "draws": 4},
     "packed_bytes": {"knots": [[0, 1.0], [2, 0.0]], "warmup": [0, 1], "validation": 40},
+    "fewer_channels": {
+        "knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1],
+        "fine_tune_epochs": 1, "validation": 40,
+    },
+    "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 
 
@@ -53,10 +51,8 @@ def few_images(name: str, split: str = "train") -> Images:
 
 
 @pytest.fixture
-def images(monkeypatch):
-    rooms = (kingma, molchanov, beta_bernoulli, dropmax, neklyudov, ood, sparse_lenets, tolerance)
-    for room in rooms:
-        monkeypatch.setattr(room, "load_images", few_images)
+def few(monkeypatch):
+    monkeypatch.setattr(trainings, "load_images", few_images)
 
 
 def test_the_table_is_complete():
@@ -64,7 +60,7 @@ def test_the_table_is_complete():
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_measures_finite_figures_and_leaves_the_generator(name, images):
+def test_measures_finite_figures_and_leaves_the_generator(name, few):
     if name == "exploration":
         pytest.importorskip("gymnasium", reason="needs the extra `rl`")
     before = torch.get_rng_state()
@@ -75,8 +71,38 @@ def test_measures_finite_figures_and_leaves_the_generator(name, images):
     assert all(isinstance(record, dict) for record in found.get("curve", []))
 
 
-def test_a_seed_decides_the_figures(images):
+def test_a_seed_decides_the_figures(few):
     arguments = TINY["sparse_units"] | {"dependent_epochs": 0}
     first, again, other = (FUNCTIONS["sparse_units"](seed=s, **arguments) for s in (1, 1, 2))
     assert first == again
     assert first["curve"] != other["curve"]
+
+
+class Cut(Exception):
+    """Somebody stops the run."""
+
+
+WATCHED = [n for n, f in FUNCTIONS.items() if "watch" in inspect.signature(f).parameters]
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_path):
+    told = []
+
+    def cut(fraction, text):
+        told.append(text)
+        if len(told) == 2:  # after its first checkpoint
+            raise Cut
+
+    arguments = {"seed": 1} | TINY[name]
+    with pytest.raises(Cut):
+        FUNCTIONS[name](**arguments, watch=Watch(tmp_path, cut, seconds=0.0))
+    assert list(tmp_path.glob("*/checkpoint.safetensors"))
+    again = []
+    watch = Watch(tmp_path, lambda fraction, text: again.append(text), seconds=0.0)
+    found, whole = FUNCTIONS[name](**arguments, watch=watch), FUNCTIONS[name](**arguments)
+    assert told[0] not in again  # it went on
+    for result in (found, whole):  # of every tenth step, counted anew: `kl_value_every`
+        for record in result.get("curve", ()):
+            record.pop("kl", None)
+    assert found == whole

@@ -1,14 +1,12 @@
 """The page of results: its lines, its plots, and that docs/ holds what results/ says."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from experiments.descriptions import experiments
-from experiments.page import picture, text, write_page
-from experiments.plots import plot
-from experiments.rows import rows
-from experiments.runner import reproduce, result_path
+from experiments.page import picture, plot, rows, text, write_page
+from experiments.runner import experiments, finished, reproduce, result_path
 from tests.experiments.toy import describe, toy_training
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +102,23 @@ def test_every_figure_of_the_table_was_measured():
             assert {*row["expected"], *row["headline"]} <= set(row["result"]["figures"]), row[
                 "name"
             ]
+
+
+def test_results_have_the_words_of_their_descriptions():
+    for experiment in experiments(ROOT / "experiments").values():
+        path = result_path(experiment, ROOT / "results")
+        if not finished(experiment, path):
+            continue
+        words = json.loads(path.read_text())
+        for key in ("name", "title", "paper", "source", "expected", "notes"):
+            assert words[key] == getattr(experiment, key), f"{path}: `vardrop reproduce --page`"
+
+
+def test_every_result_has_a_description():
+    described = {
+        result_path(e, ROOT / "results") for e in experiments(ROOT / "experiments").values()
+    }
+    assert set((ROOT / "results").glob("*/*.json")) <= described
 
 
 def test_results_lie_where_their_names_say():

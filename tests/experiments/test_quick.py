@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.descriptions import experiments
-from experiments.registry import FUNCTIONS
-from experiments.runner import outside, reproduce
+from experiments.command import FUNCTIONS
+from experiments.runner import experiments, outside, reproduce
 from vardrop.data import data_directory
 
 KNOWN = experiments(Path(__file__).parents[2] / "experiments")

@@ -7,10 +7,18 @@ import math
 import pytest
 import torch
 
-from experiments.descriptions import experiments, load, named
-from experiments.registry import FUNCTIONS
-from experiments.rows import rows
-from experiments.runner import finished, forget, outside, reproduce
+from experiments.command import FUNCTIONS
+from experiments.page import rows
+from experiments.runner import (
+    experiments,
+    finished,
+    forget,
+    load,
+    named,
+    outside,
+    reproduce,
+    reword,
+)
 from tests.experiments.toy import describe, toy_training
 from vardrop.errors import VardropError
 
@@ -65,6 +73,8 @@ def test_a_reworded_description_reaches_a_finished_result(experiment, tmp_path):
     reworded = dataclasses.replace(experiment, notes="Other words.")
     list(reproduce(reworded, {"toy_training": lambda **_: pytest.fail("ran again")}, out))
     after = json.loads(out.read_text())
+    reword(dataclasses.replace(experiment, arguments={"epochs": 9}, notes="Of others."), out)
+    assert json.loads(out.read_text()) == after
     assert after.pop("notes") == "Other words."
     assert after == {key: value for key, value in before.items() if key != "notes"}
 

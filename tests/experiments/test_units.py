@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from experiments.beta_bernoulli import active_units, units
-from experiments.neklyudov import _threshold
+from experiments.lee_bb import active_units, units
+from experiments.neklyudov import _exceeded_by
 
 
 def test_an_input_counts_while_one_of_its_weights_is_left() -> None:
@@ -34,6 +34,6 @@ def test_units_of_gates_and_what_is_open_for_an_input() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_threshold_is_exceeded_by_the_share(share: float) -> None:
+def test_the_exceeded_by_is_exceeded_by_the_share(share: float) -> None:
     sizes = torch.arange(1.0, 11.0)
-    assert int((sizes > _threshold(sizes, share)).sum()) == round(10 * share)
+    assert int((sizes > _exceeded_by(sizes, share)).sum()) == round(10 * share)

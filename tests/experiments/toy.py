@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from experiments.watch import Watch
+from experiments.trainings import Watch
 from vardrop.objective import ELBO, Categorical
 from vardrop.training import Loop
 
@@ -26,7 +26,7 @@ def toy_training(seed: int, epochs: int = 4, stop_after: int = 0, watch: Watch |
                     raise KeyboardInterrupt
                 return {"loss": epoch.loss}
 
-            curve += watch_or_new(watch).fit(name, loop, measure, share=0.5)
+            curve += watch_or_new(watch).fit(name, loop, measure, fraction=0.5)
     return {"figures": {"loss": curve[-1]["loss"], "seed": float(seed)}, "curve": curve}
 
 

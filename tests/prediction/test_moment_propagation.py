@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
-from experiments.nets import mlp
+from experiments.trainings import mlp
 from tests.prediction.nets import Wrapped
 from vardrop.errors import VardropError
 from vardrop.prediction import predict

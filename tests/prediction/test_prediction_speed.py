@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from experiments.nets import lenet5, mlp
+from experiments.trainings import lenet5, mlp
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "predict.py"
 

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.nets import lenet5, mlp
-from experiments.watch import Watch
+from experiments.trainings import NETS, Watch, error, images
 from vardrop.conversion import convert
-from vardrop.data import Images, load_images
+from vardrop.data import Images
 from vardrop.gates import Gate
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, parameter_groups
@@ -32,10 +31,6 @@ from vardrop.recipes import (
 )
 from vardrop.training import Epoch, Loop
 
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "lenet500-300": lambda: mlp(784, 500, 300, 10),
-    "lenet5": lenet5,
-}
 METHODS: dict[str, Callable[[], Recipe]] = {
     "beta_bernoulli": beta_bernoulli,
     "structured_pruning": structured_pruning,
@@ -50,29 +45,29 @@ def sparse_units(
     watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Pretrain, sparsify, and (for Beta-Bernoulli gates) open the gates by input."""
-    data = Images(*(t[:examples] for t in load_images("mnist")))
-    test, watch = load_images("mnist", "test"), watch or Watch()
+    data = images("mnist", count=examples)
+    test, watch = images("mnist", "test"), watch or Watch()
     total = dense_epochs + 2 * epochs + 2 * dependent_epochs  # a gated epoch costs twice as much
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = NETS[net]()
         _train(watch, "dense", model, data, seed, dense_epochs, dense_epochs / total)
-        figures = {"error of the dense net, %": _error(model, test)}
+        figures = {"error of the dense net, %": error(model, *test)}
         convert(model, METHODS[method]())
         curve = _train(watch, method, model, data, seed, epochs, 2 * epochs / total, gate_lr)
         _prune(model)
-        figures |= {"error, %": _error(model, test), **_named("units", units(model))}
+        figures |= {"error, %": error(model, *test), **_named("units", units(model))}
         if dependent_epochs:
             convert(model, dependent_beta_bernoulli())
-            share = 2 * dependent_epochs / total
-            _train(watch, "dependent", model, data, seed, dependent_epochs, share, gate_lr)
-            figures["error, dependent, %"] = _error(model, test)
+            fraction = 2 * dependent_epochs / total
+            _train(watch, "dependent", model, data, seed, dependent_epochs, fraction, gate_lr)
+            figures["error, dependent, %"] = error(model, *test)
             figures |= _named("active units, dependent", active_units(model, test.x))
     return {"figures": figures, "curve": curve}
 
 
 def _train(
-    watch: Watch, name: str, net: nn.Module, data: Images, seed: int, epochs: int, share: float,
+    watch: Watch, name: str, net: nn.Module, data: Images, seed: int, epochs: int, fraction: float,
     gate_lr: float | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     elbo = ELBO(net, Categorical(), len(data.x), beta=0.0 if gate_lr is None else 1.0)
@@ -86,7 +81,7 @@ def _train(
         found = {} if gate_lr is None else _named("units", units(net))
         return {"nll": epoch.nll, "kl": epoch.kl, **found}
 
-    return watch.fit(name, loop, measure, share)
+    return watch.fit(name, loop, measure, fraction)
 
 
 def _named(title: str, counts: list[float]) -> dict[str, float]:
@@ -131,10 +126,3 @@ def _prune(net: nn.Module) -> None:
     for name, r in relevance(net).items():
         if r.kind == "weight":
             net.get_submodule(name).weight.mul_(r.kept)  # type: ignore[operator, union-attr]
-
-
-def _error(net: nn.Module, data: Images) -> float:
-    net.eval()
-    with torch.no_grad():
-        guess = torch.cat([net(x).argmax(1) for x in data.x.split(2000)])
-    return 100 * (guess != data.y).float().mean().item()

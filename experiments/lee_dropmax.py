@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.nets import lenet5
-from experiments.watch import Watch
+from experiments.trainings import Watch, images, lenet5
 from vardrop.conversion import convert
-from vardrop.data import Images, load_images
+from vardrop.data import Images
 from vardrop.metrics import ece
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import (
@@ -42,11 +41,11 @@ METHODS: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def first_of_each_class(images: Images, count: int, skip: int = 0) -> Images:
-    """`count` images of every class in file order, after the first `skip` of it."""
-    rows = [torch.nonzero(images.y == k).flatten()[skip : skip + count] for k in images.y.unique()]
+def first_of_each_class(data: Images, count: int) -> Images:
+    """The first `count` images of every class, in file order."""
+    rows = [torch.nonzero(data.y == k).flatten()[:count] for k in data.y.unique()]
     index = torch.cat(rows).sort().values
-    return Images(images.x[index], images.y[index])
+    return Images(data.x[index], data.y[index])
 
 
 def scores(log_probs: Tensor, y: Tensor) -> dict[str, float]:
@@ -65,8 +64,8 @@ def class_heads(
     watch: Watch | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Every head on the same images; measured on the test set once, after the last epoch."""
-    data = first_of_each_class(load_images("mnist"), per_class)
-    test, watch = load_images("mnist", "test"), watch or Watch()
+    data = first_of_each_class(images("mnist"), per_class)
+    test, watch = images("mnist", "test"), watch or Watch()
     figures: dict[str, float] = {}
     for method in methods:
         found = run(method, seed, data, test, epochs, watch, 1 / len(methods))
@@ -83,7 +82,7 @@ _UNITS = {"error": ", %", "ECE": ", %", "NLL": ", nats", "train NLL": ", nats"}
 
 
 def run(
-    method: str, seed: int, data: Images, test: Images, epochs: int, watch: Watch, share: float
+    method: str, seed: int, data: Images, test: Images, epochs: int, watch: Watch, fraction: float
 ) -> dict[str, float]:
     """Train one head and score it."""
     with torch.random.fork_rng(devices=[]):
@@ -95,7 +94,7 @@ def run(
         loop = Loop(
             elbo, optimizer, *data, epochs, rate=lambda e: 0.1 ** int(3 * e / epochs), seed=seed
         )
-        watch.fit(method, loop, share=share)
+        watch.fit(method, loop, fraction=fraction)
         net.eval()
         with torch.no_grad():
             log_probs, fitted = (

@@ -1,0 +1,52 @@
+"""The LeNets shrunk and packed: what was recorded, and what training from scratch gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.command import FUNCTIONS
+from experiments.runner import experiments, finished, result_path
+from vardrop.errors import VardropError
+
+ROOT = Path(__file__).parents[2]
+KNOWN = experiments(ROOT / "experiments")
+
+
+def check_dense(run):
+    """LeNet-300-100: weights, error, bytes and latency."""
+    figures, times = run["figures"], run["latency"]
+    assert figures["times fewer weights"] >= 60
+    assert figures["error of the small net, %"] <= 1.9
+    assert figures["times fewer bytes"] >= 180
+    assert abs(figures["error of the file, %"] - figures["error of the small net, %"]) <= 0.1
+    assert times["256"]["dense"] >= 4 * times["256"]["chosen"]
+    assert times["1"]["dense"] >= 1.5 * times["1"]["chosen"]
+
+
+def check_channels(run):
+    """LeNet-5: latency in torch and in onnxruntime."""
+    times = run["latency"]["256"]
+    assert times["dense"] >= 3 * times["chosen"]
+    assert times["dense"] >= 8 * times["onnx small"]
+
+
+CHECKS = [("louizos/lenet300", check_dense), ("louizos/lenet5-channels", check_channels)]
+
+
+@pytest.mark.parametrize(("name", "check"), CHECKS)
+def test_recorded_results_meet_the_bounds(name, check):
+    path = result_path(KNOWN[name], ROOT / "results")
+    assert finished(KNOWN[name], path)  # with the arguments of the description
+    check(json.loads(path.read_text())["runs"][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "check"), CHECKS)
+def test_training_from_scratch_meets_the_bounds(name, check):
+    """Half an hour on a free core; the latencies need a machine that does nothing else."""
+    try:
+        found = FUNCTIONS[KNOWN[name].function](seed=0, **KNOWN[name].arguments)
+    except VardropError as missing:
+        pytest.skip(str(missing))
+    check(found)
