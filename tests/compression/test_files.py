@@ -13,7 +13,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
-from vardrop.compression import SparseLinear, load, pack, save, shrink, sparsify, unpack
+from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, sparsify, unpack
 from vardrop.errors import VardropError
 
 
@@ -95,6 +95,25 @@ def test_sparse_layers_survive_a_file(tmp_path):
     assert isinstance(loaded[0], SparseLinear)
     x = torch.randn(4, 400)
     assert torch.equal(loaded(x), net(x))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
+def test_a_net_that_was_shrunk_twice_comes_back(tmp_path, kind):
+    def fresh():
+        return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    small, x = fresh(), torch.randn(4, 8)
+    for dead in (slice(0, 2), slice(2, 3)):  # inputs that go; the second time of those left
+        noisy = vd.convert(small, vd.sparse_vd(log_sigma2=-20.0))
+        with torch.no_grad():
+            first = next(m for m in noisy.modules() if isinstance(m, nn.Linear))
+            first.log_sigma2[:, dead] = 20.0
+        small = shrink(noisy, x[:1], drop_inputs=True)
+    path = tmp_path / f"net.{kind}"
+    save(small, path) if kind == "safetensors" else pack(small, path, tolerance=0.01)
+    again = (load if kind == "safetensors" else unpack)(path, into=fresh())
+    assert [len(m.index) for m in again.modules() if isinstance(m, Select)] == [6, 5]
+    assert torch.allclose(again(x), small(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "vdp"])

@@ -103,8 +103,10 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     widest = max((n for m in affine_layers(net).values() for n in units(m)), default=0)
     for name, (count, axis) in plan["select"].items():
         inner = _find(net, name)
-        inner = inner[1] if is_selecting(inner) else inner
-        most = units(inner)[0] if type(inner) in AFFINE else 0
+        if is_selecting(inner):  # `into` is the small net itself; one shrunk twice has two of them
+            most, inner = len(inner[0].index), inner[1]
+        else:
+            most = units(inner)[0] if type(inner) in AFFINE else 0
         index = torch.zeros(_count(name, count, most), dtype=torch.long)
         net = replaced(net, name, nn.Sequential(Select(index, int(axis)), inner).eval())
     for name, (count, axis) in plan["scale"].items():
