@@ -1,1 +1,1 @@
-"""The papers' experiments: nets and runs, small enough to read on one screen."""
+"""The papers' experiments, a file for each paper, run by `vardrop reproduce` in a clone."""

@@ -62,9 +62,15 @@ def _rows(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def gradient_variances(
-    seed: int, epochs: int = 10, width: int = 1024, batch: int = 1000, batches: int = 60,
-    example_batches: int = 4, examples: int = 60_000, watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    seed: int,
+    epochs: int = 10,
+    width: int = 1024,
+    batch: int = 1000,
+    batches: int = 60,
+    example_batches: int = 4,
+    examples: int = 60_000,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
     """Table 1: variance of the gradient of N * mean loss, top and bottom layer, by estimator."""
     x, y = images("mnist", count=examples)
     with torch.random.fork_rng(devices=[]):
@@ -140,9 +146,13 @@ METHODS: dict[str, tuple[Recipe, Recipe] | None] = {  # for the inputs, for the 
 
 
 def width_errors(
-    seed: int, width: int = 100, epochs: int = 60, methods: tuple[str, ...] = tuple(METHODS),
-    examples: int = 50_000, watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    seed: int,
+    width: int = 100,
+    epochs: int = 60,
+    methods: tuple[str, ...] = tuple(METHODS),
+    examples: int = 50_000,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
     """Figure 1a: test error at the epoch of the smallest error on 10 000 validation images."""
     x, y = images("mnist")
     test, watch = images("mnist", "test"), watch or Watch()
@@ -156,9 +166,14 @@ def width_errors(
             elbo = ELBO(net, Categorical(), examples, beta=0.0 if recipes is None else 1.0)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             loop = Loop(
-                elbo, optimizer, x[:examples], y[:examples], epochs, seed=seed,
+                elbo,
+                optimizer,
+                x[:examples],
+                y[:examples],
+                epochs,
+                seed=seed,
                 rate=lambda e: min(1.0, 2 - 2 * e / epochs),
-            )  # fmt: skip
+            )
 
             def errors(epoch: Epoch, net: nn.Module = net) -> dict[str, float]:
                 validation = error(net, x[-10_000:], y[-10_000:])

@@ -40,10 +40,16 @@ METHODS: dict[str, Callable[[], Recipe]] = {
 
 
 def sparse_units(
-    seed: int, net: str = "lenet500-300", method: str = "beta_bernoulli", dense_epochs: int = 15,
-    epochs: int = 45, dependent_epochs: int = 0, gate_lr: float = 5e-2, examples: int = 60_000,
+    seed: int,
+    net: str = "lenet500-300",
+    method: str = "beta_bernoulli",
+    dense_epochs: int = 15,
+    epochs: int = 45,
+    dependent_epochs: int = 0,
+    gate_lr: float = 5e-2,
+    examples: int = 60_000,
     watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Pretrain, sparsify, and (for Beta-Bernoulli gates) open the gates by input."""
     data = images("mnist", count=examples)
     test, watch = images("mnist", "test"), watch or Watch()
@@ -67,15 +73,25 @@ def sparse_units(
 
 
 def _train(
-    watch: Watch, name: str, net: nn.Module, data: Images, seed: int, epochs: int, fraction: float,
+    watch: Watch,
+    name: str,
+    net: nn.Module,
+    data: Images,
+    seed: int,
+    epochs: int,
+    fraction: float,
     gate_lr: float | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     elbo = ELBO(net, Categorical(), len(data.x), beta=0.0 if gate_lr is None else 1.0)
     groups = parameter_groups(elbo, lr=1e-3, noise_lr=gate_lr, weight_decay=1e-4)
     loop = Loop(
-        elbo, torch.optim.Adam(groups, fused=True), *data, epochs, seed=seed,
+        elbo,
+        torch.optim.Adam(groups, fused=True),
+        *data,
+        epochs,
+        seed=seed,
         rate=lambda e: 0.1 ** ((e >= 0.5 * epochs) + (e >= 0.8 * epochs)),
-    )  # fmt: skip
+    )
 
     def measure(epoch: Epoch) -> dict[str, float]:
         found = {} if gate_lr is None else _named("units", units(net))

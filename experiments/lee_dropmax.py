@@ -60,9 +60,12 @@ def scores(log_probs: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def class_heads(
-    seed: int, per_class: int = 100, epochs: int = 200, methods: tuple[str, ...] = tuple(METHODS),
+    seed: int,
+    per_class: int = 100,
+    epochs: int = 200,
+    methods: tuple[str, ...] = tuple(METHODS),
     watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Every head on the same images; measured on the test set once, after the last epoch."""
     data = first_of_each_class(images("mnist"), per_class)
     test, watch = images("mnist", "test"), watch or Watch()

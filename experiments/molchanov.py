@@ -35,10 +35,17 @@ def _prune(net: nn.Module, threshold: float) -> dict[str, float]:
 
 
 def sparse_mnist(
-    seed: int, net: str = "lenet300", kl: str = "exact", epochs: int = 200, decay_from: int = 100,
-    warmup: tuple[int, int] | None = (5, 20), pretrain: int = 0, examples: int = 60_000,
-    lower: tuple[float, ...] = (), watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    seed: int,
+    net: str = "lenet300",
+    kl: str = "exact",
+    epochs: int = 200,
+    decay_from: int = 100,
+    warmup: tuple[int, int] | None = (5, 20),
+    pretrain: int = 0,
+    examples: int = 60_000,
+    lower: tuple[float, ...] = (),
+    watch: Watch | None = None,
+) -> dict[str, Any]:
     """The authors' schedule: Adam 1e-3, from `decay_from` linearly to 0; threshold 3.
 
     `lower` are thresholds below 3, in falling order, to prune the same net by as well.
@@ -57,10 +64,15 @@ def sparse_mnist(
         elbo = ELBO(model, Categorical(), len(x), kl_value_every=10)
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
         loop = Loop(
-            elbo, optimizer, x - mean, y, epochs, seed=seed + 1,
+            elbo,
+            optimizer,
+            x - mean,
+            y,
+            epochs,
+            seed=seed + 1,
             beta=linear_warmup(*warmup) if warmup else constant(),
             rate=lambda e: min(1.0, (epochs - e) / (epochs - decay_from)),
-        )  # fmt: skip
+        )
 
         def measure(epoch: Epoch) -> dict[str, float]:
             left = sum(int((la < 3).sum()) for la in log_alpha(model).values())
@@ -76,9 +88,13 @@ def sparse_mnist(
 
 
 def random_labels(
-    seed: int, epochs: int = 30, dropout_epochs: int = 60, examples: int = 60_000,
-    width: int = 300, watch: Watch | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    seed: int,
+    epochs: int = 30,
+    dropout_epochs: int = 60,
+    examples: int = 60_000,
+    width: int = 300,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
     """Labels without meaning: sparse VD removes every weight, binary dropout memorises."""
     x = images("mnist", count=examples).x
     generator = torch.Generator().manual_seed(seed)

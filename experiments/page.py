@@ -175,8 +175,9 @@ def _bars(row: Row) -> Axes:
     places = range(len(found), 0, -1)
     errors = [f["standard_error"] or 0.0 for f in found.values()]
     ax.barh(places, [f["mean"] for f in found.values()], xerr=errors, color=BLUE, label="ours")
-    paper = [(row["expected"][k], p) for k, p in zip(found, places, strict=True)
-             if k in row["expected"]]  # fmt: skip
+    paper = [
+        (row["expected"][k], p) for k, p in zip(found, places, strict=True) if k in row["expected"]
+    ]
     if paper:
         ax.plot(*zip(*paper, strict=True), "D", color=OTHERS[0], label="paper")
     ax.set_yticks(places, [short(key, 44) for key in found], fontsize=SMALL, parse_math=False)
@@ -196,8 +197,12 @@ def _curves(row: Row) -> Axes:
             known = label in colours
             palette = (BLUE, *OTHERS, GREY)
             colour = colours.setdefault(label, palette[len(colours) % len(palette)])
-            ax.plot(*zip(*points, strict=True), color=colour, linewidth=1.2,
-                    label=None if known else label)  # fmt: skip
+            ax.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                linewidth=1.2,
+                label=None if known else label,
+            )
     _scale(ax, spec.get("log", ""))
     tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
     if len(colours) > 1:

@@ -34,10 +34,10 @@ def _code(*places: Path) -> Path:
     for place in places:
         if (place / "command.py").is_file():
             return place
+    searched = dict.fromkeys(str(place.resolve().parent) for place in places)
     raise VardropError(
         f"Expected a clone of vardrop's repository, but got no experiments/command.py in "
-        f"{' or '.join(str(place.resolve().parent) for place in places)}. The experiments of the "
-        "papers are not part of the installed package: clone the repository, or unpack the source "
-        "distribution (`pip download --no-deps --no-binary vardrop vardrop`), and run `vardrop "
-        "reproduce` there."
+        f"{' or '.join(searched)}. The experiments of the papers are not part of the installed "
+        "package: clone the repository, or unpack the source distribution (`pip download --no-deps "
+        "--no-binary vardrop vardrop`), and run `vardrop reproduce` there."
     )
