@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from vardrop.checks import check_integer, check_type
 from vardrop.diagnostics.passes import Loader, batches, evaluating
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal
+from vardrop.functional.curvature import kappa as kappa_of
+from vardrop.functional.drawing import drawing
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules, sampling
 
@@ -23,21 +27,26 @@ def kappa(
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
     probes: int | None = None,
     generator: torch.Generator | None = None,
+    draws: int = 16,
 ) -> dict[str, Tensor]:
-    """How much the noise of each weight matters, averaged over examples.
+    """How much the noise of each weight matters, averaged over examples and draws of the weights.
 
-        kappa_ij = sigma_ij^2 d^2 log p(y | x, W) / dw_ij^2   at W = E w
+        kappa_ij = Var w_ij * E_q d^2 log p(y | x, W) / dw_ij^2
 
-    Half of it is what the noise of the weight alone adds to E log p, to second order. A weight with
-    a small |kappa| may be replaced by its mean.
+    Half of it is what E log p gains by a relative change of the weight's variance, for a smooth
+    net; a weight with a small |kappa| may be replaced by its mean, as `predict(mode="selective",
+    kappa=...)` does. See `vardrop.functional.curvature.kappa`.
 
     Args:
-        net: a net with noisy weights; evaluated in eval mode at its means.
+        net: a net with noisy weights; evaluated in eval mode.
         loader: batches (x, y).
         loss: mean negative log-likelihood of a batch, (output, target) -> scalar.
         probes: None for the exact diagonal (one row of the Hessian a weight: small layers), or how
-            many random signs to average a batch and layer, unbiased.
-        generator: of the signs; torch's global one where None.
+            many random signs to average per batch, draw and layer, unbiased.
+        generator: of the signs and draws; torch's global one where None.
+        draws: of the weights, for each batch. 0 takes the curvature at the means, as the authors
+            do: half of it is what small noise adds to log p there, but behind a ReLU that the
+            means shut it is zero for weights that matter.
 
     Returns:
         A tensor in the shape of its weight for each noisy layer, by name; a tied weight once.
@@ -52,26 +61,48 @@ def kappa(
     """
     if probes is not None:
         check_integer("probes", probes, remedy="None takes the exact diagonal.")
+    check_integer("draws", draws, at_least=0)
     check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     layers = _noisy_layers(net)
-    totals = {name: torch.zeros_like(layer.weight) for name, layer in layers.items()}
-    count = 0
-    with evaluating(net), sampling(net, on=False), torch.enable_grad():
+    totals, count = [torch.zeros_like(m.weight) for m in layers.values()], 0
+    with evaluating(net), sampling(net, on=False), torch.enable_grad(), _drawing(generator):
+        variances = [m.variance().detach() for m in layers.values()]
         for x, y in batches(loader):
-            leaves = {n: m.weight.detach().clone().requires_grad_() for n, m in layers.items()}
-            named = {f"{name}.weight".lstrip("."): leaf for name, leaf in leaves.items()}
-            log_likelihood = -loss(functional_call(net, named, (x,)), y)
-            for name, leaf in leaves.items():
-                if probes is None:
-                    (curvature,) = diagonal_hessian(log_likelihood, [leaf])
-                else:
-                    # A layer at a time: signs on other layers would only add variance.
-                    (curvature,) = hutchinson_diagonal(log_likelihood, [leaf], probes, generator)
-                totals[name] += curvature.detach() * len(y)
+            found = kappa_of(
+                variances,
+                lambda: [m.draw_weight() if draws else m.weight for m in layers.values()],
+                partial(_curvature, net, list(layers), x, y, loss, probes),
+                max(draws, 1),
+            )
+            totals = [t + f * len(y) for t, f in zip(totals, found, strict=True)]
             count += len(y)
     if count == 0:
         raise VardropError("Expected `loader` to yield batches, but got none.")
-    return {n: total / count * layers[n].variance().detach() for n, total in totals.items()}
+    return {name: total / count for name, total in zip(layers, totals, strict=True)}
+
+
+def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
+    if generator is None:
+        return nullcontext()
+    return drawing(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+
+
+def _curvature(
+    net: nn.Module,
+    names: list[str],
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    probes: int | None,
+    leaves: Sequence[Tensor],
+) -> list[Tensor]:
+    """d^2 log p / dw^2 of a batch, per example, at given weights of the layers."""
+    named = {f"{n}.weight".lstrip("."): leaf for n, leaf in zip(names, leaves, strict=True)}
+    log_likelihood = -loss(functional_call(net, named, (x,)), y)
+    if probes is None:
+        return diagonal_hessian(log_likelihood, leaves)
+    # A layer at a time: signs on other layers would only add variance.
+    return [hutchinson_diagonal(log_likelihood, [leaf], probes)[0] for leaf in leaves]
 
 
 def _noisy_layers(net: nn.Module) -> dict[str, Variational]:

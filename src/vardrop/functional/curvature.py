@@ -1,10 +1,7 @@
 """Diagonals of second derivatives over autograd: exact, by random probes, and from scores.
 
-Multiplied by the variance of a weight they say how much its noise matters,
-
-    kappa = Var w * d^2 log p / dw^2   at the posterior mean
-
-(Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks").
+Averaged over draws of the weights and multiplied by their variances they say how much the noise of
+each weight matters: `kappa`.
 """
 
 from __future__ import annotations
@@ -13,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from vardrop.functional.drawing import random_signs
 
 _ROWS = 64  # rows of the Hessian that are held at once
 
@@ -92,6 +91,8 @@ def hutchinson_diagonal(
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return random_signs(like.shape, like)
     bits = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
     return bits.mul_(2).sub_(1).to(like.dtype)
 
@@ -128,3 +129,40 @@ def diagonal_fisher(
         for total, gradient in zip(totals, gradients, strict=True):
             total.add_(gradient.square(), alpha=1 / probes)
     return totals
+
+
+def kappa(
+    variances: Sequence[Tensor],
+    draw: Callable[[], Sequence[Tensor]],
+    curvature: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    draws: int,
+) -> list[Tensor]:
+    """How much the noise of each weight matters to log p, a tensor each.
+
+        kappa = Var w * E_q d^2 log p / dw^2
+
+    For Gaussian weights and a smooth net this is twice the derivative of E_q log p by the logarithm
+    of the weight's variance (Price 1958). The average over draws matters: at the mean weights of a
+    variance layer all rectified units are shut, and the curvature is zero for the weights that
+    matter most. The kink of a ReLU itself, which has no second derivative, is not counted.
+
+    Args:
+        variances: Var w.
+        draw: the weights, drawn from q.
+        curvature: d^2 log p / dw^2 at given weights, which require a gradient.
+        draws: over how many the curvature is averaged.
+
+    >>> import torch
+    >>> w = torch.tensor([1.0, 2.0])
+    >>> cubes = lambda leaves: diagonal_hessian((leaves[0] ** 3).sum(), leaves)
+    >>> kappa([torch.tensor([0.5, 0.1])], lambda: [w], cubes, draws=2)
+    [tensor([3.0000, 1.2000])]
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", who take the mean weights.
+    """
+    totals = [torch.zeros_like(v) for v in variances]
+    for _ in range(draws):
+        leaves = [t.detach().clone().requires_grad_() for t in draw()]
+        for total, found in zip(totals, curvature(leaves), strict=True):
+            total.add_(found.detach())
+    return [v * total / draws for v, total in zip(variances, totals, strict=True)]

@@ -222,6 +222,14 @@ class Variational(Noisy):
         log_alpha = self.posterior.log_alpha(self.weight, self._tensors(0))
         return Relevance(log_alpha.expand_as(self.weight), _LOG_ALPHA, False, "weight")
 
+    @torch.no_grad()
+    def draw_weight(self) -> Tensor:
+        """One draw of the weight, as all inputs of a batch would see it, without a gradient."""
+        if self.posterior is None:
+            return self.weight
+        noise = self.posterior.draw(self.weight, self.axes)
+        return self.posterior.sample(self.weight, noise, self._tensors(0))
+
     def variance(self) -> Tensor:
         """Var w of every weight, in the shape of `weight`."""
         if self.posterior is None:

@@ -1,19 +1,15 @@
 """Selective mean propagation: noise only where the likelihood feels it.
 
-    kappa = Var w * E d^2 log p(y | x, w) / dw^2
+Weights with a small |kappa| (`functional.curvature.kappa`) take their mean; the others go on being
+sampled. Where no kappa is given it is measured with y from the model, as there are no labels.
 
-is twice the derivative of the expected log-likelihood by the logarithm of one weight's variance
-(Price 1958). Weights with a small |kappa| take their mean; the others go on being sampled.
-
-Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", take the derivative at the mean
-weights. There the rectified units behind a variance layer are all shut, and it is zero for weights
-that matter most; so it is averaged over draws of the weights here.
+Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +19,7 @@ from torch.func import functional_call
 
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_fisher
+from vardrop.functional.curvature import kappa as kappa_of
 from vardrop.layers import Variational
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.prediction.modes import prepared
@@ -89,12 +86,14 @@ def select(
         )
     layers = _layers(net)
     found = kappa if kappa is not None else measure(net, x, likelihood, noise_std)
-    if missing := sorted(set(layers) - set(found)):
+    first = {id(layer.weight): name for name, layer in reversed(layers.items())}
+    owner = {name: first[id(layer.weight)] for name, layer in layers.items()}  # of a tied weight
+    if missing := sorted(set(owner.values()) - set(found)):
         raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")
     selected = copy.deepcopy(net)
     sampled = total = 0
     for name, layer in _layers(selected).items():
-        mask = found[name].abs() > threshold
+        mask = found[owner[name]].abs() > threshold
         sampled, total = sampled + int(mask.sum()), total + mask.numel()
         assert layer.posterior is not None
         layer.posterior = SelectedNoise(layer.posterior)
@@ -123,30 +122,21 @@ def measure(
 
     The expected Hessian is minus the Fisher matrix, whose diagonal needs first derivatives only.
     """
-    layers = _layers(net)
-    total = [torch.zeros_like(layer.weight) for layer in layers.values()]
+    layers = {id(m.weight): (n, m) for n, m in reversed(_layers(net).items())}  # a tied one once
+    named = dict(reversed(layers.values()))
+    keys = [f"{name}.weight".lstrip(".") for name in named]
+
+    def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
+        output = functional_call(net, dict(zip(keys, leaves, strict=True)), (x,))
+        score = _score(output.detach(), likelihood, noise_std)
+        return [-f / len(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
+
     with torch.enable_grad(), prepared(net, noise=False):
-        for _ in range(_DRAWS):
-            leaves = {
-                f"{name}.weight" if name else "weight": _drawn(layer).requires_grad_()
-                for name, layer in layers.items()
-            }
-            output = functional_call(net, leaves, (x,))
-            score = _score(output.detach(), likelihood, noise_std)
-            fisher = diagonal_fisher(output, list(leaves.values()), score, _PROBES)
-            total = [t + f for t, f in zip(total, fisher, strict=True)]
-    scale = len(x) * _DRAWS
-    return {
-        name: -layer.variance().detach() * t.detach() / scale
-        for (name, layer), t in zip(layers.items(), total, strict=True)
-    }
-
-
-def _drawn(layer: Variational) -> Tensor:
-    assert layer.posterior is not None
-    with torch.no_grad():
-        noise = layer.posterior.draw(layer.weight, layer.axes)
-        return layer.posterior.sample(layer.weight, noise, layer._tensors(0))
+        variances = [layer.variance().detach() for layer in named.values()]
+        found = kappa_of(
+            variances, lambda: [m.draw_weight() for m in named.values()], curvature, _DRAWS
+        )
+    return dict(zip(named, found, strict=True))
 
 
 def _score(output: Tensor, likelihood: Likelihood, noise_std: float) -> Callable[[], Tensor]:
