@@ -92,8 +92,8 @@ def packed_bytes(
         chosen, small = _shrunk(model, split, max_drop)
         found = _figures(model, small, net, split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(model, small, net, split, Path(directory))
-            found["threshold"] = float(chosen)
+            found |= _details(model, small, chosen, net, split, Path(directory))
+            found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
 
@@ -130,8 +130,8 @@ def fewer_channels(
         _fine_tune(small, split.train, fine_tune_epochs, seed)
         found = _figures(model, small, "lenet5", split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(model, small, "lenet5", split, Path(directory))
-            found["threshold"] = float(chosen)
+            found |= _details(model, small, chosen, "lenet5", split, Path(directory))
+            found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
 
@@ -252,7 +252,12 @@ def _weights(net: nn.Module) -> int:
 
 
 def _details(
-    model: nn.Module, small: nn.Module, net: str, split: Split, directory: Path
+    model: nn.Module,
+    small: nn.Module,
+    chosen: Threshold,
+    net: str,
+    split: Split,
+    directory: Path,
 ) -> dict[str, Any]:
     """Layer by layer what is left, the best seconds of a pass, and a table of scores and costs."""
     # Dead means are denormal numbers, which are slow: time a dense net with fresh weights instead.
@@ -270,6 +275,8 @@ def _details(
             for b in (256, 1)
         },
         "comparison": dataclasses.asdict(compare(masked(model, 3.0)[0], small, split.test, other)),
+        "threshold": float(chosen),
+        "sweep": [dataclasses.asdict(point) for point in chosen.points],
     }
 
 
@@ -298,3 +305,11 @@ def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> 
         calls[f"onnx {name}"] = partial(session.run, None, feed)
     with torch.inference_mode():
         return race(calls, rounds=20)
+
+
+def _speed_ups(latency: dict[str, dict[str, float]]) -> dict[str, float]:
+    times = latency["256"]
+    return {
+        "times faster in torch, batches of 256": times["dense"] / times["chosen"],
+        "times faster in onnxruntime, batches of 256": times["onnx dense"] / times["onnx small"],
+    }

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments import louizos, trainings
 from experiments.command import FUNCTIONS
 from experiments.runner import experiments, finished, result_path
+from tests.experiments.test_functions import TINY, few_images
 from vardrop.errors import VardropError
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +41,17 @@ def test_recorded_results_meet_the_bounds(name, check):
     path = result_path(KNOWN[name], ROOT / "results")
     assert finished(KNOWN[name], path)  # with the arguments of the description
     check(json.loads(path.read_text())["runs"][0])
+
+
+def test_latencies_and_layers_are_measured(monkeypatch):
+    monkeypatch.setattr(trainings, "load_images", few_images)
+    found = louizos.packed_bytes(seed=1, latency=True, **TINY["packed_bytes"])
+    for times in found["latency"].values():
+        assert set(times) == {"dense", "small", "chosen", "onnx dense", "onnx small"}
+        assert min(times.values()) > 0
+    assert found["layers"]["dense"]["1"] == {"weights": 235_200, "inputs": 784, "outputs": 300}
+    assert found["figures"]["times faster in torch, batches of 256"] > 0
+    assert json.loads(json.dumps(found)) == found
 
 
 @pytest.mark.slow
