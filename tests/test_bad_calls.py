@@ -127,6 +127,12 @@ def mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
+def empty():
+    layer = nn.Linear(1, 3)
+    layer.weight = nn.Parameter(torch.zeros(3, 0))
+    return layer
+
+
 def noisy():
     return vd.convert(mlp(), vd.sparse_vd())
 
@@ -186,6 +192,15 @@ CALLS: dict[str, tuple[Any, str]] = {
     "convert no net": (lambda: vd.convert(None, vd.ard()), "`net` to be a torch.nn.Module"),
     "convert no recipe": (lambda: vd.convert(mlp(), "sparse_vd"), "`recipe` to be a Recipe"),
     "convert where": (lambda: vd.convert(mlp(), vd.ard(), where=5), "`where` to be a name pattern"),
+    "convert exclude": (lambda: vd.convert(mlp(), vd.ard(), exclude=5), "`exclude` to be a name pa"),
+    "convert where list": (
+        lambda: vd.convert(mlp(), vd.ard(), where=["0", None]), "`where` to be .* but got None",
+    ),
+    "convert without weights": (
+        lambda: vd.convert(empty(), vd.ard()), r"'\(net\)' .Linear.: it has no weights",
+    ),
+    "to_variance where": (lambda: vd.to_variance(noisy(), where=5), "`where` to be a name pattern"),
+    "to_variance no net": (lambda: vd.to_variance(None), "`net` to be a torch.nn.Module"),
     "convert nowhere": (lambda: vd.convert(mlp(), vd.ard(), where=[]), "not selected by `where`"),
     "convert all left out": (
         lambda: vd.convert(mlp(), vd.ard(), exclude="*"), "3 more|left out by `exclude`",

@@ -287,3 +287,11 @@ def test_a_long_list_of_names_is_cut():
         vd.convert(net, vd.sparse_vd(), where="fc")
     with pytest.raises(vd.VardropError, match="one linear layer for the head, .* 7 and 32 more"):
         vd.convert(net, vd.dropmax(), where="*")
+
+
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variance_layer(), vd.beta_bernoulli()])
+def test_a_net_without_memory_converts(recipe):
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    vd.convert(net, recipe)
+    assert all(t.is_meta for t in net.state_dict().values())

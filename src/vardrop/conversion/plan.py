@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import check_net, check_type
 from vardrop.conversion.reasons import is_staged, reasons
-from vardrop.conversion.selection import Where, check_names, listed, selects
+from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES
 from vardrop.heads import HEAD_TYPES
@@ -99,19 +100,15 @@ prior=ARD(), estimator=LocalReparameterization(floor=1e-08), gate=None, noisy_bi
 existing=False, head=None)
       0      Linear  -> vardrop.Linear
     """
-    if not isinstance(net, nn.Module):
-        raise VardropError(f"Expected `net` to be a torch.nn.Module, but got {net!r}.")
-    if not isinstance(recipe, Recipe):
-        raise VardropError(
-            f"Expected `recipe` to be a Recipe, but got {recipe!r}. Call it: vardrop.sparse_vd()."
-        )
+    check_net(net)
+    check_type("recipe", recipe, Recipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = {
         id(c) for m in net.modules() if isinstance(m, Noisy) for c in m.modules() if c is not m
     }
     modules = [(n, m) for n, m in net.named_modules() if id(m) not in inside]
     names = [n for n, _ in modules]
-    check_names("where", where, names)
-    check_names("exclude", exclude, names)
+    check_selection("where", where, names)
+    check_selection("exclude", exclude, names)
     reason = reasons([m for _, m in modules], recipe, where is None)
     steps = []
     for name, module in modules:
@@ -144,7 +141,7 @@ def _check_plain(name: str, module: nn.Module, recipe: Recipe) -> None:
             "which is noisy already. Leave it out with `exclude`, or call vardrop.revert first."
         )
     for weight in _weights(module):
-        if not bool(torch.isfinite(weight).all()):
+        if not weight.is_meta and not bool(torch.isfinite(weight).all()):
             raise VardropError(
                 f"Expected the weights of module '{name or '(net)'}' to be finite, but got NaN or "
                 "infinity. Load a sound checkpoint, or train with a lower learning rate."

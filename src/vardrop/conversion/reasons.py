@@ -109,9 +109,9 @@ def _own_reason(module: nn.Module, recipe: Recipe) -> str:
         )
     if not weight.is_floating_point():
         return f"its weights are {weight.dtype}"
-    if isinstance(module, nn.Embedding):
-        return _embedding_reason(module, recipe)
-    return "no units to gate" if recipe.gate is not None and weight.numel() == 0 else ""
+    if weight.numel() == 0:
+        return "no units to gate" if recipe.gate is not None else "it has no weights"
+    return _embedding_reason(module, recipe) if isinstance(module, nn.Embedding) else ""
 
 
 def is_staged(recipe: Recipe) -> bool:

@@ -23,19 +23,23 @@ def selects(where: Where | list[Where] | None, module: nn.Module, name: str) -> 
         return fnmatchcase(name, where)
     if isinstance(where, type):
         return isinstance(module, where)
-    if callable(where):
-        return bool(where(module, name))
-    raise VardropError(
-        "Expected `where` to be a name pattern, a module type, a predicate (module, name) -> bool "
-        f"or a list of these, but got {shown(where)}."
-    )
+    return bool(where(module, name))
 
 
-def check_names(argument: str, where: Where | list[Where] | None, names: list[str]) -> None:
-    """Refuse a name pattern that matches nothing."""
+def check_selection(
+    argument: str, where: Where | list[Where] | None, names: list[str] | None = None
+) -> None:
+    """Refuse what is no selection, and a pattern that matches none of the names, where given."""
     patterns = where if isinstance(where, list | tuple) else [where]
     for pattern in patterns:
-        if isinstance(pattern, str) and not any(fnmatchcase(n, pattern) for n in names):
+        if not (isinstance(pattern, str) or callable(pattern) or where is None):
+            raise VardropError(
+                f"Expected `{argument}` to be a name pattern, a module type, a predicate (module, "
+                f"name) -> bool or a list of these, but got {shown(pattern)}."
+            )
+        if names is None or not isinstance(pattern, str):
+            continue
+        if not any(fnmatchcase(n, pattern) for n in names):
             raise VardropError(
                 f"Expected `{argument}` to match a module, but got {pattern!r}. "
                 f"The names are {listed([n or '(net)' for n in names])}."

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vardrop.conversion.selection import Where, selects
+from vardrop.checks import shown
+from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
@@ -57,15 +58,17 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 5.
     """
+    noisy = noisy_modules(net)
+    check_selection("where", where)
     layers = {
         name: m
-        for name, m in noisy_modules(net).items()
+        for name, m in noisy.items()
         if isinstance(m, Variational) and m.posterior is not None and selects(where, m, name)
     }
     if not layers:
         raise VardropError(
-            f"Expected `where` to select layers with noisy weights, but got {where!r}. "
-            f"The noisy modules are {', '.join(n or '(net)' for n in noisy_modules(net))}."
+            f"Expected `where` to select layers with noisy weights, but got {shown(where)}. "
+            f"The noisy modules are {listed([n or '(net)' for n in noisy])}."
         )
     _check_gaussian(layers)
     # Everything is read before anything is written: tied layers lose their mean with the first.
