@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from vardrop.checks import check_net, check_type
 from vardrop.errors import VardropError
@@ -110,6 +111,15 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
         for m, state in zip(modules, before, strict=True):
             m.sampling = state
         torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def untouched(x: Any) -> Any:
+    """An input with copies of its tensors, in any structure of tuples, lists and dictionaries.
+
+    A net that begins in place (`Dropout(inplace=True)`, `x += 1`) then leaves the caller's alone,
+    and every draw begins with the same.
+    """
+    return x.clone() if isinstance(x, Tensor) else tree_map_only(Tensor, Tensor.clone, x)
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

@@ -52,6 +52,18 @@ def test_loss_is_the_papers_objective() -> None:
     torch.testing.assert_close(head.retain_probability(h), rho)
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_objective_is_per_example(kind: type[Head]) -> None:
+    """Summed over the positions of an example, averaged over examples."""
+    head, h, y = kind(5, 4), torch.randn(6, 3, 5), torch.randint(4, (6, 3))
+    with torch.random.fork_rng():
+        found = head.loss(h, y)
+    with torch.random.fork_rng():  # every position as an example of its own
+        apart = head.loss(h.flatten(0, 1), y.flatten())
+    for name, mine, other in zip(found._fields, found, apart, strict=True):
+        torch.testing.assert_close(mine, 3 * other, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_the_gradient_stops_inside_g() -> None:
     head = DropMax(5, 4)
     nll = head.loss(H, Y).nll

@@ -68,6 +68,33 @@ def test_every_net_has_a_code_object_of_its_own(monkeypatch):
     assert len(set(seen)) == 3
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_torch_compile_leaves_out_the_value_of_the_kl_too():
+    elbo = make(every=3)
+    step, noise = torch.compile(elbo, backend="eager"), torch.random.fork_rng
+    values = []
+    for _ in range(4):
+        with noise():
+            mine = step(X, Y)
+        with noise():
+            exact = elbo.parts(X, Y)
+        gradients = [torch.autograd.grad(o.loss, elbo.net[0].weight)[0] for o in (mine, exact)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+        values.append(float(mine.kl.detach()))
+        with torch.no_grad():
+            elbo.net[0].log_sigma2.add_(0.5)
+    assert elbo._step == 4
+    assert values[0] == values[1] == values[2] != values[3]
+    assert float(elbo.eval()(X, Y).kl.detach()) == pytest.approx(float(vd.kl(elbo.net).detach()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_one_graph_cannot_leave_out_the_value_of_the_kl():
+    step = torch.compile(make(every=3), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="kl_value_every=1 with fullgraph"):
+        step(X, Y)
+
+
 DYNAMIC = [
     "sparse_vd",
     "variational_dropout-b_weight",

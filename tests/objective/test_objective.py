@@ -35,6 +35,77 @@ def test_samples_average_the_nll_with_the_gradient_of_the_same_noise():
     assert float((mine - other).norm() / other.norm()) <= 1e-6
 
 
+class AddsInPlace(nn.Module):
+    def forward(self, x):
+        x += 1
+        return x
+
+
+FIRST = {
+    "dropout": lambda: nn.Dropout(0.5, inplace=True),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "own": AddsInPlace,
+}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("first", FIRST)
+def test_a_net_that_begins_in_place_leaves_the_input_alone(first, samples):
+    net = nn.Sequential(FIRST[first](), nn.Linear(4, 3))
+    vd.convert(net, vd.sparse_vd(log_sigma2=-30.0))
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=50, samples=samples)
+    x = X.clone()
+    with torch.random.fork_rng():
+        found = elbo(x, Y)
+    assert torch.equal(x, X)
+    with torch.random.fork_rng():
+        draws = [vd.Categorical()(net(X.clone()), Y) for _ in range(samples)]
+    torch.testing.assert_close(found.nll, sum(draws) / samples, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_in_a_structure_are_left_alone_too():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, batch):
+            batch["x"].mul_(0)
+            return self.layer(batch["x"] + batch["rest"][0].add_(1))
+
+    elbo = vd.ELBO(vd.convert(Two(), vd.sparse_vd()), vd.Categorical(), num_data=50, samples=2)
+    batch = {"x": X.clone(), "rest": (X.clone(),), "name": "a"}
+    elbo(batch, Y)
+    assert torch.equal(batch["x"], X)
+    assert torch.equal(batch["rest"][0], X)
+
+
+@pytest.mark.parametrize("positions", [(), (5,), (2, 3)])
+def test_every_likelihood_is_per_example(positions):
+    """Summed over targets, pixels or tokens; averaged over examples."""
+    logits, classes = torch.randn(4, 3, *positions), torch.randint(3, (4, *positions))
+    values, binary = torch.randn(4, *positions, 2), torch.randint(2, (4, *positions)).float()
+    log_probs = logits.log_softmax(1).gather(1, classes.unsqueeze(1))
+    torch.testing.assert_close(vd.Categorical()(logits, classes), -log_probs.sum() / 4)
+    plain = nn.functional.binary_cross_entropy_with_logits
+    expected = plain(logits[:, 0], binary, reduction="sum") / 4
+    torch.testing.assert_close(vd.Bernoulli()(logits[:, 0], binary), expected)
+    normal = torch.distributions.Normal(values[..., :1], torch.exp(0.5 * values[..., 1:]))
+    target = torch.randn(4, *positions, 1)
+    expected = -normal.log_prob(target).sum() / 4
+    torch.testing.assert_close(vd.HeteroscedasticGaussian()(values, target), expected)
+    expected = -torch.distributions.Normal(values, 0.5).log_prob(target).sum() / 4
+    torch.testing.assert_close(vd.Gaussian(0.5)(values, target.expand_as(values)), expected)
+
+
+def test_the_nll_is_that_of_predict():
+    net = vd.convert(nn.Conv2d(1, 2, 1), vd.bayes_by_backprop(log_sigma2=-30.0))
+    x, y = torch.randn(3, 1, 4, 4), torch.randint(2, (3, 4, 4))
+    nll = vd.ELBO(net, vd.Categorical(), 3)(x, y).nll
+    predicted = -vd.predict(net, x, samples=4).log_prob(y).mean()
+    torch.testing.assert_close(nll.detach(), predicted, rtol=1e-4, atol=1e-4)
+
+
 def test_any_callable_is_a_likelihood():
     elbo = vd.ELBO(noisy(), lambda out, y: out.square().mean(), num_data=5)
     assert torch.isfinite(elbo(X, None).loss)

@@ -9,22 +9,22 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from vardrop.checks import check_integer, check_type
+from vardrop.diagnostics.likelihood import mean_cross_entropy
 from vardrop.diagnostics.passes import Loader, batches, evaluating
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal
 from vardrop.functional.curvature import kappa as kappa_of
 from vardrop.functional.drawing import drawing
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules, sampling
+from vardrop.noisy import noisy_modules, sampling, untouched
 
 
 def kappa(
     net: nn.Module,
     loader: Loader,
-    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
+    loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
     probes: int | None = None,
     generator: torch.Generator | None = None,
     draws: int = 16,
@@ -98,7 +98,7 @@ def _curvature(
 ) -> list[Tensor]:
     """d^2 log p / dw^2 of a batch, per example, at given weights of the layers."""
     named = {f"{n}.weight".lstrip("."): leaf for n, leaf in zip(names, leaves, strict=True)}
-    log_likelihood = -loss(functional_call(net, named, (x,)), y)
+    log_likelihood = -loss(functional_call(net, named, (untouched(x),)), y)
     if probes is None:
         return diagonal_hessian(log_likelihood, leaves)
     # A layer at a time: signs on other layers would only add variance.

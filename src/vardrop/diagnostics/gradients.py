@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vardrop.checks import check_integer, check_net
 from vardrop.diagnostics.estimate import Estimate
+from vardrop.diagnostics.likelihood import mean_cross_entropy
 from vardrop.diagnostics.passes import Loader, drawing, outputs
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def gradient_variance(
     net: nn.Module,
     loader: Loader,
-    loss: Loss = functional.cross_entropy,
+    loss: Loss = mean_cross_entropy,
     estimator: Estimator | None = None,
     noise: bool = True,
     num_data: int = 1,
@@ -37,7 +37,7 @@ def gradient_variance(
     Args:
         net: a net with noisy modules; its mode, gradients and buffers stay as they are.
         loader: shuffled batches (x, y) of one size; needs four batches in all.
-        loss: mean loss of a batch, (output, target) -> scalar.
+        loss: mean loss of an example of a batch, (output, target) -> scalar.
         estimator: how the layers draw; None leaves each layer its own.
         noise: False measures the variance of the data alone.
         num_data: scale of the loss; the training-set size gives the scale of the paper.

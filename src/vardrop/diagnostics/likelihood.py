@@ -45,8 +45,14 @@ class LikelihoodCovariance:
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of every example, (N, C) and (N,) to (N,)."""
-    return functional.cross_entropy(output, target, reduction="none")
+    """Cross-entropy of every example, (N, C, ...) and (N, ...) to (N,): summed over positions."""
+    loss = functional.cross_entropy(output, target, reduction="none")
+    return loss.flatten(1).sum(1) if loss.dim() > 1 else loss
+
+
+def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples of their cross-entropy."""
+    return example_cross_entropy(output, target).mean()
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from vardrop.checks import check_choice
 from vardrop.diagnostics.passes import evaluating
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules, sampling
+from vardrop.noisy import noisy_modules, sampling, untouched
 
 Activation = Literal["identity", "relu", "abs"]
 
@@ -93,7 +93,7 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
     ]
     try:
         with evaluating(net), sampling(net):
-            net(x)
+            net(untouched(x))
     finally:
         for handle in handles:
             handle.remove()

@@ -12,7 +12,7 @@ from vardrop.checks import check_integer, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator, check_estimator
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules
+from vardrop.noisy import noisy_modules, untouched
 
 Loader = Iterable[tuple[Tensor, Tensor]]
 
@@ -77,4 +77,4 @@ def outputs(net: nn.Module, loader: Loader, repeats: int) -> Iterator[tuple[Tens
                 "depends on it. Use drop_last=True."
             )
         copies = {name: b.clone() for name, b in net.named_buffers()}
-        yield functional_call(net, copies, (x,)), y
+        yield functional_call(net, copies, (untouched(x),)), y

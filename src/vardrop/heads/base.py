@@ -21,7 +21,10 @@ Branches = Mapping[str, Tensor]
 
 
 class HeadParts(NamedTuple):
-    """loss = nll + kl + aux - entropy, each the mean over examples of a sum over classes."""
+    """loss = nll + kl + aux - entropy, per example.
+
+    Each is the mean over examples (axis 0) of a sum over positions, and over classes.
+    """
 
     loss: Tensor
     nll: Tensor
@@ -192,9 +195,14 @@ def is_target(y: Tensor, logits: Tensor) -> Tensor:
 
 
 def masked_nll(logits: Tensor, log_mask: Tensor, y: Tensor) -> Tensor:
-    """Mean over examples of -log softmax(logits + log_mask)[y]."""
+    """Mean over examples of -log softmax(logits + log_mask)[y], summed over positions."""
     log_probs = torch.log_softmax(logits + log_mask, dim=-1)
-    return -log_probs.gather(-1, y.unsqueeze(-1)).mean()
+    return per_example(-log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1))
+
+
+def per_example(terms: Tensor) -> Tensor:
+    """The mean over examples (axis 0) of the sum over positions; terms (N, ...)."""
+    return terms.flatten(1).sum(1).mean() if terms.dim() > 1 else terms.mean()
 
 
 def only_nll(nll: Tensor) -> HeadParts:

@@ -11,7 +11,15 @@ from torch.nn import functional
 
 from vardrop.errors import VardropError
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
-from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, is_target, masked_nll
+from vardrop.heads.base import (
+    Branches,
+    ClassRule,
+    Head,
+    HeadParts,
+    is_target,
+    masked_nll,
+    per_example,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class DropMaxRule(ClassRule):
         nll = masked_nll(logits, torch.where(target, 0.0, self._log_mask(g)), y)
         kl = torch.where(target, -functional.logsigmoid(a), bernoulli_kl(g, a))
         aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
-        kl, aux, entropy = (t.sum(-1).mean() for t in (kl, aux, bernoulli_entropy(a)))
+        kl, aux, entropy = (per_example(t.sum(-1)) for t in (kl, aux, bernoulli_entropy(a)))
         return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:

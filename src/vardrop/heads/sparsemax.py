@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, only_nll
+from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, only_nll, per_example
 
 
 def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class SparsemaxRule(ClassRule):
         probs, threshold = sparsemax(shifted)
         squares = torch.where(probs > 0, shifted.square() - threshold.square(), 0.0).sum(-1)
         target = shifted.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        return only_nll((0.5 + 0.5 * squares - target).mean())
+        return only_nll(per_example(0.5 + 0.5 * squares - target))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         return sparsemax(logits - logits.amax(-1, keepdim=True).detach())[0]

@@ -12,7 +12,7 @@ from vardrop.checks import check_integer, check_net, check_number, shown
 from vardrop.errors import VardropError
 from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
-from vardrop.noisy import Noisy, kl
+from vardrop.noisy import Noisy, kl, untouched
 from vardrop.objective.likelihoods import Categorical
 
 
@@ -43,7 +43,8 @@ class ELBO(nn.Module):
 
     Args:
         net: a net with noisy modules.
-        likelihood: a module such as `Categorical()`, or any callable that returns the mean NLL.
+        likelihood: a module such as `Categorical()`, or any callable that returns the mean NLL of
+            an example: summed over its targets, averaged over examples.
         num_data: how many training examples there are in all (not in a batch).
         beta: the weight of the KL; change it with `set_beta`. A net without noise needs beta=0.
         samples: draws a step; their NLLs are averaged and the gradient is exact.
@@ -114,10 +115,12 @@ class ELBO(nn.Module):
 
     def forward(self, x: Any, y: Any) -> ELBOParts:
         """The loss and its parts on one batch."""
-        if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
-            return self.parts(x, y)
-        with sharing():
-            return self.counted(self.parts, x, y)
+        if not torch.compiler.is_compiling():
+            with sharing():
+                return self.counted(self.parts, x, y)
+        if self.kl_value_every == 1 or not self.training:
+            return self.parts(x, y)  # a compiler finds by itself what is shared
+        return _apart(self, x, y)
 
     def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
         """`parts(x, y, latest)`, latest being the last value of the KL where none is due."""
@@ -127,7 +130,7 @@ class ELBO(nn.Module):
         self._step += 1
         found = parts(x, y, None if due else self._latest_kl)
         if due:
-            self._latest_kl = found.kl.detach()
+            self._latest_kl = found.kl.detach().clone()  # a graph may write over its outputs
         return found
 
     def parts(self, x: Any, y: Any, latest: Tensor | None = None) -> ELBOParts:
@@ -147,10 +150,22 @@ class ELBO(nn.Module):
     def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
         if head is None:
-            nll = self.likelihood(self.net(x), y)
+            nll = self.likelihood(self.net(untouched(x)), y)
             return nll, nll, None
-        parts = head.loss(head.features(self.net, x), y)
+        parts = head.loss(head.features(self.net, untouched(x)), y)
         return parts.loss, parts.nll, parts
+
+
+def _counted(elbo: ELBO, x: Any, y: Any) -> ELBOParts:
+    return elbo.counted(elbo.parts, x, y)
+
+
+_apart: Callable[[ELBO, Any, Any], ELBOParts] = torch.compiler.disable(
+    _counted,
+    recursive=False,
+    reason="`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL "
+    "and one without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile.",
+)
 
 
 def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:

@@ -1,4 +1,7 @@
-"""Likelihoods: modules that map (output, target) to the mean negative log-likelihood."""
+"""Likelihoods: modules that map (output, target) to the mean negative log-likelihood.
+
+The mean is over examples (axis 0); within one example it is a sum over targets, pixels or tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,19 @@ _LOG_2PI = math.log(2 * math.pi)
 class Categorical(nn.Module):
     """-log softmax(output)[target]; output (N, C, ...), target (N, ...) of class indices.
 
+    An image of classes, or a sequence of tokens, is one example: its NLL is the sum over positions.
+
     >>> import torch
     >>> Categorical()(torch.zeros(1, 2), torch.tensor([1]))
     tensor(0.6931)
     """
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean NLL in nats."""
-        return functional.cross_entropy(output, target)
+        """The mean NLL of an example: summed over its positions, averaged over examples."""
+        if output.dim() <= 2:
+            return functional.cross_entropy(output, target)
+        loss = functional.cross_entropy(output, target, reduction="none")
+        return loss.flatten(1).sum(1).mean()
 
 
 class Bernoulli(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy
+from vardrop.noisy import Noisy, untouched
 from vardrop.objective import ELBO
 
 
@@ -54,7 +54,7 @@ def _broken_output(net: nn.Module, x: Tensor) -> str | None:
     handles = [m.register_forward_hook(look(name)) for name, m in net.named_modules()]
     try:
         with torch.random.fork_rng(devices=[]):
-            net(x)
+            net(untouched(x))
     finally:
         for handle in handles:
             handle.remove()
