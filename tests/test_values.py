@@ -68,6 +68,8 @@ BAD = [
     (lambda: vd.Recipe(prior=vd.ARD(), gate=vd.BinaryDropout()), "`posterior` where there is a prior"),
     (lambda: vd.Recipe(vd.AdditiveGaussian(), vd.ScaleMixture()), "registered KL for"),
     (lambda: vd.Recipe(vd.AdditiveGaussian(), existing=True), "`existing` to stand without a post"),
+    (lambda: vd.Recipe(gate=vd.BinaryDropout(), noisy_bias=True), "where `noisy_bias` is True"),
+    (lambda: vd.Normal(mean=1e30), "`mean` to be a finite number.* too large for single precision"),
     (lambda: vd.GaussianDropout(alpha=2.0, max_alpha=1.0), "at most `max_alpha`"),
     (lambda: vd.GaussianDropout(per="row"), "`per` to be 'unit' or 'layer'"),
     (lambda: vd.GaussianDropout(prior=vd.LogUniform("cubic")), "at most 1 for the cubic"),

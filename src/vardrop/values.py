@@ -23,7 +23,7 @@ from vardrop.errors import VardropError
 
 _TYPES: dict[str, type[Value]] = {}
 _KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
-_LARGEST = 3.4028234663852886e38  # of single precision, in which noise is computed
+_LARGEST = 1.8446742974197924e19  # whose square single precision, that of noise, can hold
 _WORDS: dict[Any, str] = {
     float: "a finite number", int: "an integer", bool: "True or False", str: "a string",
     NoneType: "None",
@@ -76,7 +76,9 @@ def _kinds(cls: type[Value]) -> dict[str, Any]:
 
 def _check_field(name: str, value: Any, kind: Any) -> None:
     if not _fits(value, kind):
-        raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.")
+        large = isinstance(value, Real) and _LARGEST < abs(value) < math.inf
+        why = " Its square is too large for single precision." if large else ""
+        raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.{why}")
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -52,4 +52,9 @@ class Recipe(Value):
                 f"Expected `existing` to stand without a posterior, but got {self.posterior!r}. "
                 "Convert twice: the dropout modules first, then the weights."
             )
+        if self.noisy_bias and self.posterior is None:
+            raise VardropError(
+                "Expected `posterior` where `noisy_bias` is True, but got None. "
+                "Give a posterior, which is what biases are drawn from."
+            )
         check_method(self.posterior, self.prior, self.estimator)
