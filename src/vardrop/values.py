@@ -76,7 +76,7 @@ def _kinds(cls: type[Value]) -> dict[str, Any]:
 
 def _check_field(name: str, value: Any, kind: Any) -> None:
     if not _fits(value, kind):
-        large = isinstance(value, Real) and _LARGEST < abs(value) < math.inf
+        large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
         why = " Its square is too large for single precision." if large else ""
         raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.{why}")
 
