@@ -108,5 +108,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def printable(text: str) -> str:
+    """A text as a terminal may show it: characters that would steer the terminal are spelt out.
+
+    >>> print(printable("red \\x1b[31m"))
+    red \\x1b[31m
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def _sentence(name: str, wanted: str, value: Any, remedy: str) -> str:
     return f"Expected `{name}` to be {wanted}, but got {shown(value)}. {remedy}".rstrip()

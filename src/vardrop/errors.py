@@ -1,5 +1,10 @@
 """The one error of the library: a message that names the argument, the value and the remedy."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 
 class VardropError(ValueError):
     """Raised for bad input, in the form "Expected `x` to ..., but got .... Remedy."."""
@@ -7,3 +12,18 @@ class VardropError(ValueError):
 
 class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
+
+
+def needed(module: str, extra: str = "app") -> Any:
+    """Import a package that only an extra of the library installs, or say which one.
+
+    >>> needed("json").dumps([1])
+    '[1]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        raise VardropError(
+            f"Expected the package {module.partition('.')[0]} to be installed, but got: {missing}. "
+            f"Install it with `pip install 'vardrop[{extra}]'`."
+        ) from missing

@@ -176,3 +176,151 @@ def test_records_have_what_the_report_reads(tmp_path):
     }  # fmt: skip
     assert set(record["sparsity"]) == {"0", "2"}
     assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 1
+
+
+def test_before_nets_are_judged_the_best_one_follows_the_training(tmp_path):
+    def recorder():
+        return Recorder(tmp_path, validate=lambda e: {"nll": 1.0}, judged_from=4)
+
+    recorder().run(loop(epochs=2))
+    assert read_tensors(tmp_path / "best.safetensors")[1] == {"epoch": 1}
+    again, later = loop(epochs=3), recorder()
+    later.resume(again)
+    later.run(again)
+    tensors, values = read_tensors(tmp_path / "best.safetensors")
+    assert values == {"epoch": 2}
+    assert torch.equal(tensors["net.0.weight"], again.elbo.net[0].weight)
+
+
+def test_with_another_beta_nets_compete_anew(tmp_path):
+    def trained(epochs, beta):
+        scores = {0: 1.0, 1: 2.0, 2: 3.0, 3: 2.5}
+        found, recorder = loop(epochs), Recorder(tmp_path, patience=9)
+        recorder.validate = lambda elbo: {"nll": scores[found.epoch - 1]}
+        if (tmp_path / "checkpoint.safetensors").is_file():
+            recorder.resume(found)
+        found.beta = lambda epoch: beta
+        recorder.run(found)
+        return read_tensors(tmp_path / "best.safetensors")[1]["epoch"]
+
+    assert trained(2, 0.0) == 0
+    assert trained(4, 1e-9) == 3  # its loss, 2.5, is more than the 1.0 of another objective
+
+
+def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    scores = iter([2.0, 3.0, 1.0])
+    seen = []
+
+    class Looks(Observer):
+        def epoch(self, record, elbo):
+            seen.append((tmp_path / "results.json").is_file())
+            (tmp_path / "results.json").write_text("{}")
+
+    Recorder(
+        tmp_path, validate=lambda e: {"nll": next(scores)}, observer=Looks(),
+        about_best=["results.json"],
+    ).run(loop(epochs=3))  # fmt: skip
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', '{"epoch": 0}\n{"epoch": 1, "n'])
+def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
+    (tmp_path / "history.jsonl").write_text(left)
+    Recorder(tmp_path).run(loop(epochs=2))
+    assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1]
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
+    Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"epoch": 2}\n')  # killed before the first checkpoint of the next phase
+    Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
+    assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
+    assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]
+
+
+def test_a_damaged_history_is_told(tmp_path):
+    Recorder(tmp_path).run(loop(epochs=3))
+    path = tmp_path / "history.jsonl"
+    whole = path.read_text()
+    for damaged, text in {
+        whole.replace('"beta": ', '"beta": 1', 1): "line 1 to match its content",
+        whole.replace("{", "", 1): "per line, but got in line 1: Extra data",
+        whole.replace("}\n", "\n", 2): "per line, but got in line 1",
+        "[" * 100_000 + "\n": "per line, but got in line 1: maximum recursion",
+        '{"epoch": -1}\n': "line 1 is damaged",
+        "3\n": "line 1 to hold a JSON object, but got int",
+    }.items():
+        path.write_text(damaged)
+        with pytest.raises(vd.VardropError, match=f"history.jsonl.*{text}|{text}"):
+            read_history(tmp_path)
+
+
+def test_another_batch_size_begins_the_epoch_anew(tmp_path):
+    first = loop(epochs=2)
+    first._begin_epoch()
+    for batch in first._batches()[:2]:
+        first._step(batch)
+    Recorder(tmp_path).save(first)
+    same, other = loop(epochs=2), loop(epochs=2)
+    other.batch_size = 5
+    for again in (same, other):
+        Recorder(tmp_path).resume(again)
+    assert (same.epoch, same.position) == (0, 2)
+    assert (other.epoch, other.position) == (0, 0)
+    assert float(other.sums.abs().sum()) == 0
+    assert sum(map(len, other._batches())) == 50
+
+
+HOSTILE = [None, True, -1, 1.5, float("nan"), 10**30, "", "x", [], {}, [1, 2]]
+
+
+@pytest.mark.parametrize("name", ["epoch", "position", "phase", "best", "waited", "best_beta"])
+def test_values_that_no_recorder_writes_are_told(tmp_path, name):
+    Recorder(tmp_path).save(loop())
+    tensors, values = read_tensors(tmp_path / "checkpoint.safetensors")
+    fine = {"best": [None, -1, 1.5, 10**30], "best_beta": [None, -1, 1.5, 10**30]}
+    told = 0
+    for value in HOSTILE:
+        write_tensors(tmp_path / "checkpoint.safetensors", tensors, {**values, name: value})
+        if value in fine.get(name, [10**30] if name in ("epoch", "position", "waited") else []):
+            continue
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+        told += 1
+    assert told >= 6
+    for broken in (None, 3, [], {"epoch": 0}):
+        write_tensors(tmp_path / "checkpoint.safetensors", tensors, broken)
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+
+
+@pytest.mark.parametrize("name", ["loop.noise", "loop.shuffle", "loop.sums", "optimizer.0.step"])
+def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
+    done = loop(epochs=1)
+    list(done.run())
+    Recorder(tmp_path).save(done)
+    tensors, values = read_tensors(tmp_path / "checkpoint.safetensors")
+    for wrong in ({}, {name: torch.zeros(2, 2, dtype=torch.float64)}):
+        others = {k: v for k, v in tensors.items() if k != name}
+        write_tensors(tmp_path / "checkpoint.safetensors", {**others, **wrong}, values)
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+
+
+def test_a_checkpoint_without_a_checksum_is_old_or_damaged(tmp_path):
+    from safetensors.torch import load, save
+
+    torch.manual_seed(1)
+    Recorder(tmp_path).run(loop(epochs=1))
+    path = tmp_path / "checkpoint.safetensors"
+    values = json.dumps(read_tensors(path)[1])
+    path.write_bytes(save(load(path.read_bytes()), {"values": values}))
+    with pytest.raises(vd.VardropError, match="checksum of .*checkpoint.safetensors to match"):
+        Recorder(tmp_path, checked=True).resume(loop())
+    again = loop()
+    with pytest.warns(UserWarning, match="has no checksum: it was written by version 0.1"):
+        Recorder(tmp_path).resume(again)
+    assert again.epoch == 1

@@ -178,7 +178,9 @@ def test_bad_arguments_are_told():
     elbo = objective()
     with pytest.raises(vd.VardropError, match="same positive length, but got 50 and 49"):
         train(elbo, adam(elbo), x, y[1:], 1)
-    with pytest.raises(vd.VardropError, match="`batch_size` to be at least 1, but got 0"):
+    with pytest.raises(
+        vd.VardropError, match="`batch_size` to be an integer of at least 1, but got 0"
+    ):
         train(elbo, adam(elbo), x, y, 1, batch_size=0)
     with pytest.raises(vd.VardropError, match="`clip` to be positive, but got 0"):
         Step(elbo, adam(elbo), clip=0.0)
@@ -189,11 +191,18 @@ def test_bad_arguments_are_told():
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"epochs": 0}, "`epochs` to be at least 1, but got 0"),
-        ({"lr": 0.0}, "`lr` to be above 0, but got 0"),
-        ({"lr": float("nan")}, "`lr` to be above 0, but got nan"),
-        ({"rate": "steep"}, "`rate` to be one of constant, linear, late, cosine"),
-        ({"precision": "half"}, "`precision` to be 'float32' or 'bfloat16'"),
+        ({"epochs": 0}, "`epochs` to be an integer of at least 1, but got 0"),
+        ({"lr": 0.0}, "`lr` to be a finite number and above 0, but got 0"),
+        ({"lr": float("nan")}, "`lr` to be a finite number and above 0, but got nan"),
+        ({"rate": "steep"}, "`rate` to be one of 'constant', 'linear', 'late', 'cosine'"),
+        ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
+        ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
+        ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
+        ({"beta": None}, "`beta` to be a finite number and at least 0, but got None"),
+        ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
+        ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
+        ({"compile": 1}, "`compile` to be True or False, but got 1"),
+        ({"device": 0}, "`device` to be the name of a device, but got 0"),
         ({"warmup": [5, 2]}, "0 <= `start` < `end`, but got 5 and 2"),
         ({"speed": 3}, r"settings among .* but got \['speed'\]"),
     ],

@@ -38,8 +38,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for key, value in tensors.items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
+    _check_state(state, [p for group in optimizer.param_groups for p in group["params"]])
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
+    """Every parameter has the same parts, each a number or in the shape of the parameter."""
+    names = {tuple(sorted(parts)) for parts in state.values()}
+    fits = len(names) <= 1 and all(
+        0 <= index < len(parameters) and value.shape in ((), parameters[index].shape)
+        for index, parts in state.items()
+        for value in parts.values()
+    )
+    if not fits:
+        raise ValueError("the state of an optimizer of other parameters")
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vardrop.errors import VardropError
 from vardrop.noisy import Noisy, untouched
 from vardrop.objective import ELBO
+from vardrop.training.processes import own_generators
 
 
 class NotFiniteError(VardropError):
@@ -53,7 +54,7 @@ def _broken_output(net: nn.Module, x: Tensor) -> str | None:
 
     handles = [m.register_forward_hook(look(name)) for name, m in net.named_modules()]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with own_generators(x.device):
             net(untouched(x))
     finally:
         for handle in handles:

@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_integer
 from vardrop.errors import VardropError
 from vardrop.objective import ELBO
 from vardrop.training.finite import NotFiniteError
-from vardrop.training.processes import ALONE, World
+from vardrop.training.processes import (
+    ALONE,
+    World,
+    generator_states,
+    seed_generators,
+    set_generator_states,
+)
 from vardrop.training.step import Step
 
 Schedule = Callable[[float], float]
@@ -117,22 +124,26 @@ class Loop:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Where the training stands: tensors, and plain values."""
-        tensors = {"sums": self.sums, "shuffle": self._shuffle, "noise": torch.get_rng_state()}
-        if self.x.is_cuda:
-            tensors["noise_cuda"] = torch.cuda.get_rng_state(self.x.device)
-        return tensors, {"epoch": self.epoch, "position": self.position}
+        tensors = {"sums": self.sums, "shuffle": self._shuffle, **generator_states(self.x.device)}
+        where = {"epoch": self.epoch, "position": self.position, "batch_size": self.batch_size}
+        return tensors, where
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Stand where `state` was taken; sets the global generator, which draws the noise."""
+        """Stand where `state` was taken; sets the global generators, which draw the noise.
+
+        Where the batches have another size now, the epoch that was interrupted begins anew.
+        """
         self.epoch, self.position = values["epoch"], values["position"]
-        self.sums = tensors["sums"].to(self.sums.device)
+        self.sums = self.sums.copy_(tensors["sums"].view(3))
+        self._generator.set_state(tensors["shuffle"])
         self._shuffle = tensors["shuffle"]
-        if not self.world.first:  # the state is the first process's; the others draw their own
-            torch.manual_seed(7919 * self.world.rank + self.epoch)
-            return
-        torch.set_rng_state(tensors["noise"])
-        if self.x.is_cuda:
-            torch.cuda.set_rng_state(tensors["noise_cuda"], self.x.device)
+        if values.get("batch_size", self.batch_size) != self.batch_size:
+            self.position, self.sums = 0, torch.zeros_like(self.sums)
+        own = 7919 * self.world.rank + self.epoch
+        if self.world.first:
+            set_generator_states(self.x.device, tensors, own)
+        else:  # the state is the first process's; the others draw their own
+            seed_generators(self.x.device, own)
 
 
 def train(
@@ -163,5 +174,4 @@ def _check(x: Tensor, y: Tensor, batch_size: int) -> None:
         raise VardropError(
             f"Expected `x` and `y` to have the same positive length, but got {len(x)} and {len(y)}."
         )
-    if batch_size < 1:
-        raise VardropError(f"Expected `batch_size` to be at least 1, but got {batch_size}.")
+    check_integer("batch_size", batch_size)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vardrop.checks import printable
 from vardrop.errors import VardropError
+from vardrop.files import plain
 from vardrop.noisy import Noisy, log_alpha
 
 if TYPE_CHECKING:
@@ -69,14 +71,14 @@ class JsonLines(Observer):
         print(json.dumps({"event": "data", "text": text.splitlines()}), flush=True)
 
     def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
-        print(json.dumps({"event": "epoch", **record}), flush=True)
+        print(json.dumps(plain({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
 class Words(Observer):
     """Prints what was found in the data, and nothing else."""
 
     def describe(self, text: str) -> None:
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 class Bar(Observer):

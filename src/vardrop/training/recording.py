@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vardrop.files import append, read_tensors, write_atomically, write_json, write_tensors
+from vardrop.checks import check_choice, check_integer, check_number
+from vardrop.errors import VardropError
+from vardrop.files import (
+    append,
+    read_json,
+    read_tensors,
+    remove,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from vardrop.noisy import Noisy, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.training.checkpoint import (
@@ -28,6 +41,7 @@ from vardrop.training.loop import Epoch, Loop
 from vardrop.training.observers import Observer
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
+STANDING = "checkpoint.json"
 Record = dict[str, Any]
 Validate = Callable[[ELBO], dict[str, float]]
 
@@ -36,15 +50,20 @@ Validate = Callable[[ELBO], dict[str, float]]
 class Recorder:
     """Runs a loop and keeps it in `directory`, so that it can be killed at any moment.
 
+    best.safetensors holds the net of the lowest validation loss; until the first net is judged it
+    follows the training, so that a run that ends or is stopped before has a net to use.
+
     Args:
-        directory: where the files go; it exists.
+        directory: where the files go; it exists, and nobody else writes there.
         phase: the name of this part of the run, which the checkpoint is for.
         first_epoch: how many epochs earlier phases had.
         validate: scores on validation data, with "nll" among them; None where there are none.
-        judged_from: the epoch from which nets compete for the best one.
+        judged_from: the epoch from which nets compete for the best one; infinity keeps none.
         patience: epochs without a better one after which to stop.
         seconds: a checkpoint inside an epoch after so long.
         observer: is told about steps and epochs.
+        about_best: files that say something of the best net, removed before it changes.
+        checked: whether a file without a checksum is an error; see `read_tensors`.
     """
 
     directory: Path
@@ -55,13 +74,18 @@ class Recorder:
     patience: int | None = None
     seconds: float = math.inf
     observer: Observer = field(default_factory=Observer)
+    about_best: Sequence[str] = ()
+    checked: bool = False
     best: float = math.inf
+    best_beta: float | None = None
     waited: int = 0
 
     def run(self, loop: Loop) -> None:
         """Train to the end, or to where patience ends."""
         self._written = time.monotonic()
         begun = time.monotonic()
+        if loop.world.first:  # what a run that was killed here wrote after its last checkpoint
+            forget_after(self.directory, self.first_epoch + loop.epoch)
         stopped = self.patience is not None and self.waited >= self.patience
         self.observer.start(self.first_epoch, loop)
         try:
@@ -70,7 +94,7 @@ class Recorder:
                 begun = time.monotonic()
                 self._judge(loop, record)
                 if loop.world.first:
-                    append(self.directory / HISTORY, (json.dumps(record) + "\n").encode())
+                    append(self.directory / HISTORY, _line(record))
                     self.save(loop)
                     self.observer.epoch(record, loop.elbo)
                 if loop.world.agree(self.patience is not None and self.waited >= self.patience):
@@ -98,27 +122,48 @@ class Recorder:
         }
 
     def _judge(self, loop: Loop, record: Record) -> None:
-        """Keep the net with the lowest validation loss, nll + beta kl / num_data."""
+        """Keep the net with the lowest validation loss, nll + beta kl / num_data.
+
+        Nets compete with those of the same beta: with another one, the losses do not compare.
+        """
+        if math.isinf(self.judged_from) or not loop.world.first:
+            return
         if not record["validation"] or loop.epoch <= self.judged_from:
+            if self.best_beta is None:
+                self._keep(loop, record)
             return
         divergence = float(kl(loop.elbo.net).detach()) if noisy(loop.elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
-        record["validation"]["loss"] = loss
+        record["validation"]["loss"] = loss = loss if math.isfinite(loss) else math.inf
         self.waited += 1
-        if loss < self.best:
-            self.best, self.waited = loss, 0
-            write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": record["epoch"]})
+        if loss < self.best or record["beta"] != self.best_beta:
+            self.best, self.best_beta, self.waited = loss, record["beta"], 0
+            self._keep(loop, record)
 
-    def save(self, loop: Loop) -> None:
-        """Write the checkpoint; a net that is no longer finite is an error instead."""
+    def _keep(self, loop: Loop, record: Record) -> None:
+        self._check_finite(loop)
+        for name in self.about_best:
+            remove(self.directory / name)
+        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": record["epoch"]})
+
+    def _check_finite(self, loop: Loop) -> None:
         if (name := broken_parameter(loop.elbo)) is not None:
             raise NotFiniteError(
                 f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
                 f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
                 "gradients or lengthen the KL warm-up."
             )
+
+    def save(self, loop: Loop) -> None:
+        """Write the checkpoint; a net that is no longer finite is an error instead."""
+        self._check_finite(loop)
         tensors, values = loop.state()
-        values |= {"phase": self.phase, "best": _number(self.best), "waited": self.waited}
+        values |= {
+            "phase": self.phase,
+            "best": _number(self.best),
+            "best_beta": self.best_beta,
+            "waited": self.waited,
+        }
         everything = {
             **prefixed("elbo", loop.elbo.state_dict()),
             **prefixed("optimizer", optimizer_tensors(loop.optimizer)),
@@ -126,45 +171,114 @@ class Recorder:
         }
         # One file holds all, so no crash can part them; the JSON is a copy to read.
         write_tensors(self.directory / CHECKPOINT, everything, values)
-        write_json(self.directory / "checkpoint.json", values)
+        write_json(self.directory / STANDING, sealed(values))
         self._written = time.monotonic()
 
     def resume(self, loop: Loop) -> None:
         """Set the loop, its net and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
-        tensors, values = read_tensors(path)
+        tensors, values = read_checkpoint(self.directory, self.checked)
         load_module(loop.elbo, under("elbo", tensors), path)
-        load_optimizer(loop.optimizer, under("optimizer", tensors))
-        loop.load_state(under("loop", tensors), values)
+        with _fitting(path):
+            load_optimizer(loop.optimizer, under("optimizer", tensors))
+            loop.load_state(under("loop", tensors), values)
         self.best = math.inf if values["best"] is None else values["best"]
-        self.waited = values["waited"]
+        old = None if values["best"] is None else float(loop.elbo.beta)  # of version 0.1
+        self.best_beta, self.waited = values.get("best_beta", old), values["waited"]
         if loop.world.first:
             forget_after(self.directory, self.first_epoch + loop.epoch)
+            write_json(self.directory / STANDING, sealed(values))
 
     def _last_good(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
             return "There is no checkpoint yet."
-        values = read_tensors(self.directory / CHECKPOINT)[1]
+        values = read_checkpoint(self.directory, self.checked)[1]
         where = f"{self.directory / CHECKPOINT}, after epoch {self.first_epoch + values['epoch']}"
         return f"The last good state is {where}; resume from it with other settings."
 
 
+def read_checkpoint(directory: Path, checked: bool = False) -> tuple[dict[str, Tensor], Record]:
+    """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
+    path = directory / CHECKPOINT
+    tensors, values = read_tensors(path, checked)
+    return tensors, _checked(path, values)
+
+
+def read_standing(directory: Path) -> Record | None:
+    """The values of the checkpoint without its tensors; None where there is no checkpoint."""
+    path = directory / STANDING
+    return _checked(path, unsealed(read_json(path), str(path))) if path.is_file() else None
+
+
+def _checked(path: Path, values: Any) -> Record:
+    with _fitting(path):
+        check_choice("phase", values["phase"], ("pretrain", "fit"))
+        for name in ("epoch", "position", "waited"):
+            check_integer(name, values[name], 0)
+        for name in ("best", "best_beta"):
+            if values.get(name) is not None:
+                check_number(name, values[name])
+        check_integer("batch_size", values.get("batch_size", 1))
+    found: Record = values
+    return found
+
+
+@contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """What fails inside is told as an error of the file."""
+    try:
+        yield
+    except VardropError as wrong:
+        raise VardropError(
+            f"Expected {path} to hold a checkpoint of this run, but got: {wrong}"
+        ) from wrong
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as wrong:
+        reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
+        raise VardropError(
+            f"Expected {path} to hold a checkpoint of this run, but got: {reason}. It is damaged, "
+            "or of another net."
+        ) from wrong
+
+
 def forget_after(directory: Path, epochs: int) -> None:
     """Cut the history to so many epochs, as a checkpoint has them; a torn line goes too."""
-    kept = [json.dumps(r) + "\n" for r in read_history(directory) if r["epoch"] < epochs]
-    write_atomically(directory / HISTORY, "".join(kept).encode())
+    path = directory / HISTORY
+    if path.is_file():
+        kept = [_line(r) for r in read_history(directory) if r["epoch"] < epochs]
+        if (whole := b"".join(kept)) != path.read_bytes():
+            write_atomically(path, whole)
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(sealed(record), allow_nan=False) + "\n").encode()
 
 
 def read_history(directory: Path) -> list[Record]:
     """The records of all epochs; a last line that was cut short by a crash is left out."""
     path = directory / HISTORY
+    try:
+        lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    except OSError as failure:
+        raise VardropError(f"Expected to read {path}, but got: {failure.strerror}.") from failure
     records: list[Record] = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            record = json.loads(line)
+        except (ValueError, RecursionError) as broken:
+            if number == len(lines):
+                break
+            raise VardropError(
+                f"Expected {path} to hold one JSON object per line, but got in line {number}: "
+                f"{broken}. It is damaged; remove the file to go on without the curves."
+            ) from broken
+        records.append(_record(record, f"{path}, line {number}"))
     return records
+
+
+def _record(value: Any, source: str) -> Record:
+    found = unsealed(value, source)
+    check_integer("epoch", found.get("epoch"), 0, f"{source} is damaged.")
+    return found
 
 
 def noisy(net: nn.Module) -> bool:

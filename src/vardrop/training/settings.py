@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from vardrop.checks import check_choice, check_integer, check_number, check_type
 from vardrop.errors import VardropError
 from vardrop.objective import linear_warmup
 from vardrop.training.loop import Schedule
+from vardrop.training.processes import device_named
 from vardrop.training.step import Precision
 
 RATES = ("constant", "linear", "late", "cosine")
@@ -37,7 +39,7 @@ class Settings:
         patience: stop after so many epochs without a better validation loss.
         precision: "float32", or "bfloat16" for mixed precision.
         compile: use `torch.compile`.
-        device: "auto" takes a GPU where there is one.
+        device: "auto" takes a GPU where there is one; under `torchrun` each process takes its own.
         seed: of the initial weights, the noise, the shuffling and the split of the data.
         checkpoint_seconds: write a checkpoint inside an epoch after so long.
 
@@ -64,29 +66,25 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "samples", "patience"):
-            self._check(name, 1)
-        for name in ("pretrain", "weight_decay", "beta", "seed", "checkpoint_seconds"):
-            self._check(name, 0)
-        for name in ("lr", "noise_lr", "clip"):
-            self._check(name, 0, strict=True)
-        if self.rate not in RATES:
-            raise VardropError(
-                f"Expected `rate` to be one of {', '.join(RATES)}, but got {self.rate!r}."
-            )
-        if self.precision not in ("float32", "bfloat16"):
-            raise VardropError(
-                f"Expected `precision` to be 'float32' or 'bfloat16', but got {self.precision!r}."
-            )
+        for name in ("epochs", "batch_size", "samples"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("pretrain", "seed"):
+            check_integer(name, getattr(self, name), 0)
+        for name in ("weight_decay", "beta", "checkpoint_seconds"):
+            check_number(name, getattr(self, name), at_least=0)
+        check_number("lr", self.lr, above=0)
+        for name in ("noise_lr", "clip"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0)
+        if self.patience is not None:
+            check_integer("patience", self.patience, 1)
+        if self.warmup is not None:
+            _check_pair(self.warmup)
+        check_choice("rate", self.rate, RATES)
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        check_type("compile", self.compile, bool, "True or False")
+        check_type("device", self.device, str, "the name of a device")
         self.schedule()
-
-    def _check(self, name: str, least: float, strict: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        if not math.isfinite(value) or value < least or (strict and value == least):
-            bound = f"above {least}" if strict else f"at least {least}"
-            raise VardropError(f"Expected `{name}` to be {bound}, but got {value}.")
 
     @property
     def warm(self) -> float:
@@ -114,15 +112,7 @@ class Settings:
 
     def torch_device(self) -> torch.device:
         """The device that was asked for, or an error where there is no such one."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.empty(0, device=self.device).device
-        except (RuntimeError, AssertionError) as absent:
-            raise VardropError(
-                f"Expected `device` to be one that torch has here, but got {self.device!r}. "
-                "Use auto or cpu."
-            ) from absent
+        return device_named(self.device)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as a dictionary."""
@@ -135,4 +125,14 @@ class Settings:
         if unknown := sorted(set(data) - known):
             raise VardropError(f"Expected settings among {sorted(known)}, but got {unknown}.")
         warmup = data.get("warmup")
-        return cls(**{**data, "warmup": tuple(warmup) if warmup is not None else None})
+        return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
+
+
+def _check_pair(warmup: Any) -> None:
+    check_type("warmup", warmup, tuple, "two epochs, such as (5, 20)")
+    if len(warmup) != 2:
+        raise VardropError(
+            f"Expected `warmup` to be two epochs, such as (5, 20), but got {warmup}."
+        )
+    for epoch in warmup:
+        check_number("warmup", epoch, at_least=0)
