@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop.application.config import check_output, working
 from vardrop.application.run import Run, predicted
+from vardrop.checks import check_number
 from vardrop.compression import choose_threshold, export_onnx, masked, save, shrink
 from vardrop.compression.report import ShrinkReport
 from vardrop.errors import VardropError
-from vardrop.files import read_tensors, write_json, write_tensors
+from vardrop.files import write_tensors
 from vardrop.layers import Variational
 from vardrop.training.recording import noisy
 
@@ -31,8 +34,9 @@ def compress(
 
     Args:
         run: a run whose method selects weights or units.
-        max_drop: how much accuracy (or, in regression, RMSE) may be lost on validation data;
-            0.002 where nothing is given.
+        max_drop: how much may be lost on validation data: of accuracy, so that 0.002 is 0.2 points
+            (where nothing is given); in regression, by which share the RMSE may grow, so that 0.01
+            is 1 % (where nothing is given), whatever the units of the target.
         sparsity: the share to drop, instead.
         onnx: also write the small net as ONNX to this file.
 
@@ -44,14 +48,28 @@ def compress(
             f"Expected a run with a method to compress, but {run.directory} is plain. "
             "Train with a method such as sparse_vd."
         )
+    if onnx is not None:
+        check_output(Path(onnx), run.directory, run.config.data.name)
+        if not Path(onnx).absolute().parent.is_dir():
+            raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
+    with working(run.directory):
+        return _compressed(run, max_drop, sparsity, onnx)
+
+
+def _compressed(
+    run: Run, max_drop: float | None, sparsity: float | None, onnx: str | Path | None
+) -> nn.Module:
+    score, metric = _metric(run)
+    rises = score == "accuracy"
     if max_drop is None and sparsity is None:
-        max_drop = 0.002
-    if onnx is not None and not Path(onnx).absolute().parent.is_dir():
-        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
-    score, sign, metric = _metric(run)
+        max_drop = 0.002 if rises else 0.01
+    if max_drop is not None:
+        check_number("max_drop", max_drop, at_least=0)
     x, y = run.data.validation
+    # The logarithm turns a share of the RMSE into a difference, whatever its units.
     chosen = choose_threshold(
-        run.net, (x, y), lambda output, y: sign * metric(output, y), max_drop=max_drop,
+        run.net, (x, y), metric if rises else lambda output, y: -_log(metric(output, y)),
+        max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
         sparsity=sparsity,
     )  # fmt: skip
     example = x[:1]
@@ -61,20 +79,28 @@ def compress(
     if onnx is not None:
         found["onnx_bytes"] = export_onnx(small, onnx, example)
     curve = [
-        {"threshold": p.threshold, "sparsity": p.sparsity, "metric": sign * p.score}
+        {
+            "threshold": p.threshold,
+            "sparsity": p.sparsity,
+            "metric": p.score if rises else math.exp(-p.score),
+        }
         for p in chosen.points
     ]
     _store(run, float(chosen), {"compression": found, "curve": curve})
     return small
 
 
-def _metric(run: Run) -> tuple[str, int, Callable[[Tensor, Tensor], float]]:
-    """The name of the score, its sign where more is to be better, and the score itself."""
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _metric(run: Run) -> tuple[str, Callable[[Tensor, Tensor], float]]:
+    """The name of the score, and the score itself."""
     if run.about.task == "classification":
-        return "accuracy", 1, lambda output, y: float((output.argmax(1) == y).double().mean())
+        return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())
     found = run.about.preprocessing
     scale = 1.0 if found is None else found.target_std
-    return "rmse", -1, lambda output, y: scale * float((output - y).square().mean().sqrt())
+    return "rmse", lambda output, y: scale * float((output - y).square().mean().sqrt())
 
 
 @torch.no_grad()
@@ -100,10 +126,9 @@ def _figures(
 
 
 def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
-    write_json(run.directory / "results.json", {**run.results, **found})
-    path = run.directory / "arrays.safetensors"
-    arrays = read_tensors(path)[0] if path.is_file() else {}
+    arrays = run.arrays()
     pruned, _ = masked(run.net, threshold)
     layers = [n for n, m in run.net.named_modules() if isinstance(m, Variational)]
     arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
-    write_tensors(path, arrays)
+    write_tensors(run.directory / "arrays.safetensors", arrays)
+    run.keep({**run.results, **found})

@@ -6,20 +6,31 @@ import dataclasses
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from vardrop.checks import check_choice, check_integer, check_type
 from vardrop.data import About, Dataset, Preprocessing, load_dataset
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
-from vardrop.files import read_json, write_json
+from vardrop.files import (
+    LOCK,
+    check_apart,
+    locked,
+    read_json,
+    remove_leftovers,
+    sealed,
+    unsealed,
+    write_json,
+)
 from vardrop.recipes import Recipe
 from vardrop.training import Settings
 from vardrop.values import from_json, to_json
 
-VERSION = 1
+VERSION = 2  # whose files carry checksums; those of version 1 do not
 # How a user starts what Python sees as a file of this package.
 _PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/demo.py": ["vardrop", "demo"]}
 FILES = (
@@ -27,6 +38,8 @@ FILES = (
     "best.safetensors", "preprocessing.json", "results.json", "arrays.safetensors",
     "small.safetensors", "report.html",
 )  # fmt: skip
+# What says something of the best net, and goes when that changes.
+ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +70,18 @@ class Config:
     exclude: str | None
     settings: Settings
     command: str = ""
+    version: int = VERSION
+
+    @property
+    def checked(self) -> bool:
+        """Whether all files of the run carry a checksum, so that one without it is damaged."""
+        return self.version >= 2
 
     def write(self, directory: Path) -> None:
         """Store it, with the command, the versions and what the net has to know of the data."""
         about = self.about
         stored = {
-            "version": VERSION,
+            "version": self.version,
             "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
             "net": self.net,
             "own_net": self.own_net,
@@ -80,46 +99,82 @@ class Config:
             "versions": versions(),
         }
         if about.preprocessing is not None:  # first, for what has a config.json can be resumed
-            write_json(directory / "preprocessing.json", about.preprocessing.to_json())
-        write_json(directory / "config.json", stored)
+            preprocessing = sealed(about.preprocessing.to_json())
+            write_json(directory / "preprocessing.json", preprocessing)
+        write_json(directory / "config.json", sealed(stored))
 
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
-        stored = read_json(directory / "config.json")
-        try:
-            if stored["version"] != VERSION:
-                raise VardropError(
-                    f"Expected a run of version {VERSION} in {directory}, but got "
-                    f"{stored['version']!r}."
-                )
-            return cls._from_json(stored, directory)
-        except (KeyError, TypeError) as broken:
+        path = directory / "config.json"
+        found = read_json(path)
+        version = found.get("version") if isinstance(found, dict) else 1
+        if type(version) is not int or not 1 <= version <= VERSION:
             raise VardropError(
-                f"Expected {directory / 'config.json'} to describe a run, but got a file without "
-                f"{broken}. It is damaged."
-            ) from broken
+                f"Expected a run of version 1 to {VERSION} in {directory}, but got {version!r}."
+            )
+        stored = unsealed(found, str(path), required=version >= 2)
+        with _describing(path, "a run"):
+            return cls._from_json(stored, directory)
 
     @classmethod
     def _from_json(cls, stored: dict[str, Any], directory: Path) -> Config:
         data, method = stored["data"], stored["method"]
         recipe = None if method is None else from_json(method)
-        assert isinstance(recipe, Recipe | None)
+        if not isinstance(recipe, Recipe | None):
+            raise VardropError(f"Expected `method` to be a recipe, or null, but got {recipe!r}.")
+        for name in ("net", "command"):
+            check_type(name, stored[name], str, "a text")
+        for name in ("where", "exclude"):
+            check_type(name, stored[name], (str, type(None)), "a text, or null")
+        check_type("own_net", stored["own_net"], bool, "true or false")
         return cls(
             Data(**{**data, "drop": tuple(data["drop"])}), _about(stored, directory),
             stored["net"], stored["own_net"], recipe, stored["where"], stored["exclude"],
-            Settings.from_json(stored["settings"]), stored["command"],
+            Settings.from_json(stored["settings"]), stored["command"], stored["version"],
         )  # fmt: skip
 
 
 def _about(stored: dict[str, Any], directory: Path) -> About:
     path = directory / "preprocessing.json"
-    table = stored["kind"] == "table"
+    check_choice("kind", stored["kind"], ("image", "table"))
+    check_choice("task", stored["data"]["task"], ("classification", "regression"))
+    for name in ("train", "validation", "test"):
+        check_integer("sizes", stored["sizes"][name])
+    for size in stored["shape"]:
+        check_integer("shape", size)
+    for text in (stored["data"]["name"], stored["checksum"], *stored["classes"]):
+        check_type("the names of data and classes", text, str, "texts")
+    found = None
+    if stored["kind"] == "table":
+        content = unsealed(read_json(path), str(path), required=stored["version"] >= 2)
+        with _describing(path, "the preprocessing of a table"):
+            found = Preprocessing.from_json(content)
+            own = ([found.features], list(found.classes), found.task)
+            others = (stored["shape"], stored["classes"], stored["data"]["task"])
+            if own != others:
+                raise VardropError(f"Expected {others}, as in config.json, but got {own}.")
     return About(
         stored["data"]["name"], stored["kind"], stored["data"]["task"], tuple(stored["shape"]),
-        tuple(stored["classes"]), stored["sizes"], stored["checksum"],
-        Preprocessing.from_json(read_json(path)) if table else None,
+        tuple(stored["classes"]), stored["sizes"], stored["checksum"], found,
     )  # fmt: skip
+
+
+@contextmanager
+def _describing(path: Path, wanted: str) -> Iterator[None]:
+    """What fails inside is told as an error of the file."""
+    try:
+        yield
+    except KeyError as absent:
+        raise VardropError(
+            f"Expected {path} to describe {wanted}, but got a file without {absent}. It is damaged."
+        ) from absent
+    except (TypeError, AttributeError, ValueError, RecursionError, OverflowError) as wrong:
+        reason = " ".join(str(wrong).split())
+        told = reason if isinstance(wrong, VardropError) else f"{type(wrong).__name__}: {reason}."
+        raise VardropError(
+            f"Expected {path} to describe {wanted}, but got: {told} It is damaged."
+        ) from wrong
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -156,18 +211,34 @@ def free_directory(name: str) -> Path:
 
 def prepare(directory: Path, force: bool) -> None:
     """Make the directory of a new run; one that holds anything is kept, unless forced."""
-    if directory.exists() and not directory.is_dir():
-        raise VardropError(f"Expected {directory} to be a directory, but it is a file.")
-    if directory.is_dir() and any(directory.iterdir()) and not force:
-        raise VardropError(
-            f"Expected {directory} to be free for a new run, but it holds files. Go on with it by "
-            "--resume, overwrite it by --force, or choose another directory."
-        )
+    check_free(directory, force)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (directory / name).unlink(missing_ok=True)
     except OSError as failure:
         raise VardropError(
             f"Expected to make the directory {directory}, but got: {failure.strerror}."
         ) from failure
+
+
+def check_free(directory: Path, force: bool) -> None:
+    """Raise where there is something in the way of a new run."""
+    if directory.exists() and not directory.is_dir():
+        raise VardropError(f"Expected {directory} to be a directory, but it is a file.")
+    if directory.is_dir() and any(p.name != LOCK for p in directory.iterdir()) and not force:
+        raise VardropError(
+            f"Expected {directory} to be free for a new run, but it holds files. Go on with it by "
+            "--resume, overwrite it by --force, or choose another directory."
+        )
+
+
+@contextmanager
+def working(directory: Path) -> Iterator[None]:
+    """Have the directory of a run to oneself, without what killed writes left there."""
+    with locked(directory):
+        remove_leftovers(directory)
+        yield
+
+
+def check_output(path: Path, run: Path, *inputs: str | Path) -> None:
+    """Refuse a file to write that is a file of the run, or one that is read."""
+    check_apart(path, [*(run / name for name in (*FILES, LOCK)), *map(Path, inputs)])

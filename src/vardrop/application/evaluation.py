@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from vardrop import metrics
+from vardrop.application.config import working
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
 from vardrop.data import Dataset, Part, load_strangers
-from vardrop.files import read_tensors, write_json, write_tensors
+from vardrop.files import write_tensors
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.noisy import log_alpha, relevance
@@ -53,11 +54,18 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         samples: draws of the noise.
 
     Returns:
-        The content of results.json: `metrics`, and `ood` with areas under the ROC curve.
+        The content of results.json: `metrics`, and `ood` with areas under the ROC curve. A score
+        that is not finite is None there, and `not_finite` says what it was.
     """
+    with working(run.directory):
+        return measure(run, ood, samples)
+
+
+def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
+    """What `evaluate` does, for a caller that has the directory to itself."""
     p = run.predict(run.data.test.x, samples)
     arrays_path = run.directory / "arrays.safetensors"
-    arrays = read_tensors(arrays_path)[0] if arrays_path.is_file() else {}
+    arrays = run.arrays()
     results: dict[str, Any] = {
         "ood": {}, "compression": {}, "curve": [], **run.results, "task": run.data.task,
     }  # fmt: skip
@@ -78,8 +86,8 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         )
     arrays = {**_layer_arrays(run), **arrays}
     write_tensors(arrays_path, arrays)
-    write_json(run.directory / "results.json", results)
-    return results
+    run.keep(results)
+    return run.results
 
 
 def _class_scores(p: Prediction, y: Tensor) -> dict[str, float]:

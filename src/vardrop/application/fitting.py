@@ -5,28 +5,38 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vardrop.application.config import Config, Data, free_directory, prepare
-from vardrop.application.evaluation import evaluate, validation_scores
+from vardrop.application.config import (
+    ABOUT_BEST,
+    FILES,
+    Config,
+    Data,
+    check_free,
+    free_directory,
+    prepare,
+    working,
+)
+from vardrop.application.evaluation import measure, validation_scores
 from vardrop.application.nets import build_net
 from vardrop.application.run import Run, likelihood_for, load_same_data
 from vardrop.conversion import convert
 from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
-from vardrop.files import read_tensors, write_tensors
+from vardrop.files import read_tensors, remove, write_tensors
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.recipes import Recipe, sparse_vd
 from vardrop.training import Loop, Recorder, Settings, Step
 from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Bar, Observer, on_terminal
-from vardrop.training.processes import World, joined
-from vardrop.training.recording import BEST, CHECKPOINT, noisy
+from vardrop.training.processes import World, joined, own_generators, seed_generators
+from vardrop.training.recording import BEST, CHECKPOINT, noisy, read_checkpoint
 
 _SPARSE = sparse_vd()
 
@@ -73,7 +83,8 @@ def fit(
     source = Data(name, target, task, tuple(drop), None if directory is None else str(directory))
     path = Path(out) if out is not None else free_directory(name)
     chosen = Settings.from_json(settings)
-    with joined() as world:
+    device = chosen.torch_device()
+    with joined(device) as world:
         dataset = source.load(chosen.seed)
         config = Config(
             source, dataset.about,
@@ -83,19 +94,29 @@ def fit(
         )  # fmt: skip
         model = _fresh(config) if isinstance(net, str) else net
         if recipe is not None:  # what cannot be converted is told before anything is written
-            convert(copy.deepcopy(model), recipe, where, exclude)
-        if world.first:
-            prepare(path, force)
+            with own_generators(device):
+                convert(copy.deepcopy(model), recipe, where, exclude)
+        if not world.first:
+            return _train(config, path, dataset, model, observer, world, resuming=False)
+        prepare(path, force)
+        with working(path):
+            check_free(path, force)
+            for name in FILES:
+                remove(path / name)
             config.write(path)
             if observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
-        return _train(config, path, dataset, model, observer, world, resuming=False)
+            return _train(config, path, dataset, model, observer, world, resuming=False)
 
 
 def resume(
     out: str | Path, net: nn.Module | None = None, observer: Observer | None = None, **changes: Any
 ) -> Run:
     """Go on with a run from its last checkpoint, as if it had never stopped.
+
+    What defines the data (the seed of their split too) stays that of the run. With another
+    `batch_size` the epoch that was interrupted begins anew; with another `beta` the competition for
+    the best net does. A run that is at its end stays as it is.
 
     Args:
         out: the directory of the run.
@@ -104,15 +125,32 @@ def resume(
         changes: settings to change from here on, such as a lower `lr`.
     """
     path = Path(out)
-    config = Config.read(path)
-    settings = Settings.from_json({**config.settings.to_json(), **changes})
-    config = dataclasses.replace(config, settings=settings)
-    with joined() as world:
+    device = _changed(Config.read(path), path, changes).settings.torch_device()
+    with joined(device) as world, working(path) if world.first else nullcontext():
+        config = _changed(Config.read(path), path, changes)  # by now nobody else can change it
         dataset = load_same_data(config, path)
         model = _fresh(config, net)
         if changes and world.first:
             config.write(path)
         return _train(config, path, dataset, model, observer, world, resuming=True)
+
+
+def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
+    """The configuration with other settings, as far as a run that has begun can have them."""
+    settings = Settings.from_json({**config.settings.to_json(), **changes})
+    old = config.settings
+    if settings.seed != old.seed:
+        raise VardropError(
+            f"Expected `seed` to stay {old.seed}, because it split the data of {path}, but got "
+            f"{settings.seed}: rows that are held out for the test would be trained on. Begin a "
+            "new run."
+        )
+    if settings.pretrain != old.pretrain and _phase_of(config, path) == "fit":
+        raise VardropError(
+            f"Expected `pretrain` to stay {old.pretrain}, because {path} is past its pretraining, "
+            f"but got {settings.pretrain}. Begin a new run."
+        )
+    return dataclasses.replace(config, settings=settings)
 
 
 def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
@@ -123,34 +161,40 @@ def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
                 "got none. Pass a fresh one."
             )
         return net
-    with torch.random.fork_rng():
-        torch.manual_seed(config.settings.seed)
+    with own_generators(seed=config.settings.seed):
         return build_net(config.net, config.about.shape, config.about.outputs)
+
+
+def _phase_of(config: Config, path: Path) -> str | None:
+    """The phase that the checkpoint is of; None where there is no checkpoint."""
+    if not (path / CHECKPOINT).is_file():
+        return None
+    phase: str = read_checkpoint(path, config.checked)[1]["phase"]
+    return phase
 
 
 def _train(
     config: Config, path: Path, data: Dataset, net: nn.Module, observer: Observer | None,
     world: World, resuming: bool,
 ) -> Run:  # fmt: skip
-    checkpoint = path / CHECKPOINT
-    phase = read_tensors(checkpoint)[1]["phase"] if resuming and checkpoint.is_file() else None
+    phase = _phase_of(config, path) if resuming else None
     watch = observer or (Bar() if on_terminal() and world.first else Observer())
-    net.to(config.settings.torch_device())
-    with torch.random.fork_rng():
+    net.to(world.device)
+    with own_generators(world.device):
         if config.settings.pretrain and phase != "fit":
             _phase(config, path, data, net, watch, world, "pretrain", phase == "pretrain")
         if config.method is not None:
+            seed_generators(world.device, config.settings.seed)  # some methods draw weights
             convert(net, config.method, config.where, config.exclude)
         elbo = _phase(config, path, data, net, watch, world, "fit", phase == "fit")
     run = Run(path, config, elbo, data)
     if not world.first:
         return run
-    if not (path / BEST).is_file():
+    if not (path / BEST).is_file():  # of version 0.1, killed at the end of its warm-up
         write_tensors(path / BEST, elbo.state_dict(), {"epoch": None})
-    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
-    for name in ("results.json", "arrays.safetensors", "small.safetensors"):
-        (path / name).unlink(missing_ok=True)  # of the net before it was resumed
-    evaluate(run)
+    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
+    if not (path / "results.json").is_file():  # else they are of this very net
+        measure(run)
     return run
 
 
@@ -160,11 +204,15 @@ def _phase(
 ) -> ELBO:  # fmt: skip
     """One part of the training: the plain net (pretrain) or the noisy one (fit)."""
     settings, plain = config.settings, name == "pretrain" or not noisy(net)
-    torch.manual_seed(settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
-    device = settings.torch_device()
+    device = world.device
+    seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
     x, y = (t.to(device) for t in data.train)
     elbo = ELBO(
-        net, likelihood_for(data.task), len(x), 0.0 if plain else settings.beta, settings.samples
+        net,
+        likelihood_for(data.task),
+        len(x),
+        0.0 if plain else float(settings.beta),
+        settings.samples,
     ).to(device)
     optimizer = torch.optim.Adam(
         parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay), fused=True
@@ -197,4 +245,6 @@ def _recorder(
         settings.patience if final else None,
         settings.checkpoint_seconds,
         observer,
+        ABOUT_BEST,
+        config.checked,
     )

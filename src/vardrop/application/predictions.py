@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vardrop.application.config import check_output
 from vardrop.application.run import SAMPLES, Run
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 from vardrop.files import write_atomically
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
 
     Regression: `mean`, the ends of the 95 % interval, and the aleatoric and epistemic variances.
     Classification: `class`, its mean `probability`, the 95 % interval of that over the draws,
-    `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class.
+    `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class. The
+    name of a class that a spreadsheet would run as a formula has an apostrophe before it.
     """
-    import pandas
-
+    pandas = needed("pandas")
     lower, upper = p.interval(_LEVEL)
     if not p.classifies:
         parts = {"mean": p.mean, "lower": lower, "upper": upper,
@@ -36,12 +37,24 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
         return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
     best = p.probs.argmax(1)
     chosen = {"probability": p.probs, "lower": lower, "upper": upper}
-    table = {"class": [run.about.classes[i] for i in best.tolist()]}
+    names = [_cell(name) for name in run.about.classes]
+    table = {"class": [names[i] for i in best.tolist()]}
     table |= {n: t.gather(1, best.unsqueeze(1)).flatten().tolist() for n, t in chosen.items()}
     for name in ("entropy", "aleatoric", "epistemic"):
         table[name] = getattr(p, name).tolist()
     table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.about.classes)}
     return pandas.DataFrame(table)
+
+
+def _cell(name: str) -> str:
+    """The name of a class as a cell: what begins like a formula, and is no number, is quoted."""
+    if not name.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return name
+    try:
+        float(name)
+    except ValueError:
+        return f"'{name}"
+    return name
 
 
 def write_predictions(
@@ -52,17 +65,17 @@ def write_predictions(
     Args:
         run: a trained run.
         source: a CSV or Parquet file for a run on a table; an .npy array for one on images.
-        out: the CSV file.
+        out: the CSV file; neither the source nor a file of the run.
         samples: draws of the noise.
     """
+    check_output(Path(out), run.directory, source, run.config.data.name)
     x = _images(run, Path(source)) if run.about.kind == "image" else run.inputs(source)
     table = prediction_table(run, run.predict(x, samples))
     write_atomically(Path(out), table.to_csv(index=False).encode())
 
 
 def _images(run: Run, path: Path) -> Tensor:
-    import numpy
-
+    numpy = needed("numpy")
     shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
         raise VardropError(
@@ -70,9 +83,15 @@ def _images(run: Run, path: Path) -> Tensor:
             f"{run.about.name}, but got {str(path)!r}."
         )
     try:
-        x = torch.from_numpy(numpy.load(path, allow_pickle=False)).float()
-    except (ValueError, TypeError, OSError) as broken:
-        raise VardropError(f"Expected {path} to hold numbers, but got: {broken}.") from broken
+        loaded = torch.from_numpy(numpy.load(path, allow_pickle=False))
+    except (ValueError, TypeError, OSError, EOFError, MemoryError, SyntaxError) as broken:
+        reason = " ".join(str(broken).split())[:200]
+        raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
+    if loaded.is_complex():
+        raise VardropError(f"Expected {path} to hold real numbers, but got {loaded.dtype}.")
+    x = loaded.float()
+    if len(x) == 0:
+        raise VardropError(f"Expected images in {path}, but got none.")
     if tuple(x.shape[1:]) != run.about.shape:
         raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
     return x

@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from vardrop.application.config import Config
@@ -16,12 +15,14 @@ from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
-from vardrop.files import read_json, read_tensors
+from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.prediction import Prediction, predict
-from vardrop.training import read_history
+from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
-from vardrop.training.recording import BEST, noisy
+from vardrop.training.finite import broken_parameter
+from vardrop.training.processes import own_generators
+from vardrop.training.recording import BEST, noisy, read_standing
 
 if TYPE_CHECKING:
     import pandas
@@ -53,7 +54,10 @@ class Run:
     loaded: Dataset | None = None
 
     def __repr__(self) -> str:
-        scores = ", ".join(f"{k} {v:.4g}" for k, v in self.results.get("metrics", {}).items())
+        found = self.results.get("metrics", {})
+        scores = ", ".join(
+            f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in found.items()
+        )
         return f"Run({str(self.directory)!r}: {self.config.net} on {self.about.name}, {scores})"
 
     @property
@@ -80,7 +84,31 @@ class Run:
     def results(self) -> dict[str, Any]:
         """What was measured so far; empty before the end of the training."""
         path = self.directory / "results.json"
-        return read_json(path) if path.is_file() else {}
+        return unsealed(read_json(path), str(path)) if path.is_file() else {}
+
+    def keep(self, results: dict[str, Any]) -> None:
+        """Store what was measured."""
+        write_json(self.directory / "results.json", sealed(results))
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays that the report draws, as far as they were measured."""
+        path = self.directory / "arrays.safetensors"
+        return read_tensors(path, self.config.checked)[0] if path.is_file() else {}
+
+    @property
+    def standing(self) -> str:
+        """Where a training that did not come to its end stopped; empty for one that did."""
+        values, settings = read_standing(self.directory), self.config.settings
+        if values is None:
+            return ""
+        patient = settings.patience is None or values["waited"] < settings.patience
+        if values["phase"] == "fit" and (values["epoch"] >= settings.epochs or not patient):
+            return ""
+        warm = "" if values.get("best_beta") is not None else " of the KL warm-up"
+        return (
+            f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs; "
+            f"this is its best net{warm} so far."
+        )
 
     def inputs(self, x: Tensor | pandas.DataFrame | str | Path) -> Tensor:
         """Inputs of the net from a tensor, a table, or a file with one."""
@@ -104,9 +132,15 @@ class Run:
             x: inputs of the net, or a table (or CSV or Parquet file) like that of the training.
             samples: draws of the noise.
         """
-        return self.in_units(
-            predicted(self.elbo, self.inputs(x), samples, self.config.settings.seed)
-        )
+        inputs = self.inputs(x)
+        _check_finite(self, inputs)
+        p = predicted(self.elbo, inputs, samples, self.config.settings.seed)
+        if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
+            raise NotFiniteError(
+                f"Expected finite predictions, but got NaN or infinity in row {row}. Its values "
+                "are too large for this net."
+            )
+        return self.in_units(p)
 
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of scaled targets in the units of the target."""
@@ -129,6 +163,23 @@ class Run:
         from vardrop.report import report
 
         return report([self.directory], out)
+
+
+def _check_finite(run: Run, inputs: Tensor) -> None:
+    """A net or inputs with NaN would be given a class all the same."""
+    if (name := broken_parameter(run.elbo)) is not None:
+        raise NotFiniteError(
+            f"Expected the net of {run.directory} to be finite, but got NaN or infinity in "
+            f"'{name}'. Train it again."
+        )
+    if (row := _broken_row(inputs)) is not None:
+        raise NotFiniteError(f"Expected finite inputs, but got NaN or infinity in row {row}.")
+
+
+def _broken_row(values: Tensor) -> int | None:
+    """The first row with a value that is not finite, counted from 1."""
+    wrong = ~values.isfinite().flatten(1).all(1)
+    return int(wrong.int().argmax()) + 1 if bool(wrong.any()) else None
 
 
 def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
@@ -159,6 +210,20 @@ def load_same_data(config: Config, path: Path) -> Dataset:
             f"Expected the data {data.name} that {path} was trained on, with "
             f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
         )
+    found, stored = data.about, config.about
+    for name in ("kind", "task", "shape", "classes", "sizes"):
+        if getattr(found, name) != getattr(stored, name):
+            raise VardropError(
+                f"Expected the {name} of {data.name} to be {getattr(stored, name)}, as {path} was "
+                f"trained with, but got {getattr(found, name)}. The data are read or split in "
+                "another way now; begin a new run."
+            )
+    then, now = stored.preprocessing, found.preprocessing
+    if then is not None and now is not None and not then.resembles(now):
+        raise VardropError(
+            f"Expected the training rows of {data.name} to show what {path} has stored of them, "
+            "but they show something else. The data are split in another way now; begin a new run."
+        )
     return data
 
 
@@ -186,11 +251,18 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
             "Pass a fresh one."
         )
     about = config.about
-    with torch.random.fork_rng():
-        model = build_net(config.net, about.shape, about.outputs) if net is None else net
-    if config.method is not None:
-        convert(model, config.method, config.where, config.exclude)
-    beta = config.settings.beta if noisy(model) else 0.0
+    with own_generators():  # what is drawn here is replaced by what was trained
+        try:
+            model = build_net(config.net, about.shape, about.outputs) if net is None else net
+            if config.method is not None:
+                convert(model, config.method, config.where, config.exclude)
+        except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:
+            reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
+            raise VardropError(
+                f"Expected {path / 'config.json'} to describe a net and a method, but got: "
+                f"{reason}. It is damaged, or the net is another one."
+            ) from wrong
+    beta = float(config.settings.beta) if noisy(model) else 0.0
     elbo = ELBO(model, likelihood_for(about.task), about.sizes["train"], beta)
-    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
     return elbo

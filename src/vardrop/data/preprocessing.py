@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_choice, check_number, check_type
 from vardrop.errors import VardropError
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ class Number:
     std: float
     holes: bool
 
+    def __post_init__(self) -> None:
+        check_type("name", self.name, str, "the name of a column")
+        check_number("median", self.median)
+        check_number("mean", self.mean)
+        check_number("std", self.std, above=0)
+        check_type("holes", self.holes, bool, "true or false")
+
     def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
         """One column of the tensor, or two where holes are marked."""
         found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
@@ -43,6 +51,10 @@ class Category:
 
     name: str
     categories: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for text in (self.name, *self.categories):
+            check_type("name", text, str, "the name of a column or a category")
 
     def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
         """As many columns of the tensor as there are categories."""
@@ -63,6 +75,20 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("task", self.task, ("classification", "regression"))
+        check_number("target_mean", self.target_mean)
+        check_number("target_std", self.target_std, above=0)
+        for text in (self.target, *self.classes):
+            check_type("target", text, str, "the name of a column or a class")
+
+    @property
+    def features(self) -> int:
+        """How many columns the tensor of inputs has."""
+        return sum(
+            1 + c.holes if isinstance(c, Number) else len(c.categories) for c in self.columns
+        )
 
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
@@ -88,6 +114,10 @@ class Preprocessing:
                 )
         return torch.tensor([index[label(v)] for v in values])
 
+    def resembles(self, other: Preprocessing) -> bool:
+        """Whether another is the same, but for the last digits of its numbers."""
+        return _close(asdict(self), asdict(other))
+
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
         columns = [
@@ -103,14 +133,30 @@ class Preprocessing:
             raise VardropError(
                 f"Expected preprocessing of version {VERSION}, but got {data.get('version')!r}."
             )
-        fields = {k: v for k, v in data.items() if k != "version"}
+        fields = {k: _float(v) for k, v in data.items() if k != "version"}
         fields["columns"] = tuple(_column(dict(c)) for c in data["columns"])
         return cls(**{**fields, "classes": tuple(data["classes"])})
 
 
+def _close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_close, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+    return bool(a == b)
+
+
+def _float(value: Any) -> Any:
+    return float(value) if type(value) is int else value
+
+
 def _column(data: dict[str, Any]) -> Column:
-    if data.pop("kind") == "number":
-        return Number(**data)
+    kind = data.pop("kind")
+    check_choice("kind", kind, ("number", "category"))
+    if kind == "number":
+        return Number(**{k: _float(v) for k, v in data.items()})
     return Category(data["name"], tuple(data["categories"]))
 
 

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from vardrop.errors import VardropError
-from vardrop.files import write_atomically
+from vardrop.files import check_apart, write_atomically
 from vardrop.report.figures import grid, section
 from vardrop.report.gallery import KINDS
 from vardrop.report.run import Run, read_run
@@ -49,6 +49,8 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
             f"Expected `out` to be a file, but got the directory {target}. "
             f"Pass {target / 'report.html'}."
         )
+    read = (file for run in runs.values() for file in run.path.iterdir())
+    check_apart(target, (file for file in read if file.suffix != ".html"))
     page = _page(runs)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from vardrop.errors import VardropError
+from vardrop.files import read_tensors, unsealed
+from vardrop.training import read_history
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ def read_run(path: Path) -> Run:
     return Run(
         path=path,
         config=config,
-        history=_history(path / "history.jsonl"),
+        history=read_history(path),
         results=_results(results) if results.is_file() else {},
-        arrays=_arrays(path / "arrays.safetensors"),
+        arrays=_arrays(path / "arrays.safetensors", _checked(config)),
     )
 
 
@@ -75,14 +77,20 @@ def _broken(path: Path, wanted: str, found: object) -> VardropError:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object."""
+    """A file with one JSON object, which is what was sealed, where it carries a checksum."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise _broken(path, "a JSON object", error) from error
     if not isinstance(found, dict):
         raise _broken(path, "a JSON object", type(found).__name__)
-    return found
+    return unsealed(found, str(path), _checked(found))
+
+
+def _checked(config: Mapping[str, Any]) -> bool:
+    """Whether the files of a run carry checksums: those of version 0.1, and drawn ones, do not."""
+    version = config.get("version", 1)
+    return isinstance(version, int) and version >= 2
 
 
 def _results(path: Path) -> dict[str, Any]:
@@ -94,29 +102,11 @@ def _results(path: Path) -> dict[str, Any]:
     return found
 
 
-def _history(path: Path) -> list[dict[str, Any]]:
-    """A file with one JSON object a line; a last line that a crash cut short is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (ValueError, OSError) as error:
-        raise _broken(path, "text", error) from error
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise _broken(path, f"one JSON object a line, in line {number}", error) from error
-        if not isinstance(row, dict):
-            raise _broken(path, f"one JSON object a line, in line {number}", type(row).__name__)
-        rows.append(row)
-    return rows
-
-
-def _arrays(path: Path) -> dict[str, Tensor]:
+def _arrays(path: Path, checked: bool) -> dict[str, Tensor]:
     if not path.is_file():
         return {}
+    if checked:
+        return read_tensors(path, required=True)[0]
     try:
         return load(path.read_bytes())
     except (SafetensorError, ValueError, KeyError, OSError) as error:
