@@ -54,13 +54,20 @@ class Experiment:
 
 
 _REQUIRED = ("title", "paper", "source", "function", "seeds", "minutes", "bounds")
+_KINDS: dict[type | tuple[type, ...], tuple[str, ...]] = {
+    str: ("title", "paper", "source", "function", "notes"),
+    int: ("row",),
+    (int, float): ("minutes",),
+    list: ("seeds", "headline"),
+    dict: ("arguments", "expected", "quick", "bounds", "plot"),
+}
 
 
 def load(path: Path) -> Experiment:
     """Read one description."""
     try:
-        data = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # also what is not UTF-8
         raise VardropError(f"Expected {path} to be TOML, but got: {error}.") from error
     if missing := [key for key in _REQUIRED if key not in data]:
         raise VardropError(f"Expected {path} to have {', '.join(missing)}, but got {sorted(data)}.")
@@ -69,6 +76,7 @@ def load(path: Path) -> Experiment:
             f"Expected {path} to have `expected`, the paper's figures, or `headline`, the names of "
             f"figures to show without them, but got {sorted(data)}."
         )
+    _check_types(path, data)
     return Experiment(
         name=f"{path.parent.name}/{path.stem}",
         row=data.get("row", 0),
@@ -86,6 +94,31 @@ def load(path: Path) -> Experiment:
         plot=data.get("plot", {}),
         notes=data.get("notes", ""),
     )
+
+
+def _check_types(path: Path, data: dict[str, Any]) -> None:
+    kinds = {name: kind for kind, names in _KINDS.items() for name in names}
+    if unknown := sorted(set(data) - set(kinds)):
+        raise VardropError(f"Expected {path} to have only {sorted(kinds)}, but got {unknown}.")
+    seeds, figures = data["seeds"], data.get("expected", {})
+    fits = (
+        all(isinstance(data[k], kinds[k]) and not isinstance(data[k], bool) for k in data)
+        and all(type(seed) is int and seed >= 0 for seed in seeds)
+        and all(isinstance(name, str) for name in data.get("headline", ()))
+        and all(map(_number, figures.values()))
+        and all(isinstance(b, list) and len(b) == 2 for b in data["bounds"].values())
+        and all(map(_number, (end for b in data["bounds"].values() for end in b)))
+    )
+    if not fits or not _number(data["minutes"]):
+        raise VardropError(
+            f"Expected {path} to have texts as title, paper, source, function and notes, whole "
+            "numbers as row and seeds, finite numbers as minutes and expected figures, names as "
+            "headline, and two numbers for every bound, but got something else."
+        )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def experiments(directory: Path) -> dict[str, Experiment]:

@@ -1,6 +1,7 @@
 """A folder with tables and runs, sound and broken, that the tests of the commands share."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.cli.calling import call
+from vardrop.files import read_tensors, sealed, write_tensors
 
 N = 80
 HOUSES = pd.DataFrame(
@@ -28,6 +30,7 @@ def tables():
         "no_town": HOUSES.drop(columns="town").head(4),
         "words": HOUSES.assign(area=["big" if i == 1 else i for i in rows]).head(4),
         "constant": HOUSES.assign(k=1),
+        "constants": HOUSES.assign(**{"k": 1, "k 2": "x"}),
         "same": HOUSES.assign(price=1.0),
         "infinite": HOUSES.assign(area=[float("inf") if i == 8 else i for i in rows]),
         "text": HOUSES.assign(price=["x" if i == 8 else i for i in rows]),
@@ -40,12 +43,22 @@ def tables():
     }
 
 
-def damaged(run, copy, **changes):
-    """A copy of a run with other values in its config.json."""
+def changed(run, copy, seal=True, **changes):
+    """A copy of a run with other values in its config.json, as if they had been written there."""
     shutil.copytree(run, copy)
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, **changes}))
+    config = {**json.loads((copy / "config.json").read_text()), **changes}
+    if seal:
+        config = sealed({k: v for k, v in config.items() if k != "sha256"})
+    (copy / "config.json").write_text(json.dumps(config))
     return copy
+
+
+def with_nan(run, copy):
+    """A copy of a run whose net has a NaN, as if it had been trained to."""
+    shutil.copytree(run, copy)
+    tensors, values = read_tensors(copy / "best.safetensors")
+    tensors["net.1.weight"][0, 0] = math.nan
+    write_tensors(copy / "best.safetensors", tensors, values)
 
 
 @pytest.fixture(scope="package")
@@ -57,6 +70,9 @@ def folder(tmp_path_factory):
     (folder / "torn.csv").write_text("a,b\n1,2\n3,4,5\n")
     (folder / "bad.parquet").write_bytes(b"nothing")
     np.save(folder / "small.npy", np.zeros((2, 1, 5, 5)))
+    np.save(folder / "nan.npy", np.stack([np.zeros((1, 8, 8)), np.full((1, 8, 8), np.nan)]))
+    np.save(folder / "none.npy", np.zeros((0, 1, 8, 8)))
+    np.save(folder / "complex.npy", np.zeros((2, 1, 8, 8), dtype=complex))
     (folder / "bad.npy").write_bytes(b"nothing")
     for name in ("notarun", "full", "broken/mnist"):
         (folder / name).mkdir(parents=True)
@@ -68,9 +84,11 @@ def folder(tmp_path_factory):
     assert call(*houses, "--out", folder / "h", *quick) == 0
     assert call("fit", "digits", "--method", "none", "--out", folder / "plain", *quick) == 0
     assert call("fit", "digits", "--out", folder / "a", *quick) == 0
-    damaged(folder / "h", folder / "future", version=9)
-    damaged(folder / "h", folder / "moved", checksum="sha256:0")
-    torn = damaged(folder / "h", folder / "torn")
+    changed(folder / "h", folder / "future", version=9)
+    changed(folder / "h", folder / "moved", checksum="sha256:0")
+    changed(folder / "h", folder / "edited", seal=False, where="0")
+    with_nan(folder / "h", folder / "nan")
+    torn = changed(folder / "h", folder / "torn")
     for file in ("best", "checkpoint"):
         (torn / f"{file}.safetensors").write_bytes(b"nothing")
     return folder

@@ -1,15 +1,19 @@
 """The command line: every command, exit codes, help and completion."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import time
+import warnings
 
 import pandas as pd
 import pytest
 
 from tests.cli.calling import call
 from vardrop.cli import main
+from vardrop.files import sealed
 
 
 def test_the_commands_of_a_day(folder, capsys):
@@ -161,3 +165,93 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     done = json.loads((out / "checkpoint.json").read_text())["epoch"]
     assert call("fit", "--resume", "--out", out, "--epochs", done + 1, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["epoch"] == done
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.0])
+def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
+    start = "import sys, vardrop_start; print('on', flush=True); vardrop_start.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, "fit", "iris", "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout.readline() == "on\n"
+        time.sleep(seconds)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert err in (
+        "vardrop: stopped before it began.\n",
+        "vardrop: stopped. `fit --resume` and `reproduce` go on from the last checkpoint.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "package, typed, extra",
+    [
+        ("typer", "methods", "app"),
+        ("rich", "methods", "app"),
+        ("sklearn", "fit iris --out x", "app"),
+        ("pandas", "fit t.csv --target y --out x", "app"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, package, typed, extra):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; import vardrop_start; vardrop_start.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *typed.split()],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"vardrop: Expected the package {package} to be installed")
+    assert f"pip install 'vardrop[{extra}]'" in done.stderr
+
+
+def test_names_out_of_files_do_not_steer_the_terminal(tmp_path, capsys):
+    rows = {"a\x1b[2J": range(40), "b": ["x\x1b]0;t\x07" if i % 2 else "y" for i in range(40)]}
+    table = pd.DataFrame({**rows, "y": [i % 7 for i in range(40)]})
+    table.to_csv(tmp_path / "t\x1b[31m.csv", index=False)
+    fitted = ("fit", tmp_path / "t\x1b[31m.csv", "--target", "y", "--epochs", 1)
+    assert call(*fitted, "--out", tmp_path / "r") == 0
+    assert call(*fitted, "--out", tmp_path / "r") == 1
+    assert call("fit", tmp_path / "t\x1b[31m.csv", "--out", tmp_path / "s") == 1
+    out, err = capsys.readouterr()
+    assert "\x1b[2J" not in out + err
+    assert "\x1b]" not in out + err
+    assert "\x1b[31m" not in out + err
+    assert "number   a\\x1b[2J: median" in out
+    assert "'a\\x1b[2J'" in err
+
+
+def test_a_run_that_was_stopped_says_so(folder, tmp_path, capsys):
+    shutil.copytree(folder / "h", tmp_path / "h")
+    config = json.loads((tmp_path / "h" / "config.json").read_text())
+    del config["sha256"]
+    config["settings"]["epochs"] = 30
+    (tmp_path / "h" / "config.json").write_text(json.dumps(sealed(config)))
+    assert call("predict", tmp_path / "h", folder / "new.csv", "--out", tmp_path / "p.csv") == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'p.csv'} written\n"
+    assert err == (
+        f"vardrop: {tmp_path / 'h'} was stopped after 2 of 30 epochs; this is its best net so far.\n"
+    )
+
+
+def test_warnings_are_one_line(folder, tmp_path, capsys, monkeypatch):
+    def old(*arguments, **more):
+        warnings.warn("the file is\nold\x1b[2J", stacklevel=2)
+
+    monkeypatch.setattr("vardrop.application.write_predictions", old)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert call("predict", folder / "h", folder / "new.csv", "--out", tmp_path / "p.csv") == 0
+    assert capsys.readouterr().err == "vardrop: warning: the file is old\\x1b[2J\n"
+
+
+def test_help_names_no_directory_of_ours(capsys):
+    assert call("fit", "--help") == 0
+    out = capsys.readouterr().out
+    assert "VARDROP_DATA" in out
+    assert "shared" not in out

@@ -1,5 +1,7 @@
 """What gates do in training: Beta-Bernoulli closes units, concrete dropout finds its rate."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -14,7 +16,8 @@ from vardrop.objective import ELBO, Categorical
 from vardrop.training import train
 
 needs_mnist = pytest.mark.skipif(
-    not (data_directory() / "mnist").is_dir(), reason="MNIST is not in the data directory"
+    not (data_directory() or Path()).joinpath("mnist").is_dir(),
+    reason="MNIST is not in the data directory",
 )
 
 

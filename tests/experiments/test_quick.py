@@ -13,7 +13,8 @@ KNOWN = experiments(Path(__file__).parents[2] / "experiments")
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (data_directory() / "mnist").is_dir(), reason="MNIST is not there (VARDROP_DATA)"
+    not (data_directory() or Path()).joinpath("mnist").is_dir(),
+    reason="MNIST is not there (VARDROP_DATA)",
 )
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_quick_version_keeps_its_bounds(name: str, tmp_path: Path) -> None:

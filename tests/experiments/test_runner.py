@@ -166,3 +166,22 @@ def test_every_description_names_a_known_function_and_bounds():
         assert experiment.function in FUNCTIONS
         assert experiment.bounds
         assert experiment.minutes > 0
+
+
+@pytest.mark.parametrize(
+    "old, new, told",
+    [
+        (b"title", b"tit\xffle", "to be TOML, but got: 'utf-8' codec"),
+        (b"seeds = ", b"seeds = 3 # ", "whole numbers as row and seeds"),
+        (b"minutes = ", b"minutes = true # ", "finite numbers as minutes"),
+        (b"title = ", b"title = 3 # ", "Expected .* to have texts as title"),
+        (b"title = ", b"tittle = 3\ntitle = ", r"to have only .* but got \['tittle'\]"),
+    ],
+)
+def test_descriptions_that_are_none_are_told(tmp_path, old, new, told):
+    path = describe(tmp_path) / "toy" / "run.toml"
+    raw = path.read_bytes()
+    assert old in raw
+    path.write_bytes(raw.replace(old, new, 1))
+    with pytest.raises(VardropError, match=told):
+        load(path)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
-import typer
+from vardrop.checks import printable
+from vardrop.errors import VardropError, needed
 
-from vardrop.cli.commands import app
-from vardrop.errors import VardropError
+for _package in ("typer", "rich"):
+    needed(_package)
+
+import typer  # noqa: E402  there, as was just made sure
+
+from vardrop.cli.commands import app  # noqa: E402
 
 __all__ = ["app", "main"]
 
@@ -20,15 +27,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
     try:
-        code = app([a for a in given if a != "--debug"], prog_name="vardrop", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned
+            code = app(
+                [a for a in given if a != "--debug"], prog_name="vardrop", standalone_mode=False
+            )
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
         text, code = _described(error)
-        print(f"vardrop: {text}", file=sys.stderr)
+        print(f"vardrop: {printable(text)}", file=sys.stderr)
     sys.exit(code or 0)
+
+
+def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
+    print(f"vardrop: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _described(error: BaseException) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """`python -m vardrop.cli`, which is what torchrun starts."""
 
-from vardrop.cli import main
+from vardrop_start import main
 
 if __name__ == "__main__":
     main()

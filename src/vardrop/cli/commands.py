@@ -145,8 +145,10 @@ def _observer(json: bool, tensorboard: Path | None) -> Observer:
 @app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")
 def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES = 100) -> None:
     """Predict new rows: mean, interval, aleatoric and epistemic uncertainty, one row each."""
-    application.write_predictions(load_run(run), table, out, samples)
-    print(f"{out} written")
+    loaded = load_run(run)
+    application.write_predictions(loaded, table, out, samples)
+    printing.standing(loaded)
+    printing.say(f"{out} written")
 
 
 @app.command(epilog="Example: vardrop evaluate runs/a --ood fashion-mnist")
@@ -160,6 +162,7 @@ def evaluate(
     """Score a run on test data, and tell those from other image sets."""
     loaded = load_run(run, directory=data_dir)
     application.evaluate(loaded, ood or (), samples)
+    printing.standing(loaded)
     printing.run(loaded, json)
 
 
@@ -176,6 +179,7 @@ def compress(
         raise typer.BadParameter("Expected --max-drop or --sparsity, but got both.")
     loaded = load_run(run)
     small = application.compress(loaded, max_drop, sparsity, onnx)
+    printing.standing(loaded)
     printing.compression(loaded, small, json)
 
 
@@ -184,7 +188,7 @@ def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
     """Write one self-contained HTML file about one run, or several side by side."""
     from vardrop.report import report as write
 
-    print(write(runs, out))
+    printing.say(str(write(runs, out)))
 
 
 @app.command(

@@ -51,10 +51,12 @@ TARGET = Annotated[str | None, typer.Option(help="The target column of a file.")
 TASK = Annotated[
     str | None, typer.Option(help="classification or regression; inferred by default.")
 ]
-DROP = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
+DROP = Annotated[
+    list[str] | None, typer.Option(help="A column of a file to leave out; may be repeated.")
+]
 DATA_DIR = Annotated[
     Path | None,
-    typer.Option(help="Where the image sets lie; VARDROP_DATA, ../shared/data or a download."),
+    typer.Option(help="Where the image sets lie; VARDROP_DATA by default, else a download."),
 ]
 WHERE = Annotated[str | None, typer.Option(help="Make only layers of this name noisy (a glob).")]
 EXCLUDE = Annotated[str | None, typer.Option(help="Leave layers of this name plain (a glob).")]
@@ -84,7 +86,9 @@ PATIENCE = Annotated[
 PRECISION = Annotated[str | None, typer.Option(help="float32, or bfloat16 for mixed precision.")]
 COMPILE = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 DEVICE = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; auto by default.")]
-SEED = Annotated[int | None, typer.Option(help="Seed; 0 by default.")]
+SEED = Annotated[
+    int | None, typer.Option(help="Seed, also of the split; 0 by default, fixed with --resume.")
+]
 RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 FORCE = Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, for machines.")]
@@ -103,7 +107,11 @@ DEMO_OUT = Annotated[Path | None, typer.Option(help="A directory; runs/demo-<num
 TABLE = Annotated[Path, typer.Argument(help="A CSV or Parquet file; images as .npy.")]
 PREDICTIONS = Annotated[Path, typer.Option(help="The CSV file to write.")]
 MAX_DROP = Annotated[
-    float | None, typer.Option(help="Accuracy (or RMSE) to lose on validation data; 0.002.")
+    float | None,
+    typer.Option(
+        help="What may be lost on validation data: accuracy (0.002 by default), or the share by "
+        "which the RMSE may grow (0.01 by default)."
+    ),
 ]
 SPARSITY = Annotated[float | None, typer.Option(help="The share of weights to drop, instead.")]
 ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,18 @@ from torch import nn
 
 from vardrop.application import Run
 from vardrop.application.methods import Method
+from vardrop.checks import printable
+
+
+def say(text: str) -> None:
+    """A line of text; names out of files do not steer the terminal."""
+    print(printable(text))
+
+
+def standing(run: Run) -> None:
+    """One line on stderr where the training did not come to its end."""
+    if run.standing:
+        print(f"vardrop: {printable(run.standing)}", file=sys.stderr)
 
 
 def methods(found: Sequence[Method], as_json: bool) -> None:
@@ -35,14 +48,14 @@ def run(run: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
         return
-    print(f"{run.config.net} on {run.about.name}, scores on test data")
+    say(f"{run.config.net} on {run.about.name}, scores on test data")
     table = Table()
     table.add_column("score")
     table.add_column("value", justify="right")
     for name, value in {**results["metrics"], **_flat(results.get("ood", {}))}.items():
         table.add_row(name, _number(value))
     Console().print(table)
-    print(f"run: {run.directory}")
+    say(f"run: {run.directory}")
 
 
 def compression(run: Run, small: nn.Module, as_json: bool) -> None:
@@ -51,15 +64,17 @@ def compression(run: Run, small: nn.Module, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "compression", "directory": str(run.directory), **found}))
         return
-    print(small.report)
+    say(str(small.report))
     before, after = (_number(found[f"test_score_{when}"]) for when in ("before", "after"))
     print(f"threshold {found['threshold']:.4g}, {found['score']} on test data {before} -> {after}")
-    print(f"small net: {run.directory / 'small.safetensors'}")
+    say(f"small net: {run.directory / 'small.safetensors'}")
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "not finite"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
-def _flat(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _flat(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
     return {f"{name}: {score}": v for name, scores in ood.items() for score, v in scores.items()}

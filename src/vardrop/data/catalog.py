@@ -15,7 +15,7 @@ from vardrop.data.images import IMAGE_SETS, Images, load_images
 from vardrop.data.preprocessing import Preprocessing, Task
 from vardrop.data.splits import Dataset, Part, checksum, shuffled
 from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn, read_table
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
     import pandas
@@ -47,9 +47,9 @@ def load_dataset(
     Args:
         name: "digits", "iris", "wine", "breast_cancer" or "diabetes" (embedded in scikit-learn);
             "mnist", "fashion-mnist" or "cifar10"; or a CSV or Parquet file.
-        target: the target column of a file.
+        target: the target column of a file; only a file takes one.
         task: "classification" or "regression"; inferred from the target where None.
-        drop: columns of a file to leave out.
+        drop: columns of a file to leave out; only a file takes some.
         directory: of the image sets; see `data_directory`.
         seed: of the split.
 
@@ -57,6 +57,8 @@ def load_dataset(
     {'train': 1258, 'validation': 180, 'test': 359}
     """
     name = str(name)
+    if name in DATASETS:
+        _check_named(name, target, task, drop)
     if name == "digits":
         return _digits(seed)
     if name in _TABLES:
@@ -71,6 +73,19 @@ def load_dataset(
     )
 
 
+def _check_named(name: str, target: str | None, task: Task | None, drop: Sequence[str]) -> None:
+    """What a set of a known name decides for itself cannot be asked of it."""
+    own = _TABLES.get(name, "classification")
+    if target is None and not drop and task in (None, own):
+        return
+    given = {"target": target, "task": None if task == own else task, "drop": list(drop) or None}
+    wrong = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+    raise VardropError(
+        f"Expected no `target`, `drop` or other task for the data {name}, whose target is known "
+        f"and whose task is {own}, but got {wrong}. They are for CSV and Parquet files."
+    )
+
+
 def _digits(seed: int) -> Dataset:
     x, y = digits()
     test, validation, train = shuffled(len(x), (_TEST, _VALIDATION), seed, "digits")
@@ -81,9 +96,7 @@ def _digits(seed: int) -> Dataset:
 
 def digits() -> Images:
     """scikit-learn's 1797 digits of 8 x 8, pixels in [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
+    found = needed("sklearn.datasets").load_digits()
     x = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
     return Images(x, torch.tensor(found.target))
 
@@ -107,8 +120,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _embedded(name: str, seed: int) -> Dataset:
-    from sklearn import datasets
-
+    datasets = needed("sklearn.datasets")
     loaders: dict[str, Callable[..., Any]] = {n: getattr(datasets, f"load_{n}") for n in _TABLES}
     found = loaders[name](as_frame=True)
     table = found.frame
@@ -180,8 +192,7 @@ def _strangers(name: str, directory: str | Path | None) -> Tensor:
 
 
 def _photos() -> Tensor:
-    from sklearn.datasets import load_sample_images
-
-    pictures = torch.stack([torch.tensor(p) for p in load_sample_images().images])
+    found = needed("sklearn.datasets").load_sample_images()
+    pictures = torch.stack([torch.tensor(p) for p in found.images])
     x = pictures.permute(0, 3, 1, 2).float() / 255
     return x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 32, 32)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
+import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vardrop.checks import shown
 from vardrop.data.download import data_directory, find
 from vardrop.data.images import Images
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
+from vardrop.files import read_json
 
 _ARCHIVE, _MD5 = "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
 _BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so by their author
-_PIXELS = 32 * 32
+_PIXELS, _CLASSES, _MOST = 32 * 32, 10, 10_000  # of an image, of a set, of a file
 
 
 def load_cifar10(split: str = "train", directory: str | Path | None = None) -> Images:
@@ -32,9 +34,9 @@ def load_cifar10(split: str = "train", directory: str | Path | None = None) -> I
     """
     if split not in _BATCHES:
         raise VardropError(f"Expected `split` to be 'train' or 'test', but got {split!r}.")
-    root = data_directory(directory) / "cifar10"
-    if (root / f"{_BATCHES[split][0]}.png").is_file():
-        return _from_pngs(root, split)
+    root = data_directory(directory)
+    if root is not None and (root / "cifar10" / f"{_BATCHES[split][0]}.png").is_file():
+        return _from_pngs(root / "cifar10", split)
     return _from_archive(find("cifar10", _ARCHIVE, _MD5, directory), split)
 
 
@@ -48,28 +50,49 @@ def _from_archive(raw: bytes, split: str) -> Images:
 
 def _from_pngs(root: Path, split: str) -> Images:
     x = torch.cat([_png(root / f"{batch}.png") for batch in _BATCHES[split]])
-    path = root / _LABELS[split]
+    return Images(x, _labels(root / _LABELS[split], len(x)))
+
+
+def _labels(path: Path, count: int) -> Tensor:
     if not path.is_file():
         raise VardropError(f"Expected the file {path} beside the PNGs, but it is not there.")
-    y = torch.tensor(json.loads(path.read_text()))
-    if y.shape != (len(x),) or y.is_floating_point():
-        raise VardropError(
-            f"Expected {path} to hold {len(x)} class numbers, but got shape {tuple(y.shape)}."
-        )
-    return Images(x, y.long())
+    found = read_json(path)
+    if not isinstance(found, list) or len(found) != count:
+        size = len(found) if isinstance(found, list) else type(found).__name__
+        raise VardropError(f"Expected {path} to hold {count} class numbers, but got {size}.")
+    for number, label in enumerate(found):
+        if type(label) is not int or not 0 <= label < _CLASSES:
+            raise VardropError(
+                f"Expected {path} to hold class numbers from 0 to {_CLASSES - 1}, but got "
+                f"{shown(label)} for image {number + 1}. The file is damaged."
+            )
+    return torch.tensor(found)
 
 
 def _png(path: Path) -> Tensor:
-    import numpy
-    from PIL import Image
-
+    numpy, library = needed("numpy"), needed("PIL.Image")
     if not path.is_file():
         raise VardropError(f"Expected the file {path}, but it is not there.")
-    with Image.open(path) as image:
-        pixels = torch.from_numpy(numpy.array(image.convert("RGB")))
-    if pixels.shape[1] != _PIXELS:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", library.DecompressionBombWarning)
+            with library.open(path, formats=["PNG"]) as image:
+                _check_size(path, image.size)
+                pixels = torch.from_numpy(numpy.array(image.convert("RGB")))
+    except VardropError:
+        raise
+    except Exception as broken:  # Pillow raises a dozen types for damage of different kinds
+        reason = " ".join(f"{type(broken).__name__}: {broken}".split())[:200]
         raise VardropError(
-            f"Expected {path} to be {_PIXELS} pixels wide, one image a row, but got "
-            f"{pixels.shape[1]}."
-        )
+            f"Expected {path} to be a PNG, but got {reason}. The file is damaged."
+        ) from broken
     return pixels.view(-1, 32, 32, 3).permute(0, 3, 1, 2).float().div_(255)
+
+
+def _check_size(path: Path, size: tuple[int, int]) -> None:
+    width, height = size
+    if width != _PIXELS or height > _MOST:
+        raise VardropError(
+            f"Expected {path} to be {_PIXELS} pixels wide and at most {_MOST} high, one image a "
+            f"row, but got {width} x {height}."
+        )

@@ -16,18 +16,22 @@ SOURCES = {
 }
 
 
-def data_directory(directory: str | Path | None = None) -> Path:
-    """The directory of the image sets: the argument, VARDROP_DATA, or ../shared/data."""
-    chosen = directory or os.environ.get("VARDROP_DATA") or "../shared/data"
-    return Path(chosen)
+def data_directory(directory: str | Path | None = None) -> Path | None:
+    """The directory of the image sets: the argument, or VARDROP_DATA, or None."""
+    chosen = directory or os.environ.get("VARDROP_DATA")
+    return Path(chosen) if chosen else None
 
 
 def find(name: str, file: str, md5: str, directory: str | Path | None = None) -> bytes:
     """The content of one file of a set, from the directory or the cache, checked by MD5."""
-    path = data_directory(directory) / name / file
-    if not path.is_file():
+    root = data_directory(directory)
+    path = Path(name) / file if root is None else root / name / file
+    if root is None or not path.is_file():
         path = _fetch(name, file, md5, path)
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as failure:
+        raise VardropError(f"Expected to read {path}, but got: {failure.strerror}.") from failure
     if (found := hashlib.md5(raw).hexdigest()) != md5:
         raise VardropError(
             f"Expected the MD5 of {path} to be {md5}, but got {found}. The file is damaged or of "
@@ -38,7 +42,10 @@ def find(name: str, file: str, md5: str, directory: str | Path | None = None) ->
 
 def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
     """Download a file into pooch's cache; the file there, if it was fetched before."""
-    remedy = "Put the original files there, or set VARDROP_DATA to their directory."
+    remedy = (
+        "Put the original files there, or set VARDROP_DATA to the directory that holds "
+        f"{absent.parent.name}/{file}."
+    )
     if name not in SOURCES:
         raise VardropError(f"Expected the file {absent}, but it is not there. {remedy}")
     try:
@@ -46,7 +53,7 @@ def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
     except ImportError as missing:
         raise VardropError(
             f"Expected the file {absent}, but it is not there. {remedy} "
-            "With `pip install pooch` it is fetched."
+            "With `pip install 'vardrop[app]'`, which brings pooch, it is fetched."
         ) from missing
     pooch.get_logger().setLevel("WARNING")
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from vardrop.data.preprocessing import (
     label,
     numbers,
 )
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
     import pandas
@@ -27,8 +29,7 @@ _MOST_CLASSES = 20  # distinct whole numbers up to which a numeric target is a c
 
 def read_table(path: str | Path) -> pandas.DataFrame:
     """Read a CSV or Parquet file; an error names what is wrong with it."""
-    import pandas
-
+    pandas = needed("pandas")
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise VardropError(
@@ -99,11 +100,12 @@ def learn(
     names = [n for n in table.columns if n != target and n not in drop]
     if not names:
         raise VardropError(f"Expected {source} to have columns besides the target, but got none.")
+    _check_varying(part, names, source)
     columns = tuple(_column(part[name], source) for name in names)
     if task == "regression":
         values = numbers(part[target], source)
-        std = float(values.std(ddof=0)) or 1.0
-        return Preprocessing(target, task, columns, (), float(values.mean()), std)
+        _, mean, std = _scale(values, source)
+        return Preprocessing(target, task, columns, (), mean, std or 1.0)
     classes = sorted({label(v) for v in table[target]}, key=_order)
     if len(classes) > max(_MOST_CATEGORIES, _MOST_CLASSES):
         raise VardropError(
@@ -113,28 +115,55 @@ def learn(
     return Preprocessing(target, task, columns, tuple(classes))
 
 
+def _check_varying(part: pandas.DataFrame, names: list[str], source: str) -> None:
+    if not (constant := [name for name in names if part[name].nunique() < 2]):
+        return
+    which = "column" if len(constant) == 1 else "columns"
+    shown = ", ".join(f"'{name}'" for name in constant)
+    raise VardropError(
+        f"Expected {which} {shown} of {source} to vary, but got values that are constant in the "
+        f"training part. {_leave_out(constant)}"
+    )
+
+
+def _leave_out(names: list[str]) -> str:
+    """How to do without columns, as it is typed and as it is written."""
+    typed = " ".join(f"--drop {shlex.quote(str(name))}" for name in names)
+    return f"Leave out what is no use by {typed} (in Python drop={list(map(str, names))})."
+
+
+def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
+    """Median, mean and deviation, holes filled by the median, if they are finite."""
+    with needed("numpy").errstate(over="ignore", invalid="ignore"):
+        median = float(values.median())
+        filled = values.fillna(median)
+        mean, std = float(filled.mean()), float(filled.std(ddof=0))
+    if not all(map(math.isfinite, (median, mean, std))):
+        raise VardropError(
+            f"Expected column '{values.name}' of {source} to have a finite median, mean and "
+            f"deviation, but got {median:g}, {mean:g} and {std:g}. Scale it down."
+        )
+    return median, mean, std
+
+
 def _column(values: pandas.Series, source: str) -> Column:
     import pandas
 
-    if values.nunique() < 2:
-        raise VardropError(
-            f"Expected column '{values.name}' of {source} to vary, but it is constant in the "
-            "training part. Drop it."
-        )
     if pandas.api.types.is_numeric_dtype(values):
         found = numbers(values, source)
-        median = float(found.median())
-        filled = found.fillna(median)
-        holes = bool(found.isna().any())
-        return Number(
-            str(values.name), median, float(filled.mean()), float(filled.std(ddof=0)), holes
-        )
+        median, mean, std = _scale(found, source)
+        if std == 0:
+            raise VardropError(
+                f"Expected column '{values.name}' of {source} to vary by more than rounding, but "
+                f"got a deviation of 0. {_leave_out([str(values.name)])}"
+            )
+        return Number(str(values.name), median, mean, std, bool(found.isna().any()))
     categories = sorted({str(v) for v in values.dropna()})
     if len(categories) > _MOST_CATEGORIES:
         raise VardropError(
             f"Expected at most {_MOST_CATEGORIES} categories in column '{values.name}' of "
-            f"{source}, but got {len(categories)}, such as {categories[0]!r}. Drop it, or make it "
-            "a number."
+            f"{source}, but got {len(categories)}, such as {categories[0]!r}. Make it a number, or "
+            f"do without it. {_leave_out([str(values.name)])}"
         )
     return Category(str(values.name), tuple(categories))
 

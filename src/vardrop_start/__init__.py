@@ -1,0 +1,31 @@
+"""Starts the program `vardrop`: a stop or a missing package while it is imported is one line.
+
+It lies beside the package because importing anything inside `vardrop` imports torch first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+
+def main() -> None:
+    """Import the command line and run it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else whoever started it decided otherwise
+        signal.signal(signal.SIGINT, _stop)
+    try:
+        from vardrop.cli import main as run
+    except ValueError as missing:  # the library's own error, which names the extra to install
+        print(f"vardrop: {missing}", file=sys.stderr)
+        sys.exit(1)
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+def _stop(*_: object) -> NoReturn:
+    """End at once: an exception could be lost inside a library that is being imported."""
+    os.write(2, b"vardrop: stopped before it began.\n")
+    os._exit(1)
