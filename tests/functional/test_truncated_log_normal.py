@@ -116,3 +116,32 @@ def test_second_derivatives_of_a_sample() -> None:
 
     assert torch.autograd.gradcheck(sample, (mu, log_sigma))
     assert torch.autograd.gradgradcheck(sample, (mu, log_sigma), atol=1e-4)
+
+
+def exact_kl(mu, log_sigma, low, high):
+    mu, sigma = mp.mpf(mu), mp.exp(mp.mpf(log_sigma))
+    a, b = (low - mu) / sigma, (high - mu) / sigma
+    if a > 0:
+        a, b = -b, -a
+    mass = (mp.erfc(-b / mp.sqrt(2)) - mp.erfc(-a / mp.sqrt(2))) / 2
+    ends = (a * mp.npdf(a) - b * mp.npdf(b)) / (2 * mass)
+    return mp.log(high - low) - log_sigma - mp.log(2 * mp.pi * mp.e) / 2 - mp.log(mass) - ends
+
+
+@pytest.mark.parametrize("low", [-20.0, -1.0, -0.01])
+@pytest.mark.parametrize("mu", [-25.0, -20.0, -0.5, 0.0, 1e-3, 0.2, 2.0, 5.0])
+def test_kl_over_the_whole_range_of_the_gate(mu: float, low: float) -> None:
+    for log_sigma in (-10.0, -8.0, -5.0, -2.0, 0.0, 5.0):
+        args = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (mu, log_sigma)]
+        value = truncated_log_normal_kl(*args, low, 0.0)
+        slopes = torch.autograd.grad(value, args)
+        with mp.workdps(150):
+            exact = exact_kl(mu, log_sigma, low, 0.0)
+            step = mp.mpf(10) ** -30
+            differences = [
+                (exact_kl(mu + p * step, log_sigma + q * step, low, 0.0) - exact) / step
+                for p, q in ((1, 0), (0, 1))
+            ]
+        assert value.item() == pytest.approx(float(exact), rel=1e-9, abs=1e-9)
+        for slope, difference in zip(slopes, differences, strict=True):
+            assert slope.item() == pytest.approx(float(difference), rel=1e-7, abs=1e-7)

@@ -17,6 +17,19 @@ from vardrop.functional.concrete import log1mexp
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_2 = math.sqrt(2)
 _NEWTON_STEPS = 4
+_FAR = 5.0  # deviations outside the range from which on the KL is integrated from its nearer end
+_NEGLIGIBLE = 45.0  # exp(-45) is below the precision of double
+
+
+def _gauss_legendre(count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch 1969)."""
+    k = torch.arange(1, count, dtype=torch.float64, device="cpu")
+    beside = k / (4 * k.square() - 1).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return (values + 1) / 2, vectors[0].square()
+
+
+_LEGENDRE = _gauss_legendre(48)
 
 
 def _log_density(z: Tensor) -> Tensor:
@@ -50,6 +63,8 @@ def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: flo
 
     log(high - low) - log sigma - 1/2 log(2 pi e) - log Z - (A phi(A) - B phi(B)) / (2 Z).
 
+    Where mu lies far outside, the last two terms are huge and cancel: see `_kl_from_outside`.
+
     >>> import torch
     >>> truncated_log_normal_kl(torch.tensor(0.0), torch.tensor(-5.0), -20.0, 0.0)
     tensor(7.2699)
@@ -57,11 +72,32 @@ def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: flo
     Neklyudov et al. 2017, "Structured Bayesian pruning via log-normal multiplicative noise",
     eq. 14.
     """
-    a, b, _ = _bounds(mu, log_sigma, low, high)
+    a, b, sigma = _bounds(mu, log_sigma, low, high)
+    outside = torch.maximum(a, -b)  # how far mu lies beyond the nearer end, in units of sigma
+    far = outside > _FAR
+    a, b = torch.where(far, -1.0, a), torch.where(far, 1.0, b)
     log_mass = log_normal_mass(a, b)
     ends = a * torch.exp(_log_density(a) - log_mass) - b * torch.exp(_log_density(b) - log_mass)
-    constant = math.log(high - low) - _LOG_SQRT_2PI - 0.5
-    return (constant - log_sigma.double() - log_mass - 0.5 * ends).to(mu.dtype)
+    near = -_LOG_SQRT_2PI - 0.5 - log_mass - 0.5 * ends
+    beyond = _kl_from_outside(torch.where(far, outside, _FAR), (high - low) / sigma)
+    found = math.log(high - low) - log_sigma.double() + torch.where(far, beyond, near)
+    return found.to(mu.dtype)
+
+
+def _kl_from_outside(outside: Tensor, width: Tensor) -> Tensor:
+    """-log J - E[o y + y^2 / 2] for y, the distance from the nearer end, o = `outside`.
+
+    The density of y in [0, width] is exp(-o y - y^2 / 2) / J: the square o^2 / 2 of the density is
+    gone, and every term is of the size of the result. With v = o y both are integrals of
+    exp(-v - v^2 / (2 o^2)), taken by Gauss-Legendre quadrature where they are not negligible.
+    """
+    nodes, weights = (torch.as_tensor(t, device=outside.device) for t in _LEGENDRE)
+    end = (outside * width).clamp(max=_NEGLIGIBLE).unsqueeze(-1)
+    o, v = outside.unsqueeze(-1), end * nodes
+    energy = v + 0.5 * (v / o).square()
+    density = end * weights * torch.exp(-energy)
+    mass = density.sum(-1)
+    return outside.log() - mass.log() - (density * energy).sum(-1) / mass
 
 
 def truncated_log_normal_log_moment(
