@@ -64,6 +64,8 @@ def _categorical(draws: Tensor) -> Parts:
         )
     # torch's softmax is slow along a short axis.
     logits = draws - draws.amax(CLASS_AXIS, keepdim=True)
+    # A class may be excluded, with a log-probability of minus infinity: 0 log 0 is 0.
+    logits.clamp_(min=torch.finfo(logits.dtype).min)
     probs = logits.exp()
     total = probs.sum(CLASS_AXIS, keepdim=True)
     probs /= total
