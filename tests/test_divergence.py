@@ -1,5 +1,6 @@
 import math
 
+import mpmath as mp
 import pytest
 import torch
 from scipy import integrate
@@ -127,3 +128,84 @@ def test_cubic_with_a_bound():
     q = vd.MultiplicativeGaussian(alpha=0.5, max_alpha=1.0)
     expected = vd.functional.log_uniform_kl_cubic(torch.tensor(math.log(0.5))) * WEIGHT.numel()
     assert float(kl(q, vd.LogUniform("cubic"))) == pytest.approx(float(expected), rel=1e-6)
+
+
+EXTREMES = [
+    (1.0, -90.0), (1.0, -120.0), (1e3, -80.0), (1e-25, -100.0), (1e-25, -110.0), (0.0, -104.0),
+    (0.0, -110.0), (1e19, 0.0), (3e19, 0.0), (1e-30, -140.0), (1.0, 60.0), (1.0, 100.0), (0.0, 89.0),
+]  # fmt: skip
+
+
+def exact_kl(weight, log_sigma2):
+    """KL to the log-uniform prior and its gradients, by mpmath."""
+    u = mp.mpf(weight) ** 2 * mp.exp(-mp.mpf(log_sigma2)) / 2
+    root = mp.sqrt(u)
+    if u > 1e4:
+        value = mp.log(4 * u) / 2 + mp.euler / 2 - 1 / (4 * u)
+        slope = 1 / (2 * u) + 1 / (4 * u**2)
+    else:
+        value = u * mp.hyp2f2(1, 1, mp.mpf(3) / 2, 2, -u)
+        slope = mp.mpf(1) if u == 0 else mp.exp(-u) * mp.erfi(root) * mp.sqrt(mp.pi) / (2 * root)
+    return value, slope * mp.mpf(weight) * mp.exp(-mp.mpf(log_sigma2)), -slope * u
+
+
+def exact_ard(weight, log_sigma2):
+    ratio = mp.mpf(weight) ** 2 * mp.exp(-mp.mpf(log_sigma2))
+    share = ratio / (1 + ratio)
+    return mp.log1p(ratio) / 2, 0 if weight == 0 else share / mp.mpf(weight), -share / 2
+
+
+@pytest.mark.parametrize("weight, log_sigma2", EXTREMES)
+@pytest.mark.parametrize("prior, exact", [(vd.LogUniform(), exact_kl), (vd.ARD(), exact_ard)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kl_of_additive_noise_at_its_extremes(prior, exact, weight, log_sigma2, dtype):
+    w = torch.tensor([[weight]], dtype=dtype, requires_grad=True)
+    s = torch.tensor([[log_sigma2]], dtype=dtype, requires_grad=True)
+    value = kl_divergence(vd.AdditiveGaussian(), prior, w, AXES, {"log_sigma2": s}, {})
+    found = [float(t.detach()) for t in (value, *torch.autograd.grad(value, (w, s)))]
+    for mine, other in zip(found, exact(w.item(), s.item()), strict=True):
+        # Under 1e-37 a number of single precision has fewer digits.
+        assert mine == pytest.approx(float(other), rel=3e-5, abs=1e-37 if w.item() == 1 else 1e-27)
+
+
+@pytest.mark.parametrize("log_alpha", [-300.0, -100.0, -88.5, 88.5, 100.0])
+@pytest.mark.parametrize("prior, asymptote", [
+    (vd.LogUniform(), 0.6351814), (vd.LogUniform("sigmoid"), 0.63576), (vd.ARD(), 0.0),
+])  # fmt: skip
+def test_kl_of_multiplicative_noise_at_its_extremes(prior, asymptote, log_alpha):
+    t = torch.full((1, 1), log_alpha, requires_grad=True)
+    q = vd.MultiplicativeGaussian(per="layer")
+    value = kl_divergence(q, prior, torch.ones(3, 4), AXES, {"log_alpha": t}, {})
+    (slope,) = torch.autograd.grad(value, t)
+    expected = (asymptote - 0.5 * log_alpha, -0.5) if log_alpha < 0 else (0.0, 0.0)
+    assert float(value.detach()) / 12 == pytest.approx(expected[0], rel=1e-5, abs=1e-30)
+    assert float(slope) / 12 == pytest.approx(expected[1], rel=1e-5, abs=1e-30)
+
+
+@pytest.mark.parametrize("prior", [vd.Normal(), vd.StudentT(), vd.MonteCarlo(vd.ScaleMixture())])
+@pytest.mark.parametrize("weight", [0.0, 1e-30, 1.0])
+def test_multiplicative_noise_at_a_small_weight(prior, weight):
+    # The exact KL grows as -log |w| without end; at zero it stops at the smallest normal number.
+    w = torch.full((2, 3), weight, requires_grad=True)
+    q = vd.MultiplicativeGaussian(alpha=1.0)
+    tensors = q.initial(w, AXES)
+    value = kl_divergence(q, prior, w, AXES, tensors, {})
+    (slope,) = torch.autograd.grad(value, w)
+    assert value.isfinite()
+    assert slope.isfinite().all()
+    if weight == 1e-30 and isinstance(prior, vd.Normal):
+        assert float(value.detach()) / 6 == pytest.approx(30 * math.log(10) - 0.5, rel=1e-5)
+        torch.testing.assert_close(slope, torch.full_like(slope, -1e30))
+    if weight == 0:
+        assert (slope == 0).all()
+
+
+@pytest.mark.parametrize("log_sigma2", [-90.0, -120.0])
+def test_proper_priors_where_the_variance_underflows(log_sigma2):
+    w, s = torch.full((1, 1), 0.5), torch.full((1, 1), log_sigma2, requires_grad=True)
+    for prior in (vd.Normal(), vd.StudentT(3.0)):
+        value = kl_divergence(vd.AdditiveGaussian(), prior, w, AXES, {"log_sigma2": s}, {})
+        entropy = 0.5 * (math.log(2 * math.pi * math.e) + log_sigma2)
+        cross = -float(prior.log_prob(torch.tensor(0.5), {}))
+        assert float(value.detach()) == pytest.approx(cross - entropy, rel=1e-5)
+        assert torch.autograd.grad(value, s)[0].item() == pytest.approx(-0.5)

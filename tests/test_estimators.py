@@ -1,5 +1,9 @@
 """Every estimator has the closed-form mean and variance, on every layer kind."""
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +11,7 @@ from torch.nn import functional as TF
 
 import vardrop as vd
 from tests.statistics import assert_mean, assert_variance
+from vardrop.estimators import LocalReparameterization
 
 DRAWS = 4000
 LAYERS = {
@@ -89,7 +94,7 @@ def test_mean_and_variance(kind, estimator):
         vd.variance_layer("gaussian"),
         vd.variance_layer("sign"),
         vd.variance_layer("uniform"),
-        vd.variance_layer("sign", estimator=vd.local_reparameterization),
+        vd.variance_layer("sign", estimator=LocalReparameterization(central_limit=True)),
         vd.dropconnect(0.3),
         vd.dropconnect(0.3, estimator=vd.per_example),
         vd.Recipe(vd.posteriors.Bernoulli(0.3, per="input"), estimator=vd.per_example),
@@ -217,3 +222,114 @@ def test_gradient_variance_order():
 def test_flipout_needs_symmetric_noise():
     with pytest.raises(vd.VardropError, match="not symmetric.*Use per_example"):
         vd.Recipe(vd.posteriors.Bernoulli(0.5), estimator=vd.flipout)
+
+
+@dataclass(frozen=True)
+class Laplace(vd.posteriors.Posterior):
+    """A third party's posterior, w - weight ~ Laplace(exp(log_scale)), with what it declares."""
+
+    declares: Literal["nothing", "per weight", "entropy"] = "nothing"
+
+    @property
+    def noise_per(self):
+        return None if self.declares == "nothing" else "weight"
+
+    @property
+    def has_entropy(self):
+        return self.declares == "entropy"
+
+    def initial(self, weight, axes):
+        return {"log_scale": torch.full_like(weight, -1.0)}
+
+    def variance(self, weight, tensors):
+        return 2 * torch.exp(2 * tensors["log_scale"])
+
+    def draw(self, weight, axes, batch=()):
+        u = vd.functional.uniform((*batch, *weight.shape), weight) - 0.5
+        return -u.sign() * torch.log1p(-2 * u.abs())
+
+    def deviation(self, weight, noise, tensors):
+        return tensors["log_scale"].exp() * noise
+
+    def log_alpha(self, weight, tensors):
+        return self.log_variance(weight, tensors) - vd.functional.log_square(weight)
+
+    def entropy(self, weight, tensors):
+        return 1 + math.log(2) + tensors["log_scale"]
+
+
+LIMIT = LocalReparameterization(central_limit=True)
+
+
+@pytest.mark.parametrize("posterior, estimator, match", [
+    (Laplace(), vd.local_reparameterization, "does not declare by `noise_per`.*Use per_example"),
+    (Laplace(), LIMIT, "does not declare by `noise_per`"),
+    (Laplace("per weight"), vd.local_reparameterization, "not normal.*central_limit=True"),
+    (vd.ZeroMean("sign"), vd.local_reparameterization, "not normal.*central_limit=True"),
+    (vd.posteriors.Bernoulli(0.5), vd.local_reparameterization, "not normal"),
+    (vd.posteriors.Bernoulli(0.5, per="input"), vd.local_reparameterization, "independent noise"),
+    (vd.posteriors.Bernoulli(0.5, per="input"), LIMIT, "independent noise"),
+])  # fmt: skip
+def test_local_reparameterisation_takes_what_it_fits(posterior, estimator, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.Recipe(posterior, estimator=estimator)
+    with pytest.raises(vd.VardropError, match=match):
+        vd.Linear(3, 2, posterior=posterior, estimator=estimator)
+
+
+@pytest.mark.parametrize("posterior", [
+    Laplace("per weight"), vd.ZeroMean("uniform"), vd.posteriors.Bernoulli(0.5),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("kind", ["linear", "conv2d_dilated"])
+def test_the_central_limit_keeps_mean_and_variance(kind, posterior):
+    layer, x = layer_and_input(kind, vd.Recipe(posterior, estimator=LIMIT))
+    mean, variance = moments_by_matrix(layer, x)
+    draws = draws_of(layer, x, 3000)
+    assert_mean(draws, mean)
+    assert_variance(draws, variance)
+
+
+@pytest.mark.parametrize("make, shape, adds", [
+    (lambda: nn.Linear(3, 2), (1, 3), True),
+    (lambda: nn.Conv2d(2, 3, 1), (1, 2, 2, 2), True),
+    (lambda: nn.Conv2d(2, 3, 2), (1, 2, 2, 2), False),
+])  # fmt: skip
+def test_moments_where_a_mask_serves_all_weights_of_an_input(make, shape, adds):
+    recipe = vd.Recipe(vd.posteriors.Bernoulli(0.5, per="input"), estimator=vd.per_example)
+    layer = vd.convert(make(), recipe)
+    x = torch.randn(shape)
+    assert layer.posterior.adds_variances(layer.weight, layer.axes) == adds
+    if not adds:
+        for verb in (lambda: vd.predict(layer, x, mode="moments", likelihood="gaussian"),
+                     lambda: vd.noise_level(layer, x)):  # fmt: skip
+            with pytest.raises(vd.VardropError, match="share noise|independent noise"):
+                verb()
+        return
+    found = vd.predict(layer, x, mode="moments", likelihood="gaussian")
+    draws = draws_of(layer, x, 4000)
+    assert_mean(draws, found.mean)
+    assert_variance(draws, found.epistemic)
+
+
+def test_an_own_posterior_with_an_entropy_has_a_sampled_kl():
+    recipe = vd.Recipe(Laplace("entropy"), vd.MonteCarlo(vd.Normal()), vd.weight_sample)
+    layer = vd.convert(nn.Linear(3, 2).double(), recipe)
+    with torch.no_grad():
+        draws = torch.stack([vd.kl(layer) for _ in range(4000)])
+    scale = math.exp(-1.0)
+    cross = 0.5 * (layer.weight.detach().square() + 2 * scale**2 + math.log(2 * math.pi))
+    assert_mean(draws, (cross - (1 + math.log(2 * scale))).sum())
+
+
+@pytest.mark.parametrize("posterior, prior, advice", [
+    (Laplace("entropy"), vd.Normal(), True),
+    (Laplace("per weight"), vd.Normal(), False),
+    (Laplace("entropy"), vd.LogUniform(), False),
+])  # fmt: skip
+def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
+    with pytest.raises(vd.UnregisteredKLError, match="Add one with `register_kl`") as caught:
+        vd.Recipe(posterior, prior, vd.weight_sample)
+    assert ("MonteCarlo(prior)" in str(caught.value)) == advice
+    if not advice and isinstance(prior, vd.Normal):
+        with pytest.raises(vd.VardropError, match="entropy is not known"):
+            vd.Recipe(posterior, vd.MonteCarlo(prior), vd.weight_sample)

@@ -26,18 +26,21 @@ from vardrop.posteriors import (
     Tensors,
     ZeroMean,
 )
-from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, StudentT
+from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, Proper, StudentT
 
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
 Formula = Callable[[Any, Any, Tensor, Axes, Tensors, Tensors], Tensor]
 Refusal = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
-_PAIRS: dict[tuple[type[Posterior], type[Prior]], tuple[Formula, Refusal]] = {}
+_PAIRS: dict[tuple[type[Any], type[Prior]], tuple[Formula, Refusal]] = {}
 
 
 def register_kl(
-    q_type: type[Posterior], p_type: type[Prior], refuse: Refusal = lambda q, p: None
+    q_type: type[Any], p_type: type[Prior], refuse: Refusal = lambda q, p: None
 ) -> Callable[[Formula], Formula]:
-    """Register the KL of a pair of types; `refuse(q, p)` may name a reason why it has none."""
+    """Register the KL of a pair of types; `refuse(q, p)` may name a reason why it has none.
+
+    `Posterior` as the first type stands for every posterior without a pair of its own.
+    """
     for name, given, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
         if not (isinstance(given, type) and issubclass(given, kind)):
             raise VardropError(
@@ -60,15 +63,21 @@ def check_kl(q: Posterior, p: Prior) -> None:
     """Raise unless KL(q || p) can be computed."""
     check_type("q", q, Posterior, "a Posterior")
     check_type("p", p, Prior, "a Prior")
-    if (type(q), type(p)) not in _PAIRS:
+    found = _registered(q, p)
+    if found is None:
         known = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
+        can_sample = q.has_entropy and isinstance(p, Proper)
+        sampling = ", or ask for sampling with MonteCarlo(prior)" if can_sample else ""
         raise UnregisteredKLError(
             f"Expected a registered KL for ({type(q).__name__}, {type(p).__name__}), but the known "
-            f"pairs are {known}. Add one with `register_kl`, or ask for sampling with "
-            "MonteCarlo(prior)."
+            f"pairs are {known}. Add one with `register_kl`{sampling}."
         )
-    if reason := _PAIRS[type(q), type(p)][1](q, p):
+    if reason := found[1](q, p):
         raise VardropError(f"Expected a KL of {q!r} to {p!r}, but {reason}.")
+
+
+def _registered(q: Posterior, p: Prior) -> tuple[Formula, Refusal] | None:
+    return _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
 
 
 def kl_divergence(
@@ -80,7 +89,7 @@ def kl_divergence(
     p_tensors: Tensors,
     value: bool = True,
 ) -> Tensor:
-    """KL(q || p) summed over the elements of `weight`.
+    """KL(q || p) summed over the elements of `weight`, in at least single precision.
 
     `value=False` asks for the gradient alone: the value is then unspecified, and the pair
     (AdditiveGaussian, LogUniform), whose value is dear, leaves it out.
@@ -92,15 +101,21 @@ def kl_divergence(
     tensor(2.)
     """
     check_kl(q, p)
+    found = _registered(q, p)
+    assert found is not None
+    weight = F.wide(weight)
+    q_tensors, p_tensors = (
+        {name: F.wide(t) for name, t in tensors.items()} for tensors in (q_tensors, p_tensors)
+    )
     if not value and type(q) is AdditiveGaussian and p == LogUniform():
         return F.log_uniform_kl_additive(weight, q_tensors["log_sigma2"], value=False)
-    return _PAIRS[type(q), type(p)][0](q, p, weight, axes, q_tensors, p_tensors)
+    return found[0](q, p, weight, axes, q_tensors, p_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
     """The KL to a log-uniform prior as a function of log alpha, elementwise."""
     if prior.form == "exact":
-        return F.log_uniform_kl(0.5 * torch.exp(-log_alpha))
+        return F.log_uniform_kl_of_log(log_alpha)
     forms = {
         "sigmoid": F.log_uniform_kl_sigmoid,
         "cubic": F.log_uniform_kl_cubic,
@@ -135,7 +150,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 
 @register_kl(AdditiveGaussian, ARD)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
-    return 0.5 * torch.log1p(weight.square() * torch.exp(-qt["log_sigma2"])).sum()
+    return 0.5 * torch.nn.functional.softplus(-q.log_alpha(weight, qt)).sum()
 
 
 @register_kl(MultiplicativeGaussian, ARD)
@@ -152,12 +167,11 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 
 
 def _only_gaussian(q: ZeroMean, p: Prior) -> str | None:
-    return None if q.noise == "gaussian" else f"{q.noise} noise has no Gaussian density"
+    return None if q.gaussian else f"{q.noise} noise has no Gaussian density"
 
 
-def _entropy_and_cross(q: Posterior, weight: Tensor, qt: Tensors) -> tuple[Tensor, Tensor]:
-    mean = torch.zeros_like(weight) if q.zero_mean else weight
-    return mean, q.variance(weight, qt)
+def _mean(q: Posterior, weight: Tensor) -> Tensor:
+    return torch.zeros_like(weight) if q.zero_mean else weight
 
 
 @register_kl(AdditiveGaussian, Normal)
@@ -172,15 +186,18 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 @register_kl(MultiplicativeGaussian, Normal)
 @register_kl(ZeroMean, Normal, _only_gaussian)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
-    mean, variance = _entropy_and_cross(q, weight, qt)
-    return F.normal_kl(mean, variance, p.location(weight, pt), p.scale(weight, pt)).sum()
+    # A weight of zero under multiplicative noise is a point, whose KL is infinite: it counts as the
+    # smallest normal number (`log_square`), so that a net with such weights can be trained.
+    location, scale = p.location(weight, pt), p.scale(weight, pt)
+    log_variance = q.log_variance(weight, qt)
+    return F.normal_kl(_mean(q, weight), location, scale, log_variance=log_variance).sum()
 
 
 @register_kl(AdditiveGaussian, StudentT)
 @register_kl(MultiplicativeGaussian, StudentT)
 @register_kl(ZeroMean, StudentT, _only_gaussian)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
-    mean, variance = _entropy_and_cross(q, weight, qt)
+    mean, variance = _mean(q, weight), q.variance(weight, qt)
     unit = p.scale * math.sqrt(p.df)
     scaled_mean, scaled_variance = mean / unit, variance / unit**2
     if p.form == "bound":
@@ -188,7 +205,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     else:
         tail = F.expected_log1p_square(scaled_mean, scaled_variance)
     cross = 0.5 * (p.df + 1) * tail + p.log_normalizer
-    return (cross - F.normal_entropy(variance)).sum()
+    return (cross - q.entropy(weight, qt)).sum()
 
 
 def _zero_centred(q: Bernoulli, p: Normal) -> str | None:
@@ -202,16 +219,14 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     return 0.5 * weight.square().sum() / (p.std**2 * (1 - q.drop_rate))
 
 
-def _has_entropy(q: Posterior, p: MonteCarlo) -> str | None:
-    return _only_gaussian(q, p) if isinstance(q, ZeroMean) else None
+def _needs_entropy(q: Posterior, p: MonteCarlo) -> str | None:
+    return None if q.has_entropy else "its entropy is not known; a posterior gives it by `entropy`"
 
 
-@register_kl(AdditiveGaussian, MonteCarlo)
-@register_kl(MultiplicativeGaussian, MonteCarlo)
-@register_kl(ZeroMean, MonteCarlo, _has_entropy)
+@register_kl(Posterior, MonteCarlo, _needs_entropy)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     log_prob = torch.zeros_like(weight)
     for _ in range(p.samples):
         draw = q.sample(weight, q.draw(weight, axes), qt)
         log_prob = log_prob + p.prior.log_prob(draw, pt)
-    return -(F.normal_entropy(q.variance(weight, qt)) + log_prob / p.samples).sum()
+    return -(q.entropy(weight, qt) + log_prob / p.samples).sum()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
 from vardrop.functional import (
     Product,
@@ -60,6 +61,13 @@ class Affine:
     product: Product | None = None
     variance: Tensor | None = None
 
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype in which a product of this map is taken: that of autocast, or the weight's."""
+        device = self.weight.device.type
+        autocast = torch.is_autocast_enabled(device)
+        return torch.get_autocast_dtype(device) if autocast else self.weight.dtype
+
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output for the mean weights, or None where it is zero without a product."""
         if not self.posterior.zero_mean:
@@ -79,8 +87,16 @@ class Affine:
         return keep_layout(variance, self.weight), bias
 
     def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
-        """The output variance + floor, the floor entering as the bias of the product."""
-        return self.op(*self.squares(*inputs), *self.variances(floor))
+        """The output variance + floor, the floor entering as the bias of the product.
+
+        In float16, whose smallest number is 6e-8, variances vanish: there it is a float32 product.
+        """
+        variances = self.variances(floor)
+        if self.precision != torch.float16:
+            return self.op(*self.squares(*inputs), *(v.to(self.weight.dtype) for v in variances))
+        with torch.autocast(self.weight.device.type, enabled=False):
+            floats = (x.float() if x.is_floating_point() else x for x in inputs)
+            return self.op(*self.squares(*floats), *(v.float() for v in variances))
 
     def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Standard noise for the weight and, where it is noisy, for the bias."""
@@ -138,13 +154,40 @@ class LocalReparameterization(Estimator):
     """y ~ N(op(x, E w), op(x^2, Var w)), drawn per output; noise has the output's shape.
 
     Exact for Gaussian weights of dense layers; for shared kernels it keeps the marginals and drops
-    the covariance between positions; for other noise it is the limit of a large fan-in. `floor` is
-    added to the variance so that its square root has a gradient at x = 0.
+    the covariance between positions. `floor` is added to the variance so that its square root has
+    a gradient at x = 0.
 
-    Kingma, Salimans & Welling 2015, eq. 6.
+    Other noise (signs, masks) makes outputs that are normal only in the limit of a large fan-in:
+    with three inputs a sum of signs takes four values. Such a posterior is refused, unless
+    `central_limit=True` asks for that approximation, which keeps mean and variance. One mask for
+    several weights of an output is refused always, since then the variance would be wrong too.
+
+    Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, "Fast dropout training", sec. 3
+    (the limit).
     """
 
     floor: float = 1e-8
+    central_limit: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("floor", self.floor, above=0)
+
+    def refuse(self, posterior: Posterior) -> str | None:
+        if posterior.gaussian:
+            return None
+        if posterior.noise_per != "weight":
+            return (
+                "local reparameterisation needs weights with independent noise, which "
+                f"{posterior!r} does not have or does not declare by `noise_per`"
+            )
+        if self.central_limit:
+            return None
+        return (
+            f"local reparameterisation draws normal outputs, and the weights of {posterior!r} are "
+            "not normal; LocalReparameterization(central_limit=True) takes them as normal all "
+            "the same, which a large fan-in justifies"
+        )
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         product = None if affine.posterior.zero_mean else affine.product
@@ -153,10 +196,11 @@ class LocalReparameterization(Estimator):
             return fused_output(product, inputs[0], affine.weight, affine.bias, *variances, noise)
         mean = affine.mean_output(inputs)
         variance = affine.variance_output(inputs, self.floor)
-        noise = normal_like(variance) if noise is None else noise
+        noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
-            return variance.sqrt() * noise
-        return gaussian_output(mean.expand_as(variance), variance, noise)
+            return (variance.sqrt() * noise).to(affine.precision)
+        mean = mean.to(variance.dtype).expand_as(variance)
+        return gaussian_output(mean, variance, noise).to(affine.precision)
 
 
 @dataclass(frozen=True)
@@ -178,10 +222,11 @@ class Flipout(Estimator):
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
         deviation = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
-        weight = keep_layout(deviation, affine.weight)
+        weight = keep_layout(deviation, affine.weight).to(affine.weight.dtype)
         bias = None
         if affine.bias is not None and affine.bias_tensors is not None and noise_b is not None:
             bias = affine.posterior.deviation(affine.bias, noise_b, affine.bias_tensors)
+            bias = bias.to(affine.bias.dtype)
         x, *rest = inputs
         if x.is_floating_point():
             x = x * (self._signs(x, affine.channel_axis) if sign_in is None else sign_in)

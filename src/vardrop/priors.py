@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vardrop.checks import check_integer, check_number
 from vardrop.errors import VardropError
+from vardrop.functional import wide
 from vardrop.values import Value
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise VardropError(f"Expected `{name}` to be positive and finite, but got {value}.")
-
-
 @dataclass(frozen=True)
 class Prior(Value):
-    """What every prior can be asked."""
+    """What every prior can be asked. Its tensors are in at least single precision."""
 
     @property
     def learned(self) -> bool:
@@ -86,7 +83,7 @@ class Normal(Proper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("std", self.std)
+        check_number("std", self.std, above=0)
         if self.learned and self.mean == "pretrained":
             raise VardropError(
                 "Expected `learned` to be False where `mean` is 'pretrained', but got True: "
@@ -95,8 +92,8 @@ class Normal(Proper):
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         if self.learned:
-            return {"prior_log_std": weight.new_full((), math.log(self.std))}
-        return {"prior_mean": weight.detach().clone()} if self.mean == "pretrained" else {}
+            return {"prior_log_std": wide(weight).new_full((), math.log(self.std))}
+        return {"prior_mean": wide(weight.detach()).clone()} if self.mean == "pretrained" else {}
 
     def location(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """The mean, broadcastable to `weight`."""
@@ -135,10 +132,9 @@ class ScaleMixture(Proper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.pi < 1:
-            raise VardropError(f"Expected `pi` to lie in (0, 1), but got {self.pi}.")
-        _check_positive("std1", self.std1)
-        _check_positive("std2", self.std2)
+        check_number("pi", self.pi, above=0, below=1)
+        check_number("std1", self.std1, above=0)
+        check_number("std2", self.std2, above=0)
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         def component(share: float, std: float) -> Tensor:
@@ -169,8 +165,8 @@ class StudentT(Proper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("df", self.df)
-        _check_positive("scale", self.scale)
+        check_number("df", self.df, above=0)
+        check_number("scale", self.scale, above=0)
 
     @property
     def log_normalizer(self) -> float:
@@ -203,8 +199,7 @@ class MonteCarlo(Prior):
                 "Use a Normal, ScaleMixture, StudentT or your own subclass of Proper."
             )
         super().__post_init__()
-        if self.samples < 1:
-            raise VardropError(f"Expected `samples` to be at least 1, but got {self.samples}.")
+        check_integer("samples", self.samples)
 
     @property
     def learned(self) -> bool:

@@ -12,7 +12,8 @@ from torch.distributions import kl_divergence
 
 import vardrop as vd
 from vardrop.conversion.variance import to_variance
-from vardrop.estimators import Estimator
+from vardrop.estimators import Estimator, LocalReparameterization
+from vardrop.gates import FeatureNoise
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
 
@@ -24,15 +25,16 @@ LAYERS = {
     "conv": (lambda: nn.Conv2d(2, 3, 2, padding=1), (1, 2, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose1d(2, 3, 2, stride=2), (1, 2, 3)),
 }
+CENTRAL_LIMIT = LocalReparameterization(central_limit=True)
 DRAWN = [
     ("gaussian", vd.local_reparameterization),
     ("gaussian", vd.flipout),
     ("sign", vd.flipout),
     ("sign", vd.per_example),
-    ("sign", vd.local_reparameterization),
+    ("sign", CENTRAL_LIMIT),
     ("uniform", vd.flipout),
     ("uniform", vd.weight_sample),
-    ("uniform", vd.local_reparameterization),
+    ("uniform", CENTRAL_LIMIT),
 ]
 
 
@@ -48,7 +50,7 @@ def test_variance_layer_moments(kind: str, noise: str, estimator: Estimator) -> 
     plain = make().double()
     layer = vd.convert(copy.deepcopy(plain), vd.variance_layer(noise, estimator))
     x = torch.randn(*shape, dtype=torch.float64)
-    independent = estimator in (vd.local_reparameterization, vd.per_example)
+    independent = estimator in (vd.local_reparameterization, CENTRAL_LIMIT, vd.per_example)
     size = DRAWS if independent else 1  # the others share one draw inside a batch
     with torch.no_grad(), vd.sampling(layer):
         same = x.expand(size, *x.shape[1:])
@@ -201,3 +203,23 @@ def test_large_alpha_makes_the_two_nets_indistinguishable() -> None:
     assert swap.total == pytest.approx(6e-6, rel=1e-3)
     error = (0.5 / DRAWS) ** 0.5
     assert (before - share(net)).abs() < z_limit(1) * error + (swap.total / 2) ** 0.5
+
+
+@pytest.mark.parametrize("gate", [vd.BetaBernoulli(a=0.5), vd.Standout(), vd.NormalJeffreys()])
+def test_a_gate_stays_as_it_is(gate: FeatureNoise) -> None:
+    recipe = vd.Recipe(vd.AdditiveGaussian(-4.0), vd.LogUniform(), gate=gate)
+    net = vd.convert(nn.Conv2d(2, 3, 3), recipe).eval()
+    with torch.no_grad():
+        net.bias.fill_(5.0)
+        net.weight.zero_()
+        if isinstance(gate, vd.NormalJeffreys):
+            net.gate.mu.mul_(0.3)
+    x, tensors = torch.randn(1, 2, 5, 5), {k: t.clone() for k, t in net.gate.state_dict().items()}
+    expected = net(x)  # the means are zero: the swap changes nothing
+    own = net.gate
+    to_variance(net)
+    assert net.gate is own
+    assert all(torch.equal(t, tensors[k]) for k, t in net.gate.state_dict().items())
+    assert torch.equal(net.bias, torch.full((3,), 5.0))
+    assert torch.equal(net(x), expected)
+    torch.testing.assert_close(net.sigma.detach(), torch.full_like(net.weight, math.exp(-2.0)))

@@ -10,6 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 from tests.statistics import assert_mean, assert_variance
 from vardrop.errors import VardropError
+from vardrop.functional import concrete_mean_ratio
 from vardrop.gates import (
     BetaBernoulli,
     BinaryDropout,
@@ -23,6 +24,7 @@ from vardrop.gates import (
     NormalJeffreys,
     Standout,
 )
+from vardrop.priors import LogUniform
 
 N = 100_000
 
@@ -279,18 +281,72 @@ def test_dependent_gate_sees_each_example() -> None:
         (lambda: Gate("noise", 3), "Expected `noise` to be a FeatureNoise"),
         (lambda: Gate(BinaryDropout(), 3)(torch.ones(2, 4)), "to have 3 units"),
         (lambda: BinaryDropout(granularity="pixel"), "Expected `granularity`"),
-        (lambda: BinaryDropout(length_scale=0.0), "Expected `length_scale` to be positive"),
+        (
+            lambda: BinaryDropout(length_scale=0.0),
+            "Expected `length_scale` to be a finite number and above 0",
+        ),
         (lambda: GaussianDropout(granularity="example"), "Expected `per` to be 'layer'"),
-        (lambda: ConcreteDropout(drop_rate=0.0), r"Expected `drop_rate` to lie in \(0, 1\)"),
+        (
+            lambda: ConcreteDropout(drop_rate=0.0),
+            "Expected `drop_rate` to be .*above 0 and below 1",
+        ),
         (lambda: ConcreteDropout(granularity="example"), "Expected `granularity`"),
-        (lambda: ConcreteDropout(temperature=-1.0), "Expected `temperature` to be positive"),
-        (lambda: BetaBernoulli(alpha=0.0), "Expected `alpha` to be positive"),
-        (lambda: DependentBetaBernoulli(prior_std=-1.0), "Expected `prior_std` to be positive"),
+        (
+            lambda: ConcreteDropout(temperature=-1.0),
+            "Expected `temperature` to be a finite number and above 0",
+        ),
+        (lambda: BetaBernoulli(alpha=0.0), "Expected `alpha` to be a finite number and above 0"),
+        (
+            lambda: DependentBetaBernoulli(prior_std=-1.0),
+            "Expected `prior_std` to be a finite number and above 0",
+        ),
         (lambda: LogNormal(low=1.0), "Expected `low` < `high`"),
         (lambda: HardConcrete(low=0.1), "Expected `low` < 0"),
-        (lambda: HardConcrete(drop_rate=1.0), r"Expected `drop_rate` to lie in \(0, 1\)"),
+        (lambda: HardConcrete(drop_rate=1.0), "Expected `drop_rate` to be .*above 0 and below 1"),
     ],
 )
 def test_bad_input(make, match: str) -> None:
     with pytest.raises(VardropError, match=match):
         make()
+
+
+@pytest.mark.parametrize("temperature", [0.1, 2 / 3, 1.0, 2.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.1, 0.3, 0.5, 0.9, 0.999])
+def test_mean_of_a_relaxed_mask(rate: float, temperature: float) -> None:
+    logit = math.log((1 - rate) / rate)
+    with mp.workdps(30):
+        expected = mp.quad(
+            lambda y: 1 / (1 + mp.exp(-(logit - temperature * y))) / (2 * mp.cosh(y / 2)) ** 2,
+            [-150, -40, -10, -3, 0, 3, 10, 40, 150],
+        ) / (1 - rate)
+    x = torch.tensor(logit, dtype=torch.float64, requires_grad=True)
+    found = concrete_mean_ratio(x, temperature)
+    assert found.item() == pytest.approx(float(expected), rel=1e-10)
+    assert torch.autograd.gradcheck(lambda t: concrete_mean_ratio(t, temperature), x)
+
+
+@pytest.mark.parametrize("shape, axis", [((40_000, 2), -1), ((40_000, 2, 1, 1), 1)])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
+def test_concrete_dropout_multiplies_by_its_mean(rate, shape, axis) -> None:
+    gate = Gate(ConcreteDropout(rate), units=2, axis=axis)
+    x = torch.ones(shape)
+    with torch.no_grad():
+        draws = gate.train()(x).flatten(1)
+        mean = gate.eval()(x[:1]).flatten()
+    assert_mean(draws, mean)
+    torch.testing.assert_close(gate.unit_mean(), mean)
+    assert (mean - 1).abs().min() > 5e-4  # the relaxed mask is biased, and more so for channels
+
+
+def test_a_gate_knows_its_temperature() -> None:
+    assert Gate(ConcreteDropout(), 3).noise.temperature == 0.1
+    assert Gate(ConcreteDropout(), 3, axis=1).noise.temperature == 2 / 3
+    assert Gate(ConcreteDropout(granularity="element"), 3, axis=-3).noise.temperature == 0.1
+    assert Gate(ConcreteDropout(temperature=0.3), 3, axis=1).noise.temperature == 0.3
+
+
+@pytest.mark.parametrize("granularity, terms", [("example", 1), ("channel", 7), ("element", 7)])
+def test_gaussian_kl_counts_every_noise_variable_once(granularity, terms) -> None:
+    noise = GaussianDropout(per="layer", prior=LogUniform(), granularity=granularity)
+    one = Gate(GaussianDropout(prior=LogUniform()), 1).kl()
+    torch.testing.assert_close(Gate(noise, 7).kl(), terms * one)

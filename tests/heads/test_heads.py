@@ -391,3 +391,25 @@ def test_dropmax_learns_the_digits() -> None:
     assert accuracy > 0.85
     target = functional.one_hot(y[1000:], 10).bool()
     assert retained[target].mean() > retained[~target].mean() + 0.3
+
+
+def test_excluded_classes_leave_the_uncertainty_finite():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 4))
+        net = vd.convert(vd.convert(net, vd.sparsemax()), vd.sparse_vd(-2.0), where="0")
+        x = 3 * torch.randn(16, 5)
+    found = vd.predict(net, x, samples=64, seed=0, keep=64)
+    probs = found.draws.exp()
+    assert (probs == 0).any()
+    entropies = -torch.special.xlogy(probs, probs).sum(2).mean(0)
+    torch.testing.assert_close(found.aleatoric, entropies, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.epistemic, found.entropy - entropies, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sparsemax_of_many_narrow_classes(dtype):
+    logits = (torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)) * 1e-2).to(dtype)
+    probs, _ = sparsemax(logits)
+    expected, _ = sparsemax(logits.double())
+    torch.testing.assert_close(probs.double(), expected, rtol=0, atol=float(torch.finfo(dtype).eps))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vardrop.compression.layout import column, row
 from vardrop.compression.parts import Scale
 from vardrop.errors import VardropError
+from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.layers.folding import fold, scale
@@ -127,8 +128,9 @@ def _variance(layer: Any) -> Tensor:
     if (log_alpha := gate.get_log_alpha()) is None:
         return total
     alpha = torch.ones_like(variance)
-    scale(alpha, log_alpha.exp(), gate.side, layer.axes)
-    return total + alpha * mean.square() * (variance + layer.weight.square())
+    finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
+    scale(alpha, finite.expand(gate.units), gate.side, layer.axes)
+    return total + alpha * mean.square() * (variance + wide(layer.weight).square())
 
 
 def _drop_units(layer: Any, kept: Tensor) -> None:

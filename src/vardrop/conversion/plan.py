@@ -96,8 +96,8 @@ def plan(
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
     1 modules, 6 weights become noisy: Recipe(posterior=AdditiveGaussian(log_sigma2=-10.0), \
-prior=ARD(), estimator=LocalReparameterization(floor=1e-08), gate=None, noisy_bias=False, \
-existing=False, head=None)
+prior=ARD(), estimator=LocalReparameterization(floor=1e-08, central_limit=False), gate=None, \
+noisy_bias=False, existing=False, head=None)
       0      Linear  -> vardrop.Linear
     """
     check_net(net)

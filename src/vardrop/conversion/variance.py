@@ -119,6 +119,7 @@ def _replace(layer: Variational, sigmas: dict[str, Tensor], tied: dict[str, Tens
     prior, estimator, gate = layer.prior, layer.estimator, layer.gate
     switch, noisy_bias = layer.sampling, layer.noisy_bias
     fitted = {name: getattr(layer, name) for i in (1, 3) for name in layer._names[i]}
+    layer.gate = None  # it stays as it is: neither its mean nor its noise is a weight's
     layer.make_plain()
     layer.make_noisy(ZeroMean(), prior, estimator, None, noisy_bias, tied)
     tied.setdefault("sigma", layer._tensors(0)["sigma"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vardrop.checks import check_choice
 from vardrop.diagnostics.passes import evaluating
+from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules, sampling, untouched
@@ -102,7 +103,12 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
 
 def _moments(layer: Variational, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of a layer's output, read off two explicit noises, 0 and 1."""
-    own = layer.estimator
+    own, posterior = layer.estimator, layer.posterior
+    if posterior is None or not posterior.adds_variances(layer.weight, layer.axes):
+        raise VardropError(
+            "Expected weights with independent noise, whose variances add up, but got "
+            f"{posterior!r}. Use another posterior or a dense layer."
+        )
     zero = layer.weight.new_zeros(())
     try:
         layer.estimator = LocalReparameterization(floor=1e-20)

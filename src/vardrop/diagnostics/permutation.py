@@ -14,7 +14,7 @@ from vardrop.checks import check_integer, check_net, check_number, check_type
 from vardrop.errors import VardropError
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
-from vardrop.posteriors import Axes, Posterior, Tensors
+from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -50,6 +50,16 @@ class Permuted(Posterior):
 
     posterior: Posterior
     seed: int
+
+    @property
+    def gaussian(self) -> bool:
+        """As the inner posterior says."""
+        return self.posterior.gaussian
+
+    @property
+    def noise_per(self) -> Sharing | None:
+        """As the inner posterior says."""
+        return self.posterior.noise_per
 
     @property
     def zero_mean(self) -> bool:  # type: ignore[override]

@@ -7,6 +7,7 @@ from vardrop.functional.concrete import (
     bernoulli_kl,
     concrete,
     concrete_logit,
+    concrete_mean_ratio,
     log1mexp,
     logit_from_log,
 )
@@ -24,13 +25,18 @@ from vardrop.functional.kumaraswamy import (
     kumaraswamy_log_mean,
     kumaraswamy_log_sample,
 )
-from vardrop.functional.log_uniform import dawson, log_uniform_kl, log_uniform_kl_additive
+from vardrop.functional.log_uniform import (
+    dawson,
+    log_uniform_kl,
+    log_uniform_kl_additive,
+    log_uniform_kl_of_log,
+)
 from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_bound,
     log_uniform_kl_cubic,
     log_uniform_kl_sigmoid,
 )
-from vardrop.functional.noise import clamp_max, gaussian_output, square
+from vardrop.functional.noise import gaussian_output, log_square, square, wide
 from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
 from vardrop.functional.projection import project
 from vardrop.functional.truncated_log_normal import (
@@ -49,9 +55,9 @@ __all__ = [
     "bernoulli_entropy",
     "bernoulli_kl",
     "can_fuse",
-    "clamp_max",
     "concrete",
     "concrete_logit",
+    "concrete_mean_ratio",
     "dawson",
     "drawing",
     "expected_log1p_square",
@@ -64,10 +70,12 @@ __all__ = [
     "kumaraswamy_log_sample",
     "log1mexp",
     "log_normal_mass",
+    "log_square",
     "log_uniform_kl",
     "log_uniform_kl_additive",
     "log_uniform_kl_bound",
     "log_uniform_kl_cubic",
+    "log_uniform_kl_of_log",
     "log_uniform_kl_sigmoid",
     "logit_from_log",
     "normal_entropy",
@@ -84,4 +92,5 @@ __all__ = [
     "truncated_log_normal_log_sample",
     "truncated_log_normal_snr",
     "uniform",
+    "wide",
 ]

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from vardrop.functional.blocks import can_block, like_layout
-from vardrop.functional.log_uniform_sum import add_kl_gradients, kl_gradients, summed_kl
+from vardrop.functional.log_uniform_sum import (
+    add_kl_gradients,
+    is_in_range,
+    kl_gradients,
+    summed_kl,
+)
 
 
 class AdditiveWeights(NamedTuple):
@@ -64,8 +69,13 @@ class _AdditiveWeights(torch.autograd.Function):
         return to_mean, to_variance
 
 
+def can_share(weight: Tensor, log_sigma2: Tensor) -> bool:
+    """Whether `additive_weights` may be used: `can_block` of both, and variances in range."""
+    return can_block(weight, log_sigma2) and is_in_range(log_sigma2)
+
+
 def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights:
-    """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_block` of both."""
+    """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_share`."""
     return AdditiveWeights(*_AdditiveWeights.apply(weight, log_sigma2))
 
 
@@ -97,11 +107,11 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
     What runs without a gradient finds what is there and leaves nothing behind, or the pass that
     learns would find it. Activation checkpointing runs the layer again when the step is over.
     """
-    if not can_block(weight, log_sigma2) or _step.found is None:
+    if _step.found is None or not can_block(weight, log_sigma2):
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None
     key = id(weight), id(log_sigma2)
-    if key not in _step.found and torch.is_grad_enabled():
+    if key not in _step.found and torch.is_grad_enabled() and is_in_range(log_sigma2):
         _step.found[key] = weight, log_sigma2, additive_weights(weight, log_sigma2)
     return _step.found[key][2] if key in _step.found else None

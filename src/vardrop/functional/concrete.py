@@ -66,6 +66,25 @@ def concrete(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     return functional.threshold(draw, _NEGLIGIBLE, 0.0)
 
 
+def concrete_mean_ratio(logit: Tensor, temperature: float) -> Tensor:
+    """The mean of a relaxed Bernoulli draw over that of the binary one, sigmoid(logit).
+
+    With logistic y and y', E sigmoid((logit + y) / t) = P(t y' < logit + y) = E sigmoid(logit -
+    t y'), whose integrand is analytic in a strip: the trapezoidal rule converges exponentially.
+
+    >>> import torch
+    >>> concrete_mean_ratio(torch.tensor([0.0, 2.1972]), 2 / 3)
+    tensor([1.0000, 0.9499])
+    """
+    step = 0.5 / max(1.0, temperature)
+    # Beyond 120 the integrand is under 1e-17.
+    nodes = torch.arange(-120, 120 + step, step, dtype=torch.float64, device=logit.device)
+    density = torch.exp(functional.logsigmoid(nodes) + functional.logsigmoid(-nodes)) * step
+    wide = logit.double().unsqueeze(-1)
+    ratio = functional.logsigmoid(wide - temperature * nodes) - functional.logsigmoid(wide)
+    return (ratio.exp() * density).sum(-1).to(logit.dtype)
+
+
 def bernoulli_kl(logit_q: Tensor, logit_p: Tensor) -> Tensor:
     """KL(Bernoulli(sigmoid(logit_q)) || Bernoulli(sigmoid(logit_p))), elementwise.
 

@@ -19,14 +19,16 @@ their own, see `log_uniform_sum`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop.functional.additive import additive_weights
-from vardrop.functional.blocks import can_block, in_forward_mode
+from vardrop.functional.additive import additive_weights, can_share
+from vardrop.functional.blocks import in_forward_mode
 from vardrop.functional.log_uniform_sum import traced_kl
+from vardrop.functional.noise import log_square, wide
 
 # (numerator, denominator), lowest power first.
 _Rational = tuple[tuple[float, ...], tuple[float, ...]]
@@ -74,10 +76,6 @@ def _horner(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
 
 def _ratio(fit: _Rational, t: Tensor) -> Tensor:
     return _horner(fit[0], t) / _horner(fit[1], t)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _value(u: Tensor) -> Tensor:
@@ -130,7 +128,23 @@ def log_uniform_kl(u: Tensor) -> Tensor:
 
     Hron, Matthews & Ghahramani 2018, "Variational Bayesian dropout: pitfalls and fixes", sec. 4.
     """
-    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(_wide(u))
+    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(wide(u))
+
+
+def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
+    """Exact KL to the log-uniform prior as a function of log alpha, elementwise.
+
+    `log_uniform_kl` at u = 1 / (2 alpha), and log(4 u) / 2 + gamma / 2 where u would overflow,
+    which is right to 1e-11 from u = exp(25) on.
+
+    >>> import torch
+    >>> log_uniform_kl_of_log(torch.tensor([0.0, -200.0]))
+    tensor([  0.4267, 100.6352])
+    """
+    log_u = -wide(log_alpha) - math.log(2)
+    near = log_uniform_kl(log_u.clamp(max=25.0).exp())
+    far = 0.5 * log_u + (math.log(2) + 0.5 * 0.5772156649015329)
+    return torch.where(log_u > 25.0, far, near)
 
 
 def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
@@ -143,12 +157,12 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     >>> log_uniform_kl_additive(torch.zeros(3), torch.full((3,), -10.0))
     tensor(0.)
     """
-    weight, log_sigma2 = _wide(weight), _wide(log_sigma2)
-    if can_block(weight, log_sigma2):
+    weight, log_sigma2 = wide(weight), wide(log_sigma2)
+    if can_share(weight, log_sigma2):
         return additive_weights(weight, log_sigma2).kl(value)
     if torch.compiler.is_compiling() and weight.dtype == torch.float32:
         return traced_kl(weight, log_sigma2, value)
-    return log_uniform_kl(0.5 * weight.square() * torch.exp(-log_sigma2)).sum()
+    return log_uniform_kl_of_log(log_sigma2 - log_square(weight)).sum()
 
 
 def dawson(x: Tensor) -> Tensor:
@@ -158,5 +172,5 @@ def dawson(x: Tensor) -> Tensor:
     >>> dawson(torch.tensor(1.0, dtype=torch.float64))
     tensor(0.5381, dtype=torch.float64)
     """
-    x = _wide(x)
+    x = wide(x)
     return x * _slope(x * x)

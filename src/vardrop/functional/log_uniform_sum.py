@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vardrop.functional.blocks import blocks, scratch
+from vardrop.functional.noise import log_square
 
 
 class _Quotient(NamedTuple):
@@ -69,14 +71,32 @@ def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tens
     return out
 
 
+def is_in_range(log_sigma2: Tensor) -> bool:
+    """Whether sigma^2 and its quotients are normal numbers of single precision."""
+    low, high = torch.aminmax(log_sigma2.detach())
+    return bool(low > -80.0) and bool(high < 80.0)
+
+
+def _in_range(log_sigma2: Tensor) -> Tensor:
+    return log_sigma2.clamp(-80.0, 80.0)
+
+
 def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
     """The sum of the KL over all weights."""
-    total = _summed_kl(weight, variance, in_pairs=True)
-    # The product of two ratios leaves float32 where both are beyond 1e19.
-    return total if total.isfinite() else _summed_kl(weight, variance, in_pairs=False)
+    total = _paired_kl(weight, variance)
+    # The product of two ratios leaves float32 where both are beyond 1e19, and one beyond 1e38.
+    return total if total.isfinite() else _logged_kl(weight, variance, variance.log()).sum()
 
 
-def _summed_kl(weight: Tensor, variance: Tensor, in_pairs: bool) -> Tensor:
+def _logged_kl(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
+    """The KL of every weight, from the logarithm of theta^2 / sigma^2, which may overflow."""
+    s = variance / (variance + weight * weight * (1 / 7))
+    one = torch.ones_like(s)
+    log_ratio = _r().traced(s, one, one).log() + log_square(weight) - log_variance
+    return 0.5 * functional.softplus(log_ratio)
+
+
+def _paired_kl(weight: Tensor, variance: Tensor) -> Tensor:
     total, room, r = weight.new_zeros(()), scratch(weight, 3), _r()
     for w, v in blocks(weight, variance):
         ratio, s, below = (row[: len(w)] for row in room)
@@ -84,7 +104,7 @@ def _summed_kl(weight: Tensor, variance: Tensor, in_pairs: bool) -> Tensor:
         torch.div(v, below, out=s)
         _polynomial(r.denominator, s, below).mul_(v)
         _polynomial(r.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(r.factor)
-        if in_pairs and len(w) % 2 == 0:
+        if len(w) % 2 == 0:
             # log1p is dear: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
             a, b = ratio.chunk(2)
             ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
@@ -123,9 +143,7 @@ class _TracedKL(torch.autograd.Function):
     def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
         if not value:
             return weight.new_zeros(())
-        variance, square = log_sigma2.exp(), weight * weight
-        s = variance / (variance + square * (1 / 7))
-        return 0.5 * torch.log1p(_r().traced(s, square, variance)).sum()
+        return _logged_kl(weight, _in_range(log_sigma2).exp(), log_sigma2).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -134,7 +152,7 @@ class _TracedKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
-        return *kl_gradients(weight, log_sigma2.exp(), grad), None
+        return *kl_gradients(weight, _in_range(log_sigma2).exp(), grad), None
 
 
 def traced_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:

@@ -11,29 +11,31 @@ _NODES = 64
 _LEFT, _RIGHT = 16.0, 3.8  # beyond these the integrand is under 1e-7 of its scale
 
 
-def normal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(prior_mean, prior_std^2)), elementwise.
+def normal_kl(
+    mean: Tensor, prior_mean: Tensor, prior_std: Tensor, *, log_variance: Tensor
+) -> Tensor:
+    """KL(N(mean, exp(log_variance)) || N(prior_mean, prior_std^2)), elementwise.
 
-    1/2 (r + (mean - prior_mean)^2 / prior_std^2 - 1 - log r),  r = variance / prior_std^2.
+    1/2 (r + (mean - prior_mean)^2 / prior_std^2 - 1 - log r),  r = exp(log_variance) / prior_std^2.
 
     >>> import torch
-    >>> one = torch.tensor(1.0)
-    >>> normal_kl(one, one, torch.tensor(0.0), one)
+    >>> one, zero = torch.tensor(1.0), torch.tensor(0.0)
+    >>> normal_kl(one, zero, one, log_variance=zero)
     tensor(0.5000)
     """
-    ratio = variance / prior_std.square()
+    log_ratio = log_variance - 2 * prior_std.log()
     shift = ((mean - prior_mean) / prior_std).square()
-    return 0.5 * (ratio + shift - 1 - ratio.log())
+    return 0.5 * (log_ratio.exp() + shift - 1 - log_ratio)
 
 
-def normal_entropy(variance: Tensor) -> Tensor:
+def normal_entropy(*, log_variance: Tensor) -> Tensor:
     """Entropy of a normal distribution, 1/2 log(2 pi e variance), elementwise.
 
     >>> import torch
-    >>> normal_entropy(torch.tensor(1.0))
+    >>> normal_entropy(log_variance=torch.tensor(0.0))
     tensor(1.4189)
     """
-    return 0.5 * (variance.log() + math.log(2 * math.pi * math.e))
+    return 0.5 * (log_variance + math.log(2 * math.pi * math.e))
 
 
 def expected_log1p_square(mean: Tensor, variance: Tensor) -> Tensor:

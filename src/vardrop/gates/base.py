@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vardrop.checks import check_choice, check_integer, check_type
 from vardrop.errors import VardropError
+from vardrop.functional import wide
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
 from vardrop.values import Value
@@ -39,6 +40,10 @@ class FeatureNoise(Value, ABC):
     def side(self, spatial: int) -> Side:
         """Which units of a layer it gates; `spatial` is 0 for dense layers, 2 for Conv2d."""
         return "input"
+
+    def placed(self, axis: int) -> FeatureNoise:
+        """This noise for units along `axis`, with what depends on that filled in."""
+        return self
 
     @abstractmethod
     def initial(self, units: int) -> dict[str, Tensor]:
@@ -104,6 +109,7 @@ class Gate(Noisy):
         check_integer("units", units, remedy="A gate needs features to act on.")
         check_type("axis", axis, int, "an integer")
         check_choice("side", side, ("input", "output"))
+        noise = noise.placed(axis)
         self.noise, self.units, self.axis, self.side = noise, units, axis, side
         tensors, statistics = noise.initial(units), noise.statistics(units)
         self._names = (*tensors, *statistics)
@@ -117,7 +123,10 @@ class Gate(Noisy):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The noise tensors by name."""
+        """The noise tensors by name, in at least single precision."""
+        return {name: wide(tensor) for name, tensor in self._stored().items()}
+
+    def _stored(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._names}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,7 +138,7 @@ class Gate(Noisy):
                 f"but got shape {tuple(x.shape)}."
             )
         if self.training:
-            self.noise.observe(x, self.axis, self.tensors)
+            self.noise.observe(x, self.axis, self._stored())
         if self.is_sampling:
             return x * self.noise.multiplier(x, self.axis, self.tensors)
         mean = self.noise.mean(x, self.axis, self.tensors)
@@ -143,10 +152,15 @@ class Gate(Noisy):
                 f"{type(self.noise).__name__}, which depends on its input and cannot be folded "
                 "into weights. Keep the gate and use the net in evaluation mode."
             )
-        return self.noise.unit_mean(self.tensors)
+        mean = self.noise.unit_mean(self.tensors)
+        return None if mean is None else mean.expand(self.units)
 
     def kl(self, value: bool = True) -> Tensor | None:
         return self.noise.kl(self.tensors, self.units)
+
+    def weight_kl(self, weight: Tensor) -> Tensor | None:
+        """What the weights of the layer that owns the gate add to the KL."""
+        return self.noise.weight_kl(wide(weight), self.tensors)
 
     def get_log_alpha(self) -> Tensor | None:
         return self.noise.log_alpha(self.tensors)
@@ -187,9 +201,3 @@ def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ..
 def inverse_softplus(value: float) -> float:
     """The x with softplus(x) = value > 0."""
     return value + math.log(-math.expm1(-value))
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse a number that is not positive and finite."""
-    if not (value > 0 and math.isfinite(value)):
-        raise VardropError(f"Expected `{name}` to be positive and finite, but got {value}.")

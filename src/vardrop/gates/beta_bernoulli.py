@@ -22,7 +22,6 @@ from vardrop.gates.base import (
     FeatureNoise,
     Side,
     along,
-    check_positive,
     inverse_softplus,
     noise_shape,
 )
@@ -57,7 +56,7 @@ class BetaBernoulli(FeatureNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("alpha", "a", "b", "temperature", "threshold"):
-            check_positive(name, getattr(self, name))
+            check_number(name, getattr(self, name), above=0)
         check_number("threshold", self.threshold, below=1, remedy="Else every unit is closed.")
 
     def side(self, spatial: int) -> Side:

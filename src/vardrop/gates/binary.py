@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.functional import uniform
-from vardrop.gates.base import (
-    FeatureNoise,
-    Granularity,
-    check_positive,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Granularity, noise_shape
 from vardrop.posteriors import Tensors, check_drop_rate
 
 
@@ -43,7 +39,7 @@ class BinaryDropout(FeatureNoise):
         super().__post_init__()
         check_drop_rate(self.drop_rate)
         if self.length_scale is not None:
-            check_positive("length_scale", self.length_scale)
+            check_number("length_scale", self.length_scale, above=0)
 
     @property
     def learned(self) -> bool:

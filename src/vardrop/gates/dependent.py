@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
-from vardrop.functional import concrete, normal_kl, normal_like, uniform
+from vardrop.functional import concrete, log_square, normal_kl, normal_like, uniform
 from vardrop.gates.base import (
     FeatureNoise,
     Gate,
     Side,
     along,
-    check_positive,
     inverse_softplus,
     noise_shape,
 )
@@ -58,7 +58,7 @@ class DependentBetaBernoulli(FeatureNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("scale", "std", "prior_std"):
-            check_positive(name, getattr(self, name))
+            check_number(name, getattr(self, name), above=0)
 
     def side(self, spatial: int) -> Side:
         return self.base.side(spatial)
@@ -120,9 +120,9 @@ class DependentBetaBernoulli(FeatureNoise):
         return torch.where(open_ > self.base.threshold, open_, 0.0).to(x.dtype)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
-        variance = functional.softplus(tensors["raw_std"]).square()
-        zero, prior_std = variance.new_zeros(()), variance.new_tensor(self.prior_std)
-        own = normal_kl(tensors["shift"], variance, zero, prior_std).sum()
+        log_variance = log_square(functional.softplus(tensors["raw_std"]))
+        zero, prior_std = log_variance.new_zeros(()), log_variance.new_tensor(self.prior_std)
+        own = normal_kl(tensors["shift"], zero, prior_std, log_variance=log_variance).sum()
         return own + self.base.kl(tensors, units) if self.joint else own
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
@@ -140,7 +140,7 @@ def depend(gate: Gate | None, noise: DependentBetaBernoulli) -> Gate:
     noise = replace(noise, base=gate.noise)
     dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
     dependent.to(gate.raw_a).train(gate.training)  # type: ignore[arg-type]
-    for name in gate.tensors:
+    for name in gate._stored():
         setattr(dependent, name, getattr(gate, name).requires_grad_(noise.joint))
     dependent.noise = noise
     return dependent

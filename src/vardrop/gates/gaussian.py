@@ -12,7 +12,7 @@ from torch import Tensor
 from vardrop.checks import check_number
 from vardrop.divergence import log_uniform_from_log_alpha
 from vardrop.errors import VardropError
-from vardrop.functional import clamp_max, standard_normal
+from vardrop.functional import project, standard_normal
 from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
@@ -20,7 +20,7 @@ from vardrop.gates.base import (
     noise_shape,
 )
 from vardrop.noisy import Relevance
-from vardrop.posteriors import Tensors, check_alpha
+from vardrop.posteriors import Tensors
 from vardrop.priors import LogUniform
 
 
@@ -29,8 +29,9 @@ class GaussianDropout(FeatureNoise):
     """multiplier ~ N(1, alpha), alpha fixed, or learned per unit or layer.
 
     One draw an element, a channel of an example, or a whole example (then `per="layer"`). With
-    `prior=LogUniform()` the KL counts one term a unit, times `kl_scale` (1/3 gives the A2 of the
-    paper). `max_alpha` bounds alpha by projection. Learned units are kept while log alpha < 3.
+    `prior=LogUniform()` the KL counts one term per unit, or one in all where one draw serves a
+    whole example, times `kl_scale` (1/3 gives the A2 of the paper). `max_alpha` bounds alpha by
+    projection. Learned units are kept while log alpha < 3.
 
     >>> import torch
     >>> noise = GaussianDropout(alpha=0.25, learned=False)
@@ -50,7 +51,7 @@ class GaussianDropout(FeatureNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_alpha(self.alpha)
+        check_number("alpha", self.alpha, above=0)
         check_number("kl_scale", self.kl_scale, at_least=0)
         if self.granularity == "example" and self.per == "unit":
             raise VardropError(
@@ -58,7 +59,7 @@ class GaussianDropout(FeatureNoise):
                 "but got 'unit'."
             )
         if self.max_alpha is not None:
-            check_alpha(self.max_alpha, "max_alpha")
+            check_number("max_alpha", self.max_alpha, above=0)
         bound = math.inf if self.max_alpha is None else self.max_alpha
         if self.alpha > bound:
             raise VardropError(
@@ -83,13 +84,14 @@ class GaussianDropout(FeatureNoise):
         if self.prior is None:
             return None
         log_alpha = self.log_alpha(tensors)
-        sharing = units / log_alpha.numel()  # units that share one alpha
+        variables = 1 if self.granularity == "example" else units
+        sharing = variables / log_alpha.numel()  # noise variables that share one alpha
         return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (sharing * self.kl_scale)
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
         if self.max_alpha is None:
             return tensors["log_alpha"]
-        return clamp_max(tensors["log_alpha"], math.log(self.max_alpha))
+        return project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
         if not self.learned:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
 from vardrop.functional import concrete, uniform
-from vardrop.gates.base import FeatureNoise, Side, along, check_positive, noise_shape
+from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 
@@ -43,12 +44,9 @@ class HardConcrete(FeatureNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("penalty", "temperature"):
-            check_positive(name, getattr(self, name))
-        if not 0 < self.drop_rate < 1:
-            raise VardropError(
-                f"Expected `drop_rate` to lie in (0, 1), but got {self.drop_rate}. "
-                "It is where the learned gates start."
-            )
+            check_number(name, getattr(self, name), above=0)
+        remedy = "It is where the learned gates start."
+        check_number("drop_rate", self.drop_rate, above=0, below=1, remedy=remedy)
         if not (self.low < 0 and self.high > 1):
             raise VardropError(
                 f"Expected `low` < 0 and `high` > 1, but got {self.low} and {self.high}. "

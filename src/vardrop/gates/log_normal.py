@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
 from vardrop.functional import (
     project,
@@ -16,7 +17,7 @@ from vardrop.functional import (
     truncated_log_normal_snr,
     uniform,
 )
-from vardrop.gates.base import FeatureNoise, Side, along, check_positive
+from vardrop.gates.base import FeatureNoise, Side, along
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 
@@ -46,7 +47,7 @@ class LogNormal(FeatureNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("threshold", self.threshold)
+        check_number("threshold", self.threshold, above=0)
         if not self.low < self.high:
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardrop.functional import log_uniform_kl, standard_normal
+from vardrop.functional import log_square, log_uniform_kl_of_log, standard_normal
 from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors, check_log_variance
@@ -52,12 +52,10 @@ class NormalJeffreys(FeatureNoise):
         return tensors["mu"]
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
-        ratio = tensors["mu"].square() * torch.exp(-tensors["log_sigma2"])
-        return log_uniform_kl(0.5 * ratio).sum()
+        return log_uniform_kl_of_log(self.log_alpha(tensors)).sum()
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
-        tiny = torch.finfo(tensors["mu"].dtype).tiny
-        return tensors["log_sigma2"] - torch.log(tensors["mu"].square() + tiny)
+        return tensors["log_sigma2"] - log_square(tensors["mu"])
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         return Relevance(self.log_alpha(tensors), self.threshold, False, "input")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vardrop.functional import wide
 from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, only_nll, per_example
 
 
@@ -20,12 +21,13 @@ def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     Martins & Astudillo 2016, "From softmax to sparsemax", alg. 1.
     """
+    logits, dtype = wide(logits), logits.dtype
     descending = logits.sort(-1, descending=True).values
     sums = descending.cumsum(-1) - 1
     count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)
     size = (count * descending > sums).sum(-1, keepdim=True)
     threshold = sums.gather(-1, size - 1) / size
-    return (logits - threshold).clamp(min=0), threshold
+    return (logits - threshold).clamp(min=0).to(dtype), threshold.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vardrop.checks import check_type
 from vardrop.divergence import check_kl, kl_divergence
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import AdditiveWeights, Product, shared_weights, square
+from vardrop.functional import AdditiveWeights, Product, shared_weights, square, wide
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.folding import fold
 from vardrop.noisy import Noisy, Relevance
@@ -92,7 +92,7 @@ class Variational(Noisy):
         if gate is not None:
             side = gate.side(self.spatial)
             units = self.inputs if side == "input" else self.outputs
-            self.gate = Gate(gate, units, self.channel_axis, side).to(self.weight)
+            self.gate = Gate(gate, units, self.channel_axis, side).to(wide(self.weight))
             self.gate.train(self.training)
         names: list[tuple[str, ...]] = [(), (), (), ()]
         if posterior is not None:
@@ -189,7 +189,7 @@ class Variational(Noisy):
 
     def kl(self, value: bool = True) -> Tensor | None:
         own, gate = self._weight_kl(value), self.gate
-        extra = None if gate is None else gate.noise.weight_kl(self.weight, gate.tensors)
+        extra = None if gate is None else gate.weight_kl(self.weight)
         return own if extra is None else extra if own is None else own + extra
 
     def _weight_kl(self, value: bool) -> Tensor | None:

@@ -7,6 +7,8 @@ Every posterior answers the same questions about a weight tensor and its noise t
     draw(weight, axes, batch)   standard noise
     deviation(weight, noise, tensors)   w - E w for that noise
     log_alpha(weight, tensors)  log of Var w / (E w)^2
+    gaussian, noise_per         what estimators may take for granted
+    entropy(weight, tensors)    of each weight, for a Monte-Carlo KL
 
 `weight` is always the posterior mean.
 """
@@ -17,7 +19,6 @@ from vardrop.posteriors.base import (
     Posterior,
     Sharing,
     Tensors,
-    check_alpha,
     check_drop_rate,
     check_log_variance,
 )
@@ -35,7 +36,6 @@ __all__ = [
     "Sharing",
     "Tensors",
     "ZeroMean",
-    "check_alpha",
     "check_drop_rate",
     "check_log_variance",
 ]

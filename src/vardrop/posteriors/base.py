@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from vardrop.checks import check_number, shown
 from vardrop.errors import VardropError
-from vardrop.functional import standard_normal
+from vardrop.functional import normal_entropy, standard_normal
 from vardrop.values import Value
 
 Tensors = Mapping[str, Tensor]
@@ -37,11 +35,6 @@ def shared_shape(weight: Tensor, axes: Axes, per: Sharing) -> tuple[int, ...]:
     return tuple(n if i in kept else 1 for i, n in enumerate(weight.shape))
 
 
-def log_square(weight: Tensor) -> Tensor:
-    """log w^2, finite at w = 0."""
-    return torch.log(weight.square() + torch.finfo(weight.dtype).tiny)
-
-
 def check_drop_rate(drop_rate: float) -> None:
     """Refuse a drop rate outside [0, 1)."""
     real = isinstance(drop_rate, Real) and not isinstance(drop_rate, bool)
@@ -52,12 +45,6 @@ def check_drop_rate(drop_rate: float) -> None:
         )
 
 
-def check_alpha(alpha: float, name: str = "alpha") -> None:
-    """Refuse a noise-to-signal ratio that is not positive and finite."""
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise VardropError(f"Expected `{name}` to be positive and finite, but got {alpha}.")
-
-
 def check_log_variance(name: str, value: float) -> None:
     """Refuse a logarithm whose exponential is zero or infinite in single precision."""
     remedy = "It is a logarithm: -10 is a standard deviation of 0.0067."
@@ -66,10 +53,31 @@ def check_log_variance(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Posterior(Value, ABC):
-    """What every posterior can be asked."""
+    """What every posterior can be asked.
+
+    Noise tensors are in at least single precision, whatever the weight's; cast the converted net
+    to have them otherwise.
+    """
 
     symmetric: ClassVar[bool] = True  # w - E w and E w - w have the same distribution
     zero_mean: ClassVar[bool] = False
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the weights are independent normal numbers, and so pre-activations are normal."""
+        return False
+
+    @property
+    def noise_per(self) -> Sharing | None:
+        """Which weights share one noise number; None where the posterior does not say."""
+        return "weight" if self.gaussian else None
+
+    def adds_variances(self, weight: Tensor, axes: Axes) -> bool:
+        """Whether an output's variance is the sum over its weights: no two of them share noise."""
+        if self.noise_per == "input":
+            known = (*axes.input, *axes.output)
+            return all(n == 1 for i, n in enumerate(weight.shape) if i not in known)
+        return self.noise_per == "weight"
 
     @property
     def learned(self) -> bool:
@@ -92,10 +100,25 @@ class Posterior(Value, ABC):
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log(Var w / (E w)^2); broadcastable to the shape of `weight`."""
 
+    def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log Var w; override it where the variance itself may underflow."""
+        return self.variance(weight, tensors).log()
+
+    @property
+    def has_entropy(self) -> bool:
+        """Whether `entropy` is known, which a Monte-Carlo KL needs."""
+        return self.gaussian or type(self).entropy is not Posterior.entropy
+
+    def entropy(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """The differential entropy of each weight; a posterior that is not normal overrides it."""
+        if not self.gaussian:
+            raise VardropError(f"Expected a posterior with an `entropy`, but got {self!r}.")
+        return normal_entropy(log_variance=self.log_variance(weight, tensors))
+
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         """Standard noise for one weight tensor, or for a batch of them."""
         return standard_normal((*batch, *weight.shape), weight)
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        """w for standard noise from `draw`."""
-        return weight + self.deviation(weight, noise, tensors)
+        """w for standard noise from `draw`, in the dtype of `weight`."""
+        return (weight + self.deviation(weight, noise, tensors)).to(weight.dtype)

@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vardrop.functional import uniform
+from vardrop.functional import uniform, wide
 from vardrop.posteriors.base import (
     Axes,
     Posterior,
+    Sharing,
     Tensors,
     check_drop_rate,
     shared_shape,
@@ -45,11 +46,15 @@ class Bernoulli(Posterior):
     def learned(self) -> bool:
         return False
 
+    @property
+    def noise_per(self) -> Sharing:
+        return self.per
+
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         return {}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return weight.square() * (self.drop_rate / (1 - self.drop_rate))
+        return wide(weight).square() * (self.drop_rate / (1 - self.drop_rate))
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         shape = (*batch, *shared_shape(weight, axes, self.per))

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_number
 from vardrop.errors import VardropError
-from vardrop.functional import clamp_max
+from vardrop.functional import log_square, project, wide
 from vardrop.posteriors.base import (
     Axes,
     Posterior,
     Sharing,
     Tensors,
-    check_alpha,
     check_log_variance,
-    log_square,
     shared_shape,
 )
 
@@ -40,24 +39,31 @@ class AdditiveGaussian(Posterior):
         super().__post_init__()
         check_log_variance("log_sigma2", self.log_sigma2)
 
+    @property
+    def gaussian(self) -> bool:
+        return True
+
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
-        return {"log_sigma2": torch.full_like(weight, self.log_sigma2)}
+        return {"log_sigma2": torch.full_like(wide(weight), self.log_sigma2)}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return tensors["log_sigma2"].exp()
+        return wide(tensors["log_sigma2"]).exp()
+
+    def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return wide(tensors["log_sigma2"])
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        return torch.exp(0.5 * tensors["log_sigma2"]) * noise
+        return torch.exp(0.5 * wide(tensors["log_sigma2"])) * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return tensors["log_sigma2"] - log_square(weight)
+        return wide(tensors["log_sigma2"]) - log_square(weight)
 
 
 @dataclass(frozen=True)
 class MultiplicativeGaussian(Posterior):
     """w ~ N(weight, alpha weight^2), alpha per weight, input, output or layer, learned or fixed.
 
-    `max_alpha` bounds alpha by projection (see `functional.clamp_max`).
+    `max_alpha` bounds alpha by projection (see `functional.project`).
 
     >>> import torch
     >>> q = MultiplicativeGaussian(alpha=0.25, per="layer")
@@ -74,26 +80,33 @@ class MultiplicativeGaussian(Posterior):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_alpha(self.alpha)
+        check_number("alpha", self.alpha, above=0)
         if self.max_alpha is not None:
-            check_alpha(self.max_alpha, "max_alpha")
+            check_number("max_alpha", self.max_alpha, above=0)
             if self.alpha > self.max_alpha:
                 raise VardropError(
                     f"Expected `alpha` to be at most `max_alpha` = {self.max_alpha}, "
                     f"but got {self.alpha}."
                 )
 
+    @property
+    def gaussian(self) -> bool:
+        return True
+
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         shape = shared_shape(weight, axes, self.per)
-        return {"log_alpha": weight.new_full(shape, math.log(self.alpha))}
+        return {"log_alpha": wide(weight).new_full(shape, math.log(self.alpha))}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return self.log_alpha(weight, tensors).exp() * weight.square()
+        return self.log_alpha(weight, tensors).exp() * wide(weight).square()
+
+    def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return self.log_alpha(weight, tensors) + log_square(weight)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         return torch.exp(0.5 * self.log_alpha(weight, tensors)) * weight * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         if self.max_alpha is None:
-            return tensors["log_alpha"]
-        return clamp_max(tensors["log_alpha"], math.log(self.max_alpha))
+            return wide(tensors["log_alpha"])
+        return wide(project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha)))

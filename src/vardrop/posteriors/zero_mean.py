@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop.functional import random_signs, uniform
+from vardrop.functional import log_square, random_signs, uniform, wide
 from vardrop.posteriors.base import (
     Axes,
     Noise,
     Posterior,
+    Sharing,
     Tensors,
 )
 
@@ -36,12 +37,24 @@ class ZeroMean(Posterior):
     noise: Noise = "gaussian"
     zero_mean: ClassVar[bool] = True
 
+    @property
+    def gaussian(self) -> bool:
+        return self.noise == "gaussian"
+
+    @property
+    def noise_per(self) -> Sharing:
+        return "weight"
+
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
-        return {"sigma": weight.detach().clone()}
+        return {"sigma": wide(weight.detach()).clone()}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        square = tensors["sigma"].square()
+        square = wide(tensors["sigma"]).square()
         return square / 3 if self.noise == "uniform" else square
+
+    def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        log_square_sigma = log_square(tensors["sigma"])
+        return log_square_sigma - math.log(3) if self.noise == "uniform" else log_square_sigma
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         shape = (*batch, *weight.shape)
@@ -55,7 +68,7 @@ class ZeroMean(Posterior):
         return tensors["sigma"] * noise
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        return tensors["sigma"] * noise
+        return (tensors["sigma"] * noise).to(weight.dtype)
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         return torch.full_like(weight, math.inf)

@@ -66,6 +66,11 @@ def _has_noise(module: nn.Module) -> bool:
 def _row_by_row(module: nn.Module) -> bool:
     if isinstance(module, Variational):
         fits = module.gate is None and module.posterior is not None and type(module) in _LAYERS
+        narrow = torch.finfo(module.weight.dtype).bits < 32 or torch.is_autocast_enabled(
+            module.weight.device.type
+        )
+        if narrow:  # variances need more range or precision than the products have
+            return False
         return fits and type(module.estimator) is LocalReparameterization
     if isinstance(module, nn.Flatten) and module.start_dim != 1:
         return False

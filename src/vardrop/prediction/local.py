@@ -30,7 +30,7 @@ class _LocalDraw:
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean, std = self.memory or self._moments(affine, inputs)
         y = normal_like(std).mul_(std)
-        return y if mean is None else y.add_(mean)
+        return (y if mean is None else y.add_(mean)).to(affine.precision)
 
     def _moments(self, affine: Affine, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor]:
         found = affine.mean_output(inputs), affine.variance_output(inputs, self.floor).sqrt_()

@@ -113,6 +113,11 @@ def propagate(net: nn.Module, x: Tensor) -> Gaussian:
     >>> propagate(net, torch.ones(1, 2)).variance
     tensor([[2.]])
     """
+    if x.dtype == torch.float16:
+        raise VardropError(
+            "Expected `x` in a dtype that holds variances, but got float16, in which they vanish. "
+            "Use net.float() and x.float(), or bfloat16."
+        )
     if x.dim() == 4:  # convolutions are faster with the channels last
         x = x.contiguous(memory_format=torch.channels_last)
     with prepared(net, noise=False), _analytic(net) as entered, torch.no_grad():
@@ -192,12 +197,15 @@ def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Gaussian)
     certain = x.known_variance is None
     parts = []
     if layer.posterior is not None:
+        if not layer.posterior.adds_variances(layer.weight, layer.axes):
+            raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
         affine = layer._affine(op, None)
         bias = None
         if affine.bias is not None and affine.bias_tensors is not None:
             bias = layer.posterior.variance(affine.bias, affine.bias_tensors)
         second = x.mean.square() if certain else x.mean.square().add_(x.variance)
-        parts.append(op(second, layer.variance(), bias))
+        variance = layer.variance().to(second.dtype)
+        parts.append(op(second, variance, None if bias is None else bias.to(second.dtype)))
     if not certain and not (layer.posterior and layer.posterior.zero_mean):
         parts.append(op(x.variance, layer.weight.square(), None))
     return None if not parts else parts[0] if len(parts) == 1 else parts[0].add_(parts[1])

@@ -21,7 +21,7 @@ from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_fisher
 from vardrop.functional.curvature import kappa as kappa_of
 from vardrop.layers import Variational
-from vardrop.posteriors import Axes, Posterior, Tensors
+from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.modes import prepared
 from vardrop.prediction.outputs import Likelihood
 
@@ -34,6 +34,14 @@ class SelectedNoise(Posterior):
     """Another posterior, with its noise only where the tensor `sampled` is one."""
 
     whole: Posterior
+
+    @property
+    def gaussian(self) -> bool:
+        return self.whole.gaussian
+
+    @property
+    def noise_per(self) -> Sharing | None:
+        return self.whole.noise_per
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]

@@ -253,16 +253,17 @@ def check_export(make: Make, inputs: Inputs, recipe: Recipe) -> None:
 
 
 def check_autocast(make: Make, inputs: Inputs, recipe: Recipe) -> None:
-    """Under bfloat16 autocast outputs, KL and gradients are finite."""
-    layer = _noisy(make, recipe).train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = layer(*inputs)
-        loss = output.float().square().mean() + kl(layer)
-    loss.backward()
-    assert torch.isfinite(loss)
-    for name, parameter in layer.named_parameters():
-        if parameter.grad is not None:
-            assert torch.isfinite(parameter.grad).all(), f"the gradient of {name} is not finite"
+    """Under bfloat16 and float16 autocast outputs, KL and gradients are finite, at zero too."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for given in (inputs, tuple(torch.zeros_like(x) for x in inputs)):
+            layer = _noisy(make, recipe).train()
+            with torch.autocast("cpu", dtype=dtype):
+                loss = layer(*given).float().square().mean() + kl(layer)
+            loss.backward()
+            assert torch.isfinite(loss), f"the loss is not finite in {dtype}"
+            for name, parameter in layer.named_parameters():
+                finite = parameter.grad is None or bool(torch.isfinite(parameter.grad).all())
+                assert finite, f"the gradient of {name} is not finite in {dtype}"
 
 
 def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: Recipe) -> None:
