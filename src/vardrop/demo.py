@@ -15,7 +15,7 @@ from vardrop.recipes import sparse_vd
 from vardrop.report import report
 from vardrop.training.observers import Bar, Observer, on_terminal
 
-_NET, _STRANGERS = "lenet5", "photos"
+_NET, _OUT_OF_DISTRIBUTION = "lenet5", "photos"
 # Chosen on validation data. A tenth of the KL keeps more weights than the full one would: there
 # are a hundred times fewer examples than weights.
 _SPARSE: dict[str, Any] = {
@@ -41,7 +41,7 @@ def main(out: str | Path | None = None) -> Table:
         "digits", _NET, sparse_vd(), out=directory / "sparse", observer=_bar("sparse VD"), **_SPARSE
     )
     for run in (plain, sparse):
-        evaluate(run, [_STRANGERS])
+        evaluate(run, [_OUT_OF_DISTRIBUTION])
     compress(sparse, max_drop=0.0)
     table = _table(plain, sparse)
     Console().print(table)
@@ -73,7 +73,7 @@ def _table(plain: Run, sparse: Run) -> Table:
 
 
 def _add_row(table: Table, name: str, run: Run, weights: str) -> None:
-    scores, apart = run.results["metrics"], run.results["ood"][_STRANGERS]
+    scores, apart = run.results["metrics"], run.results["ood"][_OUT_OF_DISTRIBUTION]
     table.add_row(
         name,
         f"{100 * scores['accuracy']:.1f} %",

@@ -203,7 +203,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     assert torch.equal(arrays["weight.1"], longer.net[1].weight)
 
 
-def test_uncertainty_tells_strangers_apart(tmp_path):
+def test_uncertainty_tells_out_of_distribution_images(tmp_path):
     run = fit("digits", "mlp", vd.sparse_vd(), out=tmp_path / "r", epochs=6, beta=0.1,
               lr=3e-3, observer=Observer())  # fmt: skip
     found = evaluate(run, ["photos"])["ood"]["photos"]

@@ -26,7 +26,7 @@ from vardrop.data import (
     load_cifar10,
     load_dataset,
     load_images,
-    load_strangers,
+    load_out_of_distribution,
 )
 
 
@@ -235,12 +235,12 @@ def test_digits_are_split_without_overlap():
     assert not torch.equal(data.train.x, load_dataset("digits").train.x)
 
 
-def test_strangers_take_the_shape_of_the_net():
-    assert load_strangers("photos", (1, 8, 8)).shape[1:] == (1, 8, 8)
-    found = load_strangers("digits", (3, 32, 32))
+def test_other_images_take_the_shape_of_the_net():
+    assert load_out_of_distribution("photos", (1, 8, 8)).shape[1:] == (1, 8, 8)
+    found = load_out_of_distribution("digits", (3, 32, 32))
     assert found.shape == (1797, 3, 32, 32)
     assert 0 <= float(found.min()) <= float(found.max()) <= 1.0001
     with pytest.raises(vd.VardropError, match="a net on images to compare with 'photos'"):
-        load_strangers("photos", (4,))
+        load_out_of_distribution("photos", (4,))
     with pytest.raises(vd.VardropError, match="other data among .* but got 'moons'"):
-        load_strangers("moons", (1, 8, 8))
+        load_out_of_distribution("moons", (1, 8, 8))

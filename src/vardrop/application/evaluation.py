@@ -12,7 +12,7 @@ from vardrop import metrics
 from vardrop.application.config import working
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
-from vardrop.data import Dataset, Part, load_strangers
+from vardrop.data import Dataset, Part, load_out_of_distribution
 from vardrop.files import write_tensors
 from vardrop.gates import Gate
 from vardrop.layers import Variational
@@ -50,7 +50,7 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
 
     Args:
         run: a trained run.
-        ood: image sets that the net was not trained on; see `load_strangers`.
+        ood: image sets that the net was not trained on; see `load_out_of_distribution`.
         samples: draws of the noise.
 
     Returns:
@@ -77,7 +77,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         arrays |= found
     for name in ood:
         other = run.predict(
-            load_strangers(name, run.about.shape, run.config.data.directory), samples
+            load_out_of_distribution(name, run.about.shape, run.config.data.directory), samples
         )
         results["ood"] = {**results["ood"], name: _told_apart(p, other)}
         arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = (

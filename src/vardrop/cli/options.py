@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vardrop.application import METHODS, NETS
-from vardrop.data import DATASETS, STRANGERS
+from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.errors import VardropError
 from vardrop.training.settings import RATES
 
@@ -99,8 +99,8 @@ SAMPLES = Annotated[int, typer.Option(help="Draws of the noise.", min=1)]
 OOD = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"An image set to tell apart: {', '.join(STRANGERS)}; may be repeated.",
-        autocompletion=_begin_with(STRANGERS),
+        help=f"An image set to tell apart: {', '.join(OUT_OF_DISTRIBUTION)}; may be repeated.",
+        autocompletion=_begin_with(OUT_OF_DISTRIBUTION),
     ),
 ]
 DEMO_OUT = Annotated[Path | None, typer.Option(help="A directory; runs/demo-<number> by default.")]

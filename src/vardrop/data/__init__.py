@@ -1,6 +1,11 @@
 """Readers of data sets: files with checksums in, tensors out."""
 
-from vardrop.data.catalog import DATASETS, STRANGERS, load_dataset, load_strangers
+from vardrop.data.catalog import (
+    DATASETS,
+    OUT_OF_DISTRIBUTION,
+    load_dataset,
+    load_out_of_distribution,
+)
 from vardrop.data.cifar import load_cifar10
 from vardrop.data.download import data_directory
 from vardrop.data.images import IMAGE_SETS, Images, load_images
@@ -11,7 +16,7 @@ from vardrop.data.tables import describe, read_table
 __all__ = [
     "DATASETS",
     "IMAGE_SETS",
-    "STRANGERS",
+    "OUT_OF_DISTRIBUTION",
     "About",
     "Dataset",
     "Images",
@@ -22,6 +27,6 @@ __all__ = [
     "load_cifar10",
     "load_dataset",
     "load_images",
-    "load_strangers",
+    "load_out_of_distribution",
     "read_table",
 ]

@@ -28,7 +28,7 @@ _TABLES: dict[str, Task] = {
 }
 _TRAINABLE = ("mnist", "fashion-mnist", "cifar10")
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
-STRANGERS = ("digits", *IMAGE_SETS, "cifar10", "photos")
+OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "cifar10", "photos")
 _VALIDATION, _TEST = 0.1, 0.2
 
 
@@ -161,7 +161,7 @@ def _part(table: pandas.DataFrame, found: Preprocessing, source: str) -> Part:
     return Part(found.inputs(table, source), found.targets(table[found.target], source))
 
 
-def load_strangers(
+def load_out_of_distribution(
     name: str, shape: tuple[int, ...], directory: str | Path | None = None
 ) -> Tensor:
     """Test images of another set, brought to the shape (channels, height, width) of a net.
@@ -175,15 +175,17 @@ def load_strangers(
         raise VardropError(
             f"Expected a net on images to compare with {name!r}, but got inputs of shape {shape}."
         )
-    if name not in STRANGERS:
-        raise VardropError(f"Expected other data among {', '.join(STRANGERS)}, but got {name!r}.")
-    x = _strangers(name, directory)
+    if name not in OUT_OF_DISTRIBUTION:
+        raise VardropError(
+            f"Expected other data among {', '.join(OUT_OF_DISTRIBUTION)}, but got {name!r}."
+        )
+    x = _images_of(name, directory)
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
     return sized.expand(-1, shape[0], -1, -1).contiguous()
 
 
-def _strangers(name: str, directory: str | Path | None) -> Tensor:
+def _images_of(name: str, directory: str | Path | None) -> Tensor:
     if name == "digits":
         return digits().x
     if name == "photos":
