@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from vardrop.application.config import (
 from vardrop.application.evaluation import measure, validation_scores
 from vardrop.application.nets import build_net
 from vardrop.application.run import Run, likelihood_for, load_same_data
+from vardrop.checks import check_type
 from vardrop.conversion import convert
 from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
@@ -78,6 +80,8 @@ def fit(
     ...     sorted(run.results["metrics"])
     ['accuracy', 'brier', 'ece', 'nll']
     """
+    wanted = "the name of a data set, or the path of a CSV or Parquet file"
+    check_type("data", data, str | os.PathLike, wanted)
     data_path = Path(data)
     name = str(data_path.resolve()) if data_path.is_file() else str(data)
     source = Data(name, target, task, tuple(drop), None if directory is None else str(directory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vardrop.application.config import Config
 from vardrop.application.nets import build_net
+from vardrop.checks import check_type
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table
 from vardrop.data.preprocessing import Task
@@ -237,6 +239,7 @@ def load_run(
         net: a fresh net of your own, where `fit` was given one.
         directory: of the image sets, where they have moved.
     """
+    check_type("path", path, str | os.PathLike, "the directory that fit wrote")
     config = Config.read(Path(path))
     if directory is not None:
         data = dataclasses.replace(config.data, directory=str(directory))
