@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import math
+import warnings
+from collections.abc import Container, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,16 @@ from vardrop.checks import check_net, check_type
 from vardrop.errors import VardropError
 
 Kind = Literal["weight", "input", "output"]
+KLTerms = dict[Hashable, Tensor]
+
+# A layer that was passed through so often while its parameters changed is being trained; steps
+# that gather gradients, or draws of one step, change no parameters in between.
+_PASSES = 100
+_NO_KL = (
+    f"A noisy net is being trained, but nobody asked for its KL in {_PASSES} passes: nothing then "
+    "keeps the noise from vanishing. Minimise vardrop.ELBO(net, likelihood, num_data)(x, y).loss, "
+    "or add vardrop.kl(net) / num_data to the loss. ELBO(..., beta=0) trains without it."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +55,8 @@ class Noisy(nn.Module):
     """
 
     sampling: bool | None = None
+    _passes: float = 0  # noisy passes with gradients since the KL was last asked for
+    _updates: int = 0  # of the parameters, at the first of these passes
 
     @property
     def is_sampling(self) -> bool:
@@ -56,9 +70,46 @@ class Noisy(nn.Module):
         """
         return None
 
+    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
+        """The KL in terms, by a key that says which tensors a term is about.
+
+        A term whose key is `known` has been counted by a module that shares the tensors, and is
+        left out. Gates that share a weight, but not their rates, each have a term for it under one
+        key: the weight counts once, so these are averaged.
+        """
+        self.asked_for_kl()
+        term = None if self.kl_key() in known else self.kl(value)
+        return {} if term is None else {self.kl_key(): term}
+
     def kl_key(self) -> Hashable:
-        """Modules with equal keys share their tensors, so their KL counts once."""
+        """Modules with equal keys share all of their tensors."""
         return id(self)
+
+    def count_pass(self) -> None:
+        """Count a noisy pass, to warn where parameters are trained and nobody asks for the KL."""
+        if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
+            return
+        state = vars(self)  # what nn.Module does on setting an attribute is slow
+        state["_passes"] = passes = self._passes + 1
+        if passes == 1:
+            state["_updates"] = self._parameter_updates()
+        elif passes == _PASSES:
+            state["_passes"] = 0
+            if self._parameter_updates() != self._updates and self._owes_kl():
+                state["_passes"] = -math.inf  # once
+                warnings.warn(_NO_KL, stacklevel=2)
+
+    def asked_for_kl(self) -> None:
+        """The KL is asked for: count from the beginning."""
+        if not torch.compiler.is_compiling():
+            vars(self)["_passes"] = 0
+
+    def _parameter_updates(self) -> int:
+        return sum(p._version for p in self.parameters() if p.requires_grad)
+
+    def _owes_kl(self) -> bool:
+        """Whether this module has a KL, which training should count."""
+        return True
 
     def get_log_alpha(self) -> Tensor | None:
         """log of noise variance over squared mean, or None where the method has no such ratio."""
@@ -132,11 +183,14 @@ def kl(net: nn.Module, value: bool = True) -> Tensor:
     >>> vd.kl(net).shape
     torch.Size([])
     """
-    unique = {m.kl_key(): m for m in noisy_modules(net).values()}
-    terms = [term for term in [m.kl(value) for m in unique.values()] if term is not None]
-    if not terms:
+    found: dict[Hashable, list[Tensor]] = {}
+    for module in noisy_modules(net).values():
+        for key, term in module.kl_terms(value, found).items():
+            found.setdefault(key, []).append(term)
+    if not found:
         return torch.zeros((), device=next(net.parameters()).device)
-    return torch.stack(terms).sum()
+    means = [t[0] if len(t) == 1 else torch.stack(t).mean() for t in found.values()]
+    return torch.stack(means).sum()
 
 
 def log_alpha(net: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop.conversion.plan import Plan, plan
 from vardrop.conversion.rollback import all_or_nothing
@@ -17,7 +17,7 @@ from vardrop.conversion.selection import Where
 from vardrop.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES, DependentBetaBernoulli, depend
 from vardrop.heads import HEAD_TYPES, Head
-from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, noisy_modules
 from vardrop.recipes import Recipe
 
@@ -56,7 +56,8 @@ def convert(
     todo = plan(net, recipe, where, exclude)
     if not todo.changes:
         raise VardropError(f"Expected something to convert, but {_nothing(todo)}.")
-    noise: dict[int, dict[str, Tensor]] = {}  # of weights that several modules share
+    _check_ties(net, recipe, [step.module for step in todo.changes])
+    noise = ties(net)
     zeroed = recipe.posterior is not None and recipe.posterior.zero_mean
     with all_or_nothing([step.module for step in todo.changes], values=zeroed):
         for step in todo.changes:
@@ -64,7 +65,31 @@ def convert(
     return net
 
 
-def apply_recipe(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+def ties(net: nn.Module) -> Ties:
+    """The noise that is there, by the weight or bias that it belongs to."""
+    found: Ties = {}
+    for layer in (m for m in net.modules() if isinstance(m, Variational)):
+        for mean, tensors in layer.owned_noise():
+            found.setdefault(id(mean), {}).update(tensors)
+    return found
+
+
+def _check_ties(net: nn.Module, recipe: Recipe, modules: list[nn.Module]) -> None:
+    """Refuse a second method for a weight that another module has made noisy."""
+    there = {id(m.weight): m for m in net.modules() if isinstance(m, Variational) and m.posterior}
+    for module in modules:
+        other = there.get(id(getattr(module, "weight", None)))
+        if recipe.posterior is None or other is None or other is module:
+            continue
+        if (recipe.posterior, recipe.prior) != (other.posterior, other.prior):
+            raise VardropError(
+                "Expected modules with one weight to have one posterior and one prior, but got "
+                f"{recipe.posterior!r} with {recipe.prior!r} beside {other.posterior!r} with "
+                f"{other.prior!r}. Convert them with the same recipe, or untie them."
+            )
+
+
+def apply_recipe(module: nn.Module, recipe: Recipe, noise: Ties) -> None:
     """Make one plain module noisy; `noise` gathers the tensors of weights that are tied."""
     if type(module) in DROPOUT_TYPES:
         module.__class__ = DROPOUT_TYPES[type(module)]
@@ -79,20 +104,11 @@ def apply_recipe(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, T
         _make_noisy(module, recipe, noise)
 
 
-def _make_noisy(module: nn.Module, recipe: Recipe, noise: dict[int, dict[str, Tensor]]) -> None:
+def _make_noisy(module: nn.Module, recipe: Recipe, noise: Ties) -> None:
     module.__class__ = NOISY_TYPES[type(module)]
     assert isinstance(module, Variational)
-    tied = noise.setdefault(id(module.weight), {})
-    module.make_noisy(
-        recipe.posterior,
-        recipe.prior,
-        recipe.estimator,
-        recipe.gate,
-        recipe.noisy_bias,
-        tied,
-    )
-    for tensor_name in module._names[0]:
-        tied.setdefault(tensor_name, getattr(module, tensor_name))
+    method = recipe.posterior, recipe.prior, recipe.estimator, recipe.gate, recipe.noisy_bias
+    module.make_noisy(*method, noise)
 
 
 def _nothing(todo: Plan) -> str:

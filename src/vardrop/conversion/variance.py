@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vardrop.checks import shown
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
-from vardrop.layers import Variational
+from vardrop.layers import Ties, Variational
 from vardrop.noisy import noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Tensors, ZeroMean
 
@@ -73,12 +73,13 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
     _check_gaussian(layers)
     # Everything is read before anything is written: tied layers lose their mean with the first.
     sigmas = [_sigmas(m) for m in layers.values()]
-    first = {m.kl_key(): name for name, m in reversed(layers.items())}
-    kl = {name: _swap_kl(layers[name]) for name in layers if name in first.values()}
+    counted: set[int] = set()
+    found = {name: _swap_kl(layer, counted) for name, layer in layers.items()}
+    kl = {name: value for name, value in found.items() if value is not None}
     sizes = {name: layers[name].weight.numel() for name in kl}
-    tied: dict[int, dict[str, Tensor]] = {}
+    tied: Ties = {}
     for layer, values in zip(layers.values(), sigmas, strict=True):
-        _replace(layer, values, tied.setdefault(id(layer.weight), {}))
+        _replace(layer, values, tied)
     return Swap(sizes, kl)
 
 
@@ -107,22 +108,22 @@ def _sigmas(layer: Variational) -> dict[str, Tensor]:
     }
 
 
-def _swap_kl(layer: Variational) -> float:
+def _swap_kl(layer: Variational, counted: set[int]) -> float | None:
+    """The KL of the tensors that are not counted yet; None where all are."""
     assert layer.posterior is not None
-    return sum(
-        torch.exp(-layer.posterior.log_alpha(mean, noise)).expand_as(mean).double().sum().item() / 2
-        for _, mean, noise in _noisy_tensors(layer)
-    )
+    found = [(m, noise) for _, m, noise in _noisy_tensors(layer) if id(m) not in counted]
+    counted.update(id(mean) for mean, _ in found)
+    terms = [torch.exp(-layer.posterior.log_alpha(m, noise)).expand_as(m) for m, noise in found]
+    return sum(t.double().sum().item() / 2 for t in terms) if terms else None
 
 
-def _replace(layer: Variational, sigmas: dict[str, Tensor], tied: dict[str, Tensor]) -> None:
+def _replace(layer: Variational, sigmas: dict[str, Tensor], tied: Ties) -> None:
     prior, estimator, gate = layer.prior, layer.estimator, layer.gate
     switch, noisy_bias = layer.sampling, layer.noisy_bias
     fitted = {name: getattr(layer, name) for i in (1, 3) for name in layer._names[i]}
     layer.gate = None  # it stays as it is: neither its mean nor its noise is a weight's
     layer.make_plain()
     layer.make_noisy(ZeroMean(), prior, estimator, None, noisy_bias, tied)
-    tied.setdefault("sigma", layer._tensors(0)["sigma"])
     layer.gate, layer.sampling = gate, switch
     for name, value in {**sigmas, **fitted}.items():
         getattr(layer, name).copy_(value)

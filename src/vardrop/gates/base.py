@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_choice, check_integer, check_type
@@ -48,6 +49,10 @@ class FeatureNoise(Value, ABC):
     @abstractmethod
     def initial(self, units: int) -> dict[str, Tensor]:
         """The tensors for this many units, at their initial values."""
+
+    def start(self, units: int) -> dict[str, Tensor]:
+        """Where the tensors of a gate that is there begin again."""
+        return self.initial(units)
 
     def statistics(self, units: int) -> dict[str, Tensor]:
         """Running statistics of the features, which no optimizer touches."""
@@ -140,6 +145,7 @@ class Gate(Noisy):
         if self.training:
             self.noise.observe(x, self.axis, self._stored())
         if self.is_sampling:
+            self.count_pass()
             return x * self.noise.multiplier(x, self.axis, self.tensors)
         mean = self.noise.mean(x, self.axis, self.tensors)
         return x if mean is None else x * mean
@@ -161,6 +167,17 @@ class Gate(Noisy):
     def weight_kl(self, weight: Tensor) -> Tensor | None:
         """What the weights of the layer that owns the gate add to the KL."""
         return self.noise.weight_kl(wide(weight), self.tensors)
+
+    def _owes_kl(self) -> bool:
+        with torch.no_grad():
+            return self.kl() is not None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start the noise anew, and forget the statistics of the features."""
+        start = {**self.noise.start(self.units), **self.noise.statistics(self.units)}
+        for name, value in start.items():
+            getattr(self, name).copy_(value)
 
     def get_log_alpha(self) -> Tensor | None:
         return self.noise.log_alpha(self.tensors)

@@ -69,6 +69,9 @@ class DependentBetaBernoulli(FeatureNoise):
                 "Expected a trained Beta-Bernoulli gate under the dependent one, but got none. "
                 "Convert with beta_bernoulli() and train first, or use joint=True."
             )
+        return self.start(units)
+
+    def start(self, units: int) -> dict[str, Tensor]:
         return {**self.base.initial(units), **self.own(units)}
 
     def own(self, units: int) -> dict[str, Tensor]:

@@ -98,6 +98,13 @@ class Head(Noisy, nn.Linear):
             branch = nn.Linear(self.in_features, self.out_features, self.bias is not None)
             self.add_module(name, branch.to(self.weight).train(self.training))
 
+    def reset_parameters(self) -> None:
+        """Start the logits and the branches of the rule anew."""
+        super().reset_parameters()
+        if "rule" in vars(self):  # torch's own constructor calls this first
+            for name in self.rule.branches:
+                getattr(self, name).reset_parameters()
+
     def check_linear(self) -> None:
         """Refuse to become a linear layer where the probabilities are more than its softmax."""
         if not self.rule.linear:

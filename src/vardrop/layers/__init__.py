@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from vardrop.layers.base import Variational
+from vardrop.layers.base import Ties, Variational
 from vardrop.layers.conv import (
     Conv1d,
     Conv2d,
@@ -37,5 +37,6 @@ __all__ = [
     "ConvTranspose3d",
     "Embedding",
     "Linear",
+    "Ties",
     "Variational",
 ]

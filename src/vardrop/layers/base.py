@@ -6,7 +6,7 @@ the noise tensors stand beside them, so a plain checkpoint loads and mean mode i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -19,11 +19,13 @@ from vardrop.estimators import Affine, Estimator, check_estimator, local_reparam
 from vardrop.functional import AdditiveWeights, Product, shared_weights, square, wide
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.folding import fold
-from vardrop.noisy import Noisy, Relevance
+from vardrop.noisy import KLTerms, Noisy, Relevance
 from vardrop.posteriors import AdditiveGaussian, Axes, Posterior
 from vardrop.priors import LogUniform, Prior
 
 _Map = Callable[..., Tensor]
+Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their weight or bias
+_METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 _BIAS_AXES = Axes(input=(), output=(0,))
 _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 
@@ -45,7 +47,11 @@ def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Es
 
 
 class Variational(Noisy):
-    """A torch layer whose weights have a posterior, and whose input may pass a gate."""
+    """A torch layer whose weights have a posterior, and whose input may pass a gate.
+
+    Its arguments are those of the torch layer, `device` and `dtype` included, and then, by name,
+    `posterior`, `prior`, `estimator`, `gate` and `noisy_bias`.
+    """
 
     axes: ClassVar[Axes]
     spatial: ClassVar[int] = 0  # axes behind the one that runs over units
@@ -56,6 +62,11 @@ class Variational(Noisy):
     estimator: Estimator
     gate: Gate | None
     _names: tuple[tuple[str, ...], ...]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        method = {name: kwargs.pop(name) for name in _METHOD if name in kwargs}
+        super().__init__(*args, **kwargs)
+        self.make_noisy(**method)
 
     @property
     def channel_axis(self) -> int:
@@ -79,11 +90,12 @@ class Variational(Noisy):
         estimator: Estimator = local_reparameterization,
         gate: FeatureNoise | None = None,
         noisy_bias: bool = False,
-        tied: dict[str, Tensor] | None = None,
+        tied: Ties | None = None,
     ) -> None:
         """Register the tensors of the method on a layer that is a plain torch layer so far.
 
-        `tied` gives noise tensors of another module with the same weight, to be shared.
+        `tied` holds the noise tensors of other modules by the weight or bias that they belong to:
+        a module with the same weight shares them, and adds its own for the next.
         """
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
@@ -95,19 +107,38 @@ class Variational(Noisy):
             self.gate = Gate(gate, units, self.channel_axis, side).to(wide(self.weight))
             self.gate.train(self.training)
         names: list[tuple[str, ...]] = [(), (), (), ()]
-        if posterior is not None:
-            names[0] = self._own(posterior.initial(self.weight, self.axes), posterior.learned, tied)
-            names[1] = self._own(prior.initial(self.weight), prior.learned) if prior else ()
-        if posterior is not None and noisy_bias and self.bias is not None:
-            noise = {f"bias_{k}": v for k, v in posterior.initial(self.bias, _BIAS_AXES).items()}
-            names[2] = self._own(noise, posterior.learned)
-            start = prior.initial(self.bias) if prior else {}
-            names[3] = self._own(
-                {f"bias_{k}": v for k, v in start.items()}, bool(prior and prior.learned)
-            )
-        self._names = tuple(names)
         self.noisy_bias = noisy_bias and self.bias is not None and posterior is not None
+        for which, start in enumerate(self._starts()):
+            mean, method = (self.weight, self.bias)[which // 2], (posterior, prior)[which % 2]
+            there = {} if tied is None else tied.setdefault(id(mean), {})
+            names[which] = self._own(start, bool(method and method.learned), there)
+        self._names = tuple(names)
         self._centre()
+
+    def _starts(self) -> list[dict[str, Tensor]]:
+        """The initial tensors of posterior and prior, for the weight and for a noisy bias."""
+        found: list[dict[str, Tensor]] = [{}, {}, {}, {}]
+        if self.posterior is not None:
+            found[0] = self.posterior.initial(self.weight, self.axes)
+            found[1] = {} if self.prior is None else self.prior.initial(self.weight)
+        if self.posterior is not None and self.noisy_bias:
+            own = self.posterior.initial(self.bias, _BIAS_AXES)
+            prior = {} if self.prior is None else self.prior.initial(self.bias)
+            found[2:] = ({f"bias_{k}": v for k, v in t.items()} for t in (own, prior))
+        return found
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start anew: the weights as torch starts them, and the noise as the method starts it."""
+        super().reset_parameters()  # type: ignore[misc]
+        if "_names" not in vars(self):
+            return  # torch's own constructor calls this first
+        for start in self._starts():
+            for name, value in start.items():
+                getattr(self, name).copy_(value)
+        self._centre()
+        if self.gate is not None:
+            self.gate.reset_parameters()
 
     def _centre(self) -> None:
         """Keep the means of a zero-mean posterior at zero, whatever was loaded."""
@@ -120,15 +151,18 @@ class Variational(Noisy):
                 mean.requires_grad_(False)
 
     def _own(
-        self, tensors: dict[str, Tensor], learned: bool, tied: dict[str, Tensor] | None = None
+        self, tensors: dict[str, Tensor], learned: bool, tied: dict[str, Tensor]
     ) -> tuple[str, ...]:
         for name, start in tensors.items():
-            shared = (tied or {}).get(name)
-            value = shared if shared is not None and shared.shape == start.shape else start
-            if learned:
-                self.register_parameter(
-                    name, value if isinstance(value, nn.Parameter) else nn.Parameter(value)
+            value = tied.setdefault(name, nn.Parameter(start) if learned else start)
+            if value.shape != start.shape:
+                raise VardropError(
+                    f"Expected modules with one weight to share `{name}`, but its shape is "
+                    f"{tuple(value.shape)} for one and {tuple(start.shape)} for another. "
+                    "Use per='weight' or per='layer', or leave one out with `exclude`."
                 )
+            if learned:
+                self.register_parameter(name, value)  # type: ignore[arg-type]
             else:
                 self.register_buffer(name, value)
         return tuple(tensors)
@@ -185,31 +219,49 @@ class Variational(Noisy):
     def _run(self, op: _Map, inputs: Any, noise: Any, product: Product | None = None) -> Tensor:
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, self.weight, self.bias)
+        if self.prior is not None:
+            self.count_pass()
         return self.estimator(self._affine(op, product), inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
-        own, gate = self._weight_kl(value), self.gate
-        extra = None if gate is None else gate.weight_kl(self.weight)
-        return own if extra is None else extra if own is None else own + extra
+        terms = self.kl_terms(value)
+        return torch.stack(list(terms.values())).sum() if terms else None
 
-    def _weight_kl(self, value: bool) -> Tensor | None:
-        if self.posterior is None or self.prior is None:
-            return None
+    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
+        self.asked_for_kl()
+        terms: KLTerms = {}
+        if self.posterior is not None and self.prior is not None:
+            if (key := self._key(0)) not in known:
+                terms[key] = self._weight_kl(value)
+            if self.noisy_bias and (key := self._key(2)) not in known:
+                terms[key] = kl_divergence(
+                    self.posterior, self.prior, self.bias, _BIAS_AXES,
+                    self._tensors(2), self._tensors(3), value,
+                )  # fmt: skip
+        gate = self.gate
+        extra = None if gate is None else gate.weight_kl(self.weight)
+        return terms if extra is None else {**terms, ("gate", *self._key(0)[:1]): extra}
+
+    def _weight_kl(self, value: bool) -> Tensor:
+        assert self.posterior is not None
+        assert self.prior is not None
         shared = self._shared_weights()
-        total = shared.kl(value) if shared is not None else kl_divergence(
+        return shared.kl(value) if shared is not None else kl_divergence(
             self.posterior, self.prior, self.weight, self.axes,
             self._tensors(0), self._tensors(1), value,
         )  # fmt: skip
-        if self.noisy_bias and self.bias is not None:
-            total = total + kl_divergence(
-                self.posterior, self.prior, self.bias, _BIAS_AXES,
-                self._tensors(2), self._tensors(3), value,
-            )  # fmt: skip
-        return total
+
+    def _key(self, which: int) -> tuple[int, ...]:
+        """What identifies the weight (0) or the bias (2) and its noise."""
+        name = "bias" if which else "weight"
+        # A weight that is computed anew at each access (a parametrization) belongs to one module.
+        own = id(getattr(self, name)) if name in self._parameters else id(self)
+        return own, *(id(t) for t in self._tensors(which).values())
 
     def kl_key(self) -> Hashable:
-        own = {**self._tensors(0), **self._tensors(2)}
-        return (id(self.weight), *sorted(id(t) for t in own.values())) if own else id(self)
+        if self.posterior is None:
+            return id(self)
+        return (self._key(0), self._key(2)) if self.noisy_bias else self._key(0)
 
     def get_log_alpha(self) -> Tensor | None:
         if self.posterior is None:
@@ -235,6 +287,12 @@ class Variational(Noisy):
         if self.posterior is None:
             return torch.zeros_like(self.weight)
         return self.posterior.variance(self.weight, self._tensors(0)).expand_as(self.weight)
+
+    def owned_noise(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The weight, and a noisy bias, each with the tensors of its posterior and prior."""
+        for mean, names in ((self.weight, self._names[:2]), (self.bias, self._names[2:])):
+            if mean is not None:
+                yield mean, {name: getattr(self, name) for group in names for name in group}
 
     def noise_tensors(self) -> Iterator[Tensor]:
         for names in self._names:

@@ -22,11 +22,6 @@ class _Conv(Variational):
     in_channels: int
     out_channels: int
 
-    def __init__(self, *args: Any, posterior: Any = None, prior: Any = None, **kwargs: Any):
-        method = {k: kwargs.pop(k) for k in ("estimator", "gate", "noisy_bias") if k in kwargs}
-        super(Variational, self).__init__(*args, **kwargs)
-        self.make_noisy(posterior, prior, **method)
-
     @property
     def inputs(self) -> int:
         return self.in_channels

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.errors import VardropError
 from vardrop.functional import Dense
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
@@ -27,10 +28,6 @@ class Linear(Variational, nn.Linear):
     """
 
     axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **method: Any):
-        nn.Linear.__init__(self, in_features, out_features, bias)
-        self.make_noisy(**method)
 
     @property
     def inputs(self) -> int:
@@ -54,10 +51,6 @@ class Bilinear(Variational, nn.Bilinear):
     """`nn.Bilinear` with a posterior on its weight: y = x1^T w x2 + b."""
 
     axes: ClassVar[Axes] = Axes(input=(1, 2), output=(0,))
-
-    def __init__(self, in1: int, in2: int, out_features: int, bias: bool = True, **method: Any):
-        nn.Bilinear.__init__(self, in1, in2, out_features, bias)
-        self.make_noisy(**method)
 
     @property
     def inputs(self) -> int:
@@ -90,11 +83,19 @@ class Embedding(Variational, nn.Embedding):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
     bias: None = None
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, **method: Any
-    ):
-        nn.Embedding.__init__(self, num_embeddings, embedding_dim, padding_idx)
-        self.make_noisy(**method)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, wrong in (("max_norm", self.max_norm is not None), ("sparse", self.sparse)):
+            if wrong:
+                raise VardropError(
+                    f"Expected `{name}` to be left out of a noisy embedding, but got "
+                    f"{getattr(self, name)}: it does not go with a KL over all weights."
+                )
+        if self.gate is not None:
+            raise VardropError(
+                f"Expected no `gate` on an embedding, but got {self.gate.noise!r}: an index has no "
+                "features to gate. Give a posterior, or put a Gate after it."
+            )
 
     @property
     def inputs(self) -> int:

@@ -142,6 +142,23 @@ def check_stored_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
         assert ((mine - expected).abs().max() / scale) <= 1e-5, "gradients of draws do not add up"
 
 
+@torch.random.fork_rng()
+def check_reset(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+    """`reset_parameters` starts weights and noise anew, also of a layer from the meta device."""
+    torch.manual_seed(0)
+    fresh = _noisy(make, recipe).state_dict()
+    with torch.device("meta"):
+        empty = _noisy(make, recipe).to_empty(device="cpu")
+    for layer in (_noisy(make, recipe), empty):
+        with torch.no_grad():
+            for tensor in (*layer.parameters(), *layer.buffers()):
+                tensor.fill_(99)
+        torch.manual_seed(0)
+        layer.reset_parameters()
+        for name, tensor in layer.state_dict().items():
+            assert torch.equal(tensor, fresh[name]), f"{name} does not start anew"
+
+
 def _objective(make: Make, inputs: Inputs, recipe: Recipe) -> tuple[_Loss, list[Tensor]]:
     """A smooth function of the parameters in float64, by a fixed draw, and where to take it."""
     layer = _noisy(lambda: make().double(), recipe).eval()
@@ -284,8 +301,8 @@ CHECKS: dict[str, Check] = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_mean_mode, check_noise, check_plain_checkpoint, check_copies, check_gradients,
-        check_stored_noise, check_forward_mode, check_second_derivatives, check_compile,
-        check_vmap, check_export, check_autocast, check_kl_is_a_sum,
+        check_reset, check_stored_noise, check_forward_mode, check_second_derivatives,
+        check_compile, check_vmap, check_export, check_autocast, check_kl_is_a_sum,
     )
 }  # fmt: skip
 

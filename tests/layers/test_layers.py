@@ -1,0 +1,125 @@
+"""Layers as torch's own: factory arguments, and a warning where a net is trained without its KL."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.layers import NOISY_TYPES
+
+ARGUMENTS = {vd.Linear: (4, 3), vd.Bilinear: (4, 3, 2), vd.Embedding: (5, 3)}
+X, Y = torch.randn(8, 4), torch.randint(3, (8,))
+
+
+@pytest.mark.parametrize("kind", NOISY_TYPES.values())
+def test_factory_arguments(kind):
+    arguments = ARGUMENTS.get(kind, (2, 3, 2))
+    method = {"posterior": vd.AdditiveGaussian(-3.0), "prior": vd.Normal()}
+    layer = kind(*arguments, dtype=torch.float64, device="cpu", **method)
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert layer.posterior == vd.AdditiveGaussian(-3.0)
+    layer = kind(*arguments, device="meta", **method)
+    assert {p.device.type for p in layer.parameters()} == {"meta"}
+
+
+def test_options_of_torch_are_taken_by_name():
+    assert vd.Linear(in_features=4, out_features=3, bias=False).bias is None
+    assert vd.Bilinear(in1_features=4, in2_features=3, out_features=2).weight.shape == (2, 4, 3)
+    assert vd.Embedding(5, 3, padding_idx=0, scale_grad_by_freq=True).scale_grad_by_freq
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"max_norm": 1.0}, "`max_norm` to be left out.*1.0"),
+        ({"sparse": True}, "`sparse` to be left out.*True"),
+        ({"gate": vd.BinaryDropout()}, "no `gate` on an embedding"),
+    ],
+)
+def test_what_a_noisy_embedding_cannot_have(options, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.Embedding(5, 3, **options)
+
+
+def net_and_step(recipe, loss, frozen=False, inside=1):
+    net = vd.convert(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), recipe)
+    last = nn.Linear(3, 3)
+    net.requires_grad_(not frozen)
+    optimizer = torch.optim.Adam([*net.parameters(), *last.parameters()], lr=1e-4)
+
+    def step():
+        optimizer.zero_grad()
+        for _ in range(inside):
+            loss(net, last).backward()
+        optimizer.step()
+
+    return net, step
+
+
+def without_kl(net, last):
+    return nn.functional.cross_entropy(last(net(X)), Y)
+
+
+def with_kl(net, last):
+    return without_kl(net, last) + vd.kl(net) / 100
+
+
+OWING = {
+    "sparse_vd": vd.sparse_vd(),
+    "bayes_by_backprop": vd.bayes_by_backprop(),
+    "concrete_dropout": vd.concrete_dropout(),
+    "l0": vd.l0(),
+}
+
+
+@pytest.mark.parametrize("recipe", OWING)
+def test_a_net_that_is_trained_without_its_kl_warns_once(recipe):
+    net, step = net_and_step(OWING[recipe], without_kl)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(250):
+            step()
+    assert len(caught) == 1
+    assert "vardrop.ELBO(net, likelihood, num_data)" in str(caught[0].message)
+    copy.deepcopy(net)
+
+
+def elbo_step(beta):
+    def loss(net, last):
+        return vd.ELBO(nn.Sequential(net, last), vd.Categorical(), 100, beta=beta)(X, Y).loss
+
+    return loss
+
+
+def gathered(net, last):
+    return sum(without_kl(net, last) for _ in range(150)) + vd.kl(net) / 100
+
+
+QUIET = {
+    "with the KL": (OWING["sparse_vd"], with_kl, {}),
+    "the ELBO": (OWING["l0"], elbo_step(1.0), {}),
+    "the ELBO, beta=0": (OWING["sparse_vd"], elbo_step(0.0), {}),
+    "many passes per step": (OWING["sparse_vd"], gathered, {}),
+    "gradients gathered": (OWING["sparse_vd"], with_kl, {"inside": 3}),
+    "frozen": (OWING["sparse_vd"], without_kl, {"frozen": True}),
+    "no prior": (vd.Recipe(vd.AdditiveGaussian()), without_kl, {}),
+    "a gate without a KL": (vd.binary_dropout(0.3), without_kl, {}),
+    "a gate with fixed noise": (vd.gaussian_dropout(0.3, kind="A"), without_kl, {}),
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_no_false_alarm(case):
+    recipe, loss, options = QUIET[case]
+    _, step = net_and_step(recipe, loss, **options)
+    for _ in range(8 if loss is gathered else 120):
+        step()
+
+
+def test_no_alarm_where_nothing_is_updated():
+    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
+    for _ in range(250):
+        net(X).sum().backward()
