@@ -141,6 +141,19 @@ def objective(**more):
     return vd.ELBO(**{"net": noisy(), "likelihood": vd.Categorical(), "num_data": 10, **more})
 
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+def binary():
+    return objective(net=vd.convert(nn.Linear(4, 1), vd.ard()), likelihood=vd.Bernoulli())
+
+
 def additive(**more):
     return vd.Recipe(vd.AdditiveGaussian(), **more)
 
@@ -230,6 +243,22 @@ CALLS: dict[str, tuple[Any, str]] = {
     "ELBO samples": (lambda: objective(samples=1.5), "`samples` to be an integer of at least 1"),
     "ELBO kl_value_every": (lambda: objective(kl_value_every=2.5), "`kl_value_every` to be an int"),
     "set_beta": (lambda: objective().set_beta(INF), "`beta` to be a finite number"),
+    "float labels": (
+        lambda: objective()(X, Y.float()), r"class indices of shape \(8,\), but got torch.float32",
+    ),
+    "labels too large": (lambda: objective()(X, Y + 5), r"`y` to lie in 0..2, but got 5..7"),
+    "labels too small": (lambda: objective()(X, Y - 1), r"`y` to lie in 0..2, but got -1..1"),
+    "labels too few": (lambda: objective()(X, Y[:5]), r"class indices of shape \(8,\), but got .* \(5,"),
+    "labels of two axes": (lambda: objective()(X, Y[:, None]), "class indices of shape"),
+    "no labels": (lambda: objective()(X, None), "`y` to be a tensor, but got None"),
+    "empty batch": (lambda: objective()(X[:0], Y[:0]), "a batch of at least one example"),
+    "tuple of outputs": (
+        lambda: objective(net=vd.convert(Pair(), vd.ard()))(X, Y), r"`net\(x\)` to be a tensor, but got a tuple. Wrap",
+    ),
+    "binary 2": (lambda: binary()(X, torch.full((8, 1), 2.0)), "`y` to lie between 0 and 1"),
+    "binary -3": (lambda: binary()(X, torch.full((8, 1), -3.0)), "`y` to lie between 0 and 1"),
+    "binary nan": (lambda: binary()(X, torch.full((8, 1), NAN)), "`y` to lie between 0 and 1"),
+    "binary shape": (lambda: binary()(X, torch.ones(8)), r"shape \(8, 1\) of the output"),
     "groups no net": (lambda: vd.parameter_groups(None), "`module` to be a torch.nn.Module"),
     "groups lr": (lambda: vd.parameter_groups(noisy(), lr=-1), "`lr` to be .* at least 0"),
     "groups lr nan": (lambda: vd.parameter_groups(noisy(), lr=NAN), "`lr` to be a finite number"),
@@ -376,3 +405,25 @@ def test_metrics_of_numbers(metric, place, bad):
     arguments[place] = bad
     with pytest.raises(vd.VardropError, match=r"Expected `\w+` to .* but got "):
         getattr(M, metric)(*arguments)
+
+
+def test_targets_that_torch_understands_are_taken():
+    soft, some = torch.rand(8, 3).softmax(1), Y.clone()
+    some[:4] = -100  # left out by torch's cross-entropy
+    assert objective()(X, soft).loss.isfinite()
+    assert objective()(X, some).loss.isfinite()
+    assert binary()(X, torch.rand(8, 1)).loss.isfinite()
+    assert binary()(X, torch.ones(8, 1, dtype=torch.long)).loss.isfinite()
+
+
+def test_gradients_per_example_look_at_no_values():
+    elbo = objective()
+    weights = dict(elbo.named_parameters())
+
+    def loss(weights, x, y):
+        return torch.func.functional_call(elbo, weights, (x[None], y[None])).loss
+
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")(
+        weights, X, Y
+    )
+    assert len(found["net.0.weight"]) == len(X)

@@ -105,6 +105,8 @@ def shown(value: Any) -> str:
     if isinstance(value, nn.Module):
         return f"a {type(value).__name__}"
     text = repr(value)
+    if "\n" in text:  # of tensors, say
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

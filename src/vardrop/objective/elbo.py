@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_integer, check_net, check_number, shown
+from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop.errors import VardropError
 from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
 from vardrop.noisy import Noisy, kl, untouched
-from vardrop.objective.likelihoods import Categorical
+from vardrop.objective.likelihoods import Bernoulli, Categorical
+
+_IGNORED = -100  # the class that torch's cross-entropy leaves out
 
 
 class ELBOParts(NamedTuple):
@@ -150,7 +152,10 @@ class ELBO(nn.Module):
     def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
         if head is None:
-            nll = self.likelihood(self.net(untouched(x)), y)
+            output = self.net(untouched(x))
+            if not torch.compiler.is_compiling():  # a check of values would break the graph
+                _check_batch(self.likelihood, output, y)
+            nll = self.likelihood(output, y)
             return nll, nll, None
         parts = head.loss(head.features(self.net, untouched(x)), y)
         return parts.loss, parts.nll, parts
@@ -181,3 +186,64 @@ def _mean(terms: list[Tensor]) -> Tensor:
 
 def _has_noise(net: nn.Module) -> bool:
     return any(isinstance(m, Noisy) for m in net.modules())
+
+
+def _check_batch(likelihood: Any, output: Any, y: Any) -> None:
+    """Refuse targets that the library's own likelihoods would take for something else."""
+    if not isinstance(likelihood, Bernoulli | Categorical):
+        return
+    remedy = "Wrap the net in a module that returns one tensor."
+    check_tensor("net(x)", output, remedy)
+    check_tensor("y", y)
+    if output.dim() > 0 and len(output) == 0:
+        raise VardropError(
+            f"Expected a batch of at least one example, but got an output of shape "
+            f"{tuple(output.shape)}. Leave out empty batches: their mean is not defined."
+        )
+    if isinstance(likelihood, Categorical):
+        _check_classes(output, y)
+    else:
+        _check_binary(output, y)
+
+
+def _check_classes(output: Tensor, y: Tensor) -> None:
+    if y.is_floating_point() and y.shape == output.shape:
+        return  # probabilities of the classes
+    expected = output[:, 0].shape if output.dim() > 1 else torch.Size(())
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
+        raise VardropError(
+            f"Expected `y` to hold class indices of shape {tuple(expected)}, but got {y.dtype} of "
+            f"shape {tuple(y.shape)}. Convert it with y.long(), or reshape it."
+        )
+    classes = output.shape[1 if output.dim() > 1 else 0]
+    low, high = _range(y)
+    if low == _IGNORED:
+        low, high = _range(y[y != _IGNORED])
+    if low < 0 or high >= classes:
+        raise VardropError(
+            f"Expected `y` to lie in 0..{classes - 1}, but got {low:g}..{high:g}. "
+            "Count classes from 0, and let the net have an output for each."
+        )
+
+
+def _check_binary(output: Tensor, y: Tensor) -> None:
+    if y.shape != output.shape:
+        raise VardropError(
+            f"Expected `y` to have the shape {tuple(output.shape)} of the output, but got "
+            f"{tuple(y.shape)}. Reshape the target."
+        )
+    low, high = _range(y)
+    if not (low >= 0 and high <= 1):
+        raise VardropError(
+            f"Expected `y` to lie between 0 and 1, but got {low:g}..{high:g}. "
+            "It is the probability of a one; use Gaussian() for other numbers."
+        )
+
+
+def _range(y: Tensor) -> tuple[float, float]:
+    """The least and the largest value, where looking at them is possible and costs nothing."""
+    plain = type(y) is Tensor and not torch._C._are_functorch_transforms_active()
+    if not plain or y.device.type != "cpu" or y.numel() == 0:
+        return 0, 0
+    low, high = torch.aminmax(y)
+    return low.item(), high.item()
