@@ -79,16 +79,17 @@ def verbs(settings: Settings) -> list[Row]:
     for name, (_, make) in NETS.items():
         plain, x = make().eval(), torch.rand(256, 1, 28, 28)
         noisy = pruned(name)
-        small = vd.shrink(noisy, x[:1], drop_inputs=True)
+        plan = vd.plan_shrink(noisy, x[:1], drop_inputs=True)
+        small = plan.apply(noisy)
         with tempfile.TemporaryDirectory() as folder:
             packed, saved = f"{folder}/net.vdp", f"{folder}/net.safetensors"
-            vd.pack(small, packed)
+            vd.pack(small, packed, plan=plan)
             vd.save(small, saved)
             runs: dict[str, Run] = {
                 "plain": forward(plain, x),
                 "convert": lambda make=make: vd.convert(make(), vd.sparse_vd()),
                 "shrink": partial(vd.shrink, noisy, x[:1], drop_inputs=True),
-                "pack": partial(vd.pack, small, packed),
+                "pack": partial(vd.pack, small, packed, plan=plan),
                 "unpack": partial(vd.unpack, packed, plain),
                 "save": partial(vd.save, small, saved),
                 "load": partial(vd.load, saved, plain),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from experiments.trainings import NETS, Record, Watch, error, images, small_weights
 from vardrop.compression import (
     PackReport,
+    ShrinkPlan,
     Threshold,
     choose_threshold,
     compare,
@@ -30,12 +31,11 @@ from vardrop.compression import (
     fine_tune,
     masked,
     pack,
-    shrink,
+    plan_shrink,
     sparsify,
     unpack,
 )
-from vardrop.compression.scoring import accuracy
-from vardrop.compression.sparse import race
+from vardrop.compression.running import accuracy, race
 from vardrop.conversion import convert
 from vardrop.data import Images
 from vardrop.noisy import log_alpha
@@ -89,8 +89,8 @@ def packed_bytes(
         loop = _loop(model, split, knots, seed, warmup)
         curve = (watch or Watch()).fit("sparse VD", loop, _measure(model, split))
         model.eval()
-        chosen, small = _shrunk(model, split, max_drop)
-        found = _figures(model, small, net, split, Path(directory) / "net.vdp")
+        chosen, plan, small = _shrunk(model, split, max_drop)
+        found = _figures(model, plan, small, net, split, Path(directory) / "net.vdp")
         if latency:
             found |= _details(model, small, chosen, net, split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
@@ -120,15 +120,15 @@ def fewer_channels(
         model = _fresh("lenet5", seed)
         first = _loop(model, split, knots, seed, warmup)
         curve = _named("weights", watch.fit("weights", first, _measure(model, split), 0.5))
-        model = _shrunk(model.eval(), split, max_drops[0])[1].train()
+        model = _shrunk(model.eval(), split, max_drops[0])[2].train()
         convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), where="3")
         convert(model, sparse_vd(), exclude="3")
         torch.manual_seed(seed)
         second = _loop(model, split, channel_knots, seed, noise_rate=10.0)
         curve += _named("channels", watch.fit("channels", second, _measure(model, split), 0.5))
-        chosen, small = _shrunk(model.eval(), split, max_drops[1])
+        chosen, plan, small = _shrunk(model.eval(), split, max_drops[1])
         _fine_tune(small, split.train, fine_tune_epochs, seed)
-        found = _figures(model, small, "lenet5", split, Path(directory) / "net.vdp")
+        found = _figures(model, plan, small, "lenet5", split, Path(directory) / "net.vdp")
         if latency:
             found |= _details(model, small, chosen, "lenet5", split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
@@ -199,9 +199,12 @@ def _named(training: str, curve: list[Record]) -> list[Record]:
     return [{"training": training, **record} for record in curve]
 
 
-def _shrunk(model: nn.Module, split: Split, max_drop: float) -> tuple[Threshold, nn.Module]:
+def _shrunk(
+    model: nn.Module, split: Split, max_drop: float
+) -> tuple[Threshold, ShrinkPlan, nn.Module]:
     chosen = choose_threshold(model, split.validation, accuracy, max_drop=max_drop, points=61)
-    return chosen, shrink(model, split.test.x[:1], chosen, drop_inputs=True)
+    plan = plan_shrink(model, split.test.x[:1], chosen, drop_inputs=True)
+    return chosen, plan, plan.apply(model)
 
 
 def _fine_tune(small: nn.Module, data: Images, epochs: int, seed: int) -> None:
@@ -217,9 +220,9 @@ def _fine_tune(small: nn.Module, data: Images, epochs: int, seed: int) -> None:
 
 
 def _figures(
-    model: nn.Module, small: nn.Module, net: str, split: Split, path: Path
+    model: nn.Module, plan: ShrinkPlan, small: nn.Module, net: str, split: Split, path: Path
 ) -> dict[str, Any]:
-    decoded, report = _packed(small, NETS[net], split, path)
+    decoded, report = _packed(small, plan, NETS[net], split, path)
     full = NETS[net]()
     size = sum(4 * p.numel() for p in full.parameters())
     figures = {
@@ -234,12 +237,12 @@ def _figures(
 
 
 def _packed(
-    small: nn.Module, fresh: Callable[[], nn.Module], split: Split, path: Path
+    small: nn.Module, plan: ShrinkPlan, fresh: Callable[[], nn.Module], split: Split, path: Path
 ) -> tuple[nn.Module, PackReport]:
     """The coarsest steps that cost at most 0.1 points of validation accuracy."""
     best = None
     for tolerance in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
-        report = pack(small, path, tolerance, split.validation, accuracy)
+        report = pack(small, path, tolerance, split.validation, accuracy, plan=plan)
         drop = (report.score or 0.0) - (report.decoded_score or 0.0)
         if best is None or drop <= 0.001:
             best = unpack(path, into=fresh()), report

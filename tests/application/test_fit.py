@@ -89,10 +89,10 @@ def test_a_run_holds_what_the_report_reads(classes):
 
 def test_it_learns_and_prunes_without_loss(classes):
     assert classes.results["metrics"]["accuracy"] >= 0.9
-    small = compress(classes, max_drop=0.0)
+    small, plan = compress(classes, max_drop=0.0)
     found = classes.results["compression"]
     assert found["sparsity"] > 0.9
-    assert found["weights_after"] == small.report.total("weights")[1]
+    assert found["weights_after"] == plan.total("weights")[1]
     assert found["test_score_after"] >= found["test_score_before"] - 0.07  # two of thirty
     assert set(classes.results["curve"][0]) == {"threshold", "sparsity", "metric"}
     shape = build_net("mlp", (4,), 3)

@@ -1,3 +1,4 @@
+import copy
 import hashlib
 import json
 import os
@@ -13,16 +14,31 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
-from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, sparsify, unpack
+from vardrop.compression import (
+    Select,
+    SparseLinear,
+    load,
+    pack,
+    plan_shrink,
+    save,
+    sparsify,
+    unpack,
+)
 from vardrop.errors import VardropError
 
 
 def small_net(name="residual", recipe=False, drop_inputs=False):
+    small, _, make, shape = planned_net(name, recipe, drop_inputs)
+    return small, make, shape
+
+
+def planned_net(name, recipe=True, drop_inputs=False):
     make, shape = NETS[name]
     net = sparsen(make(), torch.Generator().manual_seed(0))
     if recipe:
         net = vd.convert(net, vd.sparse_vd(log_sigma2=-9.0)).eval()
-    return shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs), make, shape
+    plan = plan_shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
+    return plan.apply(net), plan, make, shape
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
@@ -43,14 +59,14 @@ def test_saved_net_comes_back(tmp_path, name, drop_inputs):
 @pytest.mark.parametrize("drop_inputs", [False, True])
 @pytest.mark.parametrize("name", NETS)
 def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
-    small, make, _ = small_net(name, recipe=True, drop_inputs=drop_inputs)
-    report = pack(small, tmp_path / "net.vdp", tolerance=0.5)
+    small, plan, make, _ = planned_net(name, drop_inputs=drop_inputs)
+    report = pack(small, tmp_path / "net.vdp", tolerance=0.5, plan=plan)
     assert report.bytes == os.path.getsize(tmp_path / "net.vdp")
-    assert report.dense_bytes == small.report.total("bytes")[0]
+    assert report.dense_bytes == plan.total("bytes")[0]
     loaded = unpack(tmp_path / "net.vdp", into=make())
     for key, tensor in small.state_dict().items():
         found = loaded.state_dict()[key]
-        if key in small.deviations:
+        if key in plan.deviations:
             # every weight has the same deviation here, and the step is half of it
             assert (found - tensor).abs().max() <= 0.2501 * torch.exp(torch.tensor(-4.5))
         else:
@@ -58,14 +74,14 @@ def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
 
 
 def test_pack_report_scores_the_decoded_net(tmp_path):
-    small, make, shape = small_net("lenet-300-100", recipe=True)
+    small, plan, make, shape = planned_net("lenet-300-100")
     x = torch.randn(200, *shape)
     y = small(x).argmax(1)
 
     def agreement(output, target):
         return (output.argmax(1) == target).double().mean()
 
-    report = pack(small, tmp_path / "net.vdp", validation=(x, y), metric=agreement)
+    report = pack(small, tmp_path / "net.vdp", validation=(x, y), metric=agreement, plan=plan)
     assert report.score == 1.0
     decoded = unpack(tmp_path / "net.vdp", into=make())
     assert report.decoded_score == float(agreement(decoded(x), y))
@@ -77,9 +93,26 @@ def test_pack_report_scores_the_decoded_net(tmp_path):
     assert 0.5 * report.bytes < bits / 8 < report.bytes
 
 
+def test_without_a_plan_the_step_is_a_share_of_the_weights(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
+    with torch.no_grad():
+        net[3].weight[:, ::2] = 0
+    pack(net, tmp_path / "net.vdp", tolerance=2.0)
+    found = unpack(tmp_path / "net.vdp", into=copy.deepcopy(net)).state_dict()
+    for name, tensor in net.state_dict().items():
+        if tensor.dim() > 1:
+            size = tensor[tensor != 0].square().mean().sqrt()
+            assert 0.4 * size / 16 < (found[name] - tensor).abs().max() <= 0.501 * size / 16
+            assert not found[name][tensor == 0].any()
+        else:
+            assert torch.equal(found[name], tensor)
+
+
 def test_coarser_steps_take_fewer_bytes(tmp_path):
-    small, _, _ = small_net("lenet-300-100", recipe=True)
-    sizes = [pack(small, tmp_path / "net.vdp", tolerance=t).bytes for t in (0.25, 1.0, 4.0)]
+    small, plan, _, _ = planned_net("lenet-300-100")
+    sizes = [
+        pack(small, tmp_path / "net.vdp", tolerance=t, plan=plan).bytes for t in (0.25, 1.0, 4.0)
+    ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1.3 * sizes[-1]
 
@@ -108,9 +141,10 @@ def test_a_net_that_was_shrunk_twice_comes_back(tmp_path, kind):
         with torch.no_grad():
             first = next(m for m in noisy.modules() if isinstance(m, nn.Linear))
             first.log_sigma2[:, dead] = 20.0
-        small = shrink(noisy, x[:1], drop_inputs=True)
+        plan = plan_shrink(noisy, x[:1], drop_inputs=True)
+        small = plan.apply(noisy)
     path = tmp_path / f"net.{kind}"
-    save(small, path) if kind == "safetensors" else pack(small, path, tolerance=0.01)
+    save(small, path) if kind == "safetensors" else pack(small, path, tolerance=0.01, plan=plan)
     again = (load if kind == "safetensors" else unpack)(path, into=fresh())
     assert [len(m.index) for m in again.modules() if isinstance(m, Select)] == [6, 5]
     assert torch.allclose(again(x), small(x), atol=1e-5)
@@ -240,8 +274,8 @@ def test_foreign_safetensors_are_refused(tmp_path):
 
 def test_pack_errors(tmp_path):
     net = nn.Linear(2, 1)
-    with pytest.raises(VardropError, match="Expected `net` to bring posterior deviations"):
-        pack(net, tmp_path / "net.vdp")
+    with pytest.raises(VardropError, match="Expected `plan` to be a plan of vardrop.plan_shrink"):
+        pack(net, tmp_path / "net.vdp", plan="plan")
     with pytest.raises(
         VardropError, match="Expected `tolerance` to be a finite number and above 0, but got 0"
     ):
@@ -259,11 +293,14 @@ def test_biases_are_kept_as_they_are(tmp_path):
         net[2].weight.mul_(30)
         net[2].log_sigma2.fill_(2.0)  # a step of 2.7, and log alpha is below 3
         net[2].bias.copy_(torch.tensor([1.0, 0.3, -1.0]))
-    small = shrink(net, torch.zeros(1, 20))
-    pack(small, tmp_path / "net.vdp")
+    plan = plan_shrink(net, torch.zeros(1, 20))
+    small = plan.apply(net)
+    pack(small, tmp_path / "net.vdp", plan=plan)
     assert torch.equal(unpack(tmp_path / "net.vdp", into=make())[2].bias, small[2].bias)
-    dead = shrink(vd.convert(make(), vd.sparse_vd(10.0)), torch.zeros(1, 20))
-    pack(dead, tmp_path / "dead.vdp")
+    net = vd.convert(make(), vd.sparse_vd(10.0))
+    plan = plan_shrink(net, torch.zeros(1, 20))
+    dead = plan.apply(net)
+    pack(dead, tmp_path / "dead.vdp", plan=plan)
     x = torch.randn(2, 20)
     assert torch.equal(unpack(tmp_path / "dead.vdp", into=make())(x), dead(x))
 

@@ -26,6 +26,10 @@ def small():
     return vd.shrink(noisy(), X[:1])
 
 
+def plan():
+    return vd.plan_shrink(noisy(), X[:1])
+
+
 def convolutional():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
 
@@ -98,7 +102,6 @@ def test_choose_threshold(budget, more, message):
 def pack_cases():
     wide = torch.ones(6, 4)
     return [
-        (mlp, {}, "Expected `net` to bring posterior deviations"),
         (noisy, {"deviations": {"0.weight": wide}}, "to be plain, but got noise in '0'"),
         (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
         (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
@@ -124,7 +127,7 @@ def test_pack_writes_nothing(tmp_path, make, more, message):
     net, path = make(), tmp_path / "net.vdp"
     path.write_bytes(b"what was there")
     with pytest.raises(VardropError, match=message):
-        vd.pack(net, path, **more)
+        vd.pack(net, path, **{"plan": plan(), **more})
     assert path.read_bytes() == b"what was there"
     assert [p.name for p in tmp_path.iterdir()] == ["net.vdp"]
 

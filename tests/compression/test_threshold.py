@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.compression import Threshold, choose_threshold, plan_shrink, shrink
-from vardrop.compression.scoring import accuracy
+from vardrop.compression.running import accuracy
 from vardrop.errors import VardropError
 
 

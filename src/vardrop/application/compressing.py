@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from vardrop.application.config import check_output, working
 from vardrop.application.run import Run, predicted
 from vardrop.checks import check_number
-from vardrop.compression import choose_threshold, export_onnx, masked, save, shrink
-from vardrop.compression.report import ShrinkReport
+from vardrop.compression import (
+    ShrinkPlan,
+    choose_threshold,
+    export_onnx,
+    masked,
+    plan_shrink,
+    save,
+)
 from vardrop.errors import VardropError
 from vardrop.files import write_tensors
 from vardrop.layers import Variational
@@ -29,7 +35,7 @@ def compress(
     max_drop: float | None = None,
     sparsity: float | None = None,
     onnx: str | Path | None = None,
-) -> nn.Module:
+) -> tuple[nn.Module, ShrinkPlan]:
     """Take out of a trained net what its method calls dead, and keep the small net with the run.
 
     Args:
@@ -41,7 +47,7 @@ def compress(
         onnx: also write the small net as ONNX to this file.
 
     Returns:
-        The small plain net; `small.report` says what went. results.json has the figures.
+        The small plain net, and the plan that says what went. results.json has the figures.
     """
     if not noisy(run.net):
         raise VardropError(
@@ -58,7 +64,7 @@ def compress(
 
 def _compressed(
     run: Run, max_drop: float | None, sparsity: float | None, onnx: str | Path | None
-) -> nn.Module:
+) -> tuple[nn.Module, ShrinkPlan]:
     score, metric = _metric(run)
     rises = score == "accuracy"
     if max_drop is None and sparsity is None:
@@ -73,8 +79,9 @@ def _compressed(
         sparsity=sparsity,
     )  # fmt: skip
     example = x[:1]
-    small = shrink(run.net, example, chosen)
-    found = {"score": score, **_figures(run, small, metric, float(chosen))}
+    plan = plan_shrink(run.net, example, chosen)
+    small = plan.apply(run.net)
+    found = {"score": score, **_figures(run, small, plan, metric, float(chosen))}
     found["bytes"] = save(small, run.directory / SMALL)
     if onnx is not None:
         found["onnx_bytes"] = export_onnx(small, onnx, example)
@@ -87,7 +94,7 @@ def _compressed(
         for p in chosen.points
     ]
     _store(run, float(chosen), {"compression": found, "curve": curve})
-    return small
+    return small, plan
 
 
 def _log(value: float) -> float:
@@ -105,10 +112,13 @@ def _metric(run: Run) -> tuple[str, Callable[[Tensor, Tensor], float]]:
 
 @torch.no_grad()
 def _figures(
-    run: Run, small: nn.Module, metric: Callable[[Tensor, Tensor], float], threshold: float
+    run: Run,
+    small: nn.Module,
+    plan: ShrinkPlan,
+    metric: Callable[[Tensor, Tensor], float],
+    threshold: float,
 ) -> dict[str, Any]:
-    report: ShrinkReport = small.report  # type: ignore[assignment]
-    (before, after), (macs, macs_left) = report.total("weights"), report.total("macs")
+    (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
     x, y = run.data.test
     outputs = torch.cat([small(batch) for batch in x.split(1000)])
     return {
@@ -118,10 +128,10 @@ def _figures(
         "weights_before": before,
         "weights_after": after,
         "sparsity": 1 - after / before,
-        "compression": report.compression,
+        "compression": plan.compression,
         "macs_before": macs,
         "macs_after": macs_left,
-        "layers": [dataclasses.asdict(layer) for layer in report.layers],
+        "layers": [dataclasses.asdict(layer) for layer in plan.layers],
     }
 
 

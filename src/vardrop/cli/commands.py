@@ -178,9 +178,9 @@ def compress(
     if max_drop is not None and sparsity is not None:
         raise typer.BadParameter("Expected --max-drop or --sparsity, but got both.")
     loaded = load_run(run)
-    small = application.compress(loaded, max_drop, sparsity, onnx)
+    _, plan = application.compress(loaded, max_drop, sparsity, onnx)
     printing.standing(loaded)
-    printing.compression(loaded, small, json)
+    printing.compression(loaded, plan, json)
 
 
 @app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from vardrop.application import Run
 from vardrop.application.methods import Method
 from vardrop.checks import printable
+from vardrop.compression import ShrinkPlan
 
 
 def say(text: str) -> None:
@@ -58,13 +58,13 @@ def run(run: Run, as_json: bool) -> None:
     say(f"run: {run.directory}")
 
 
-def compression(run: Run, small: nn.Module, as_json: bool) -> None:
+def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
     """What went, layer by layer, and what it cost on test data."""
     found = run.results["compression"]
     if as_json:
         print(json.dumps({"event": "compression", "directory": str(run.directory), **found}))
         return
-    say(str(small.report))
+    say(str(plan))
     before, after = (_number(found[f"test_score_{when}"]) for when in ("before", "after"))
     print(f"threshold {found['threshold']:.4g}, {found['score']} on test data {before} -> {after}")
     say(f"small net: {run.directory / 'small.safetensors'}")

@@ -1,16 +1,20 @@
 """Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
 
-from vardrop.compression.comparing import Comparison, Figures, compare
+from vardrop.compression.comparing import (
+    Comparison,
+    Figures,
+    Point,
+    Threshold,
+    choose_threshold,
+    compare,
+)
 from vardrop.compression.exporting import Draws, export_onnx, export_program
 from vardrop.compression.files import load, save
-from vardrop.compression.finishing import fine_tune, reestimate_batchnorm
+from vardrop.compression.finishing import SparseLinear, fine_tune, reestimate_batchnorm, sparsify
+from vardrop.compression.kinds import Scale, Select
 from vardrop.compression.masks import masked
 from vardrop.compression.packing import PackReport, pack, unpack
-from vardrop.compression.parts import Scale, Select
-from vardrop.compression.report import LayerCost, LayerReport, ShrinkReport
-from vardrop.compression.shrinking import plan_shrink, shrink
-from vardrop.compression.sparse import SparseLinear, sparsify
-from vardrop.compression.threshold import Point, Threshold, choose_threshold
+from vardrop.compression.shrinking import LayerCost, LayerReport, ShrinkPlan, plan_shrink, shrink
 
 __all__ = [
     "Comparison",
@@ -22,7 +26,7 @@ __all__ = [
     "Point",
     "Scale",
     "Select",
-    "ShrinkReport",
+    "ShrinkPlan",
     "SparseLinear",
     "Threshold",
     "choose_threshold",

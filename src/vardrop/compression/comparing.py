@@ -1,22 +1,187 @@
-"""A net before and after: how good, how fast, how large."""
+"""Nets on data: the threshold that held-out data allow, and two nets side by side."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop.checks import check_net
-from vardrop.compression.files import save
-from vardrop.compression.flow import as_inputs, evaluating
-from vardrop.compression.rebuild import densify
-from vardrop.compression.report import layer_costs
-from vardrop.compression.scoring import Data, batches, outputs
-from vardrop.compression.sparse import seconds
+from vardrop.checks import check_integer, check_net, check_number, require
+from vardrop.compression.files import densify, save
+from vardrop.compression.masks import masked, rules
+from vardrop.compression.packing import packed_bytes
+from vardrop.compression.running import (
+    Data,
+    Metric,
+    as_inputs,
+    batches,
+    cloned,
+    evaluating,
+    first_rows,
+    outputs,
+    score,
+    seconds,
+)
+from vardrop.compression.shrinking import layer_costs, planned
+from vardrop.errors import VardropError
+from vardrop.noisy import Relevance
+
+_SPARSEST = 1e-3  # the smallest share of weights that is tried
+
+
+@dataclass(frozen=True)
+class Point:
+    """One threshold: the score without what it drops, and the share that it drops."""
+
+    threshold: float
+    score: float
+    sparsity: float
+    bytes: int | None = None
+    macs: int | None = None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A chosen threshold (`float(t)`), the score of the full net, and the points of the curve."""
+
+    value: float
+    reference: float
+    points: tuple[Point, ...]
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        lines = [f"threshold {self.value:.4g}; the full net scores {self.reference:.4f}"]
+        for p in self.points:
+            extra = "".join(f"  {v} {n}" for n, v in (("bytes", p.bytes), ("MACs", p.macs)) if v)
+            mark = "*" if p.threshold == self.value else " "
+            lines.append(
+                f"{mark} {p.threshold:9.4f}  sparsity {p.sparsity:.4f}  score {p.score:.4f}{extra}"
+            )
+        return "\n".join(lines)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Score against the share of weights that are left; returns the matplotlib axes."""
+        if ax is None:
+            ax = require("matplotlib.figure", "matplotlib").Figure().subplots()
+        left = [max(1 - p.sparsity, 1e-6) for p in self.points]
+        ax.semilogx(left, [p.score for p in self.points], marker=".")
+        ax.axhline(self.reference, linestyle=":")
+        ax.set_xlabel("share of weights left")
+        ax.set_ylabel("score")
+        return ax
+
+
+def choose_threshold(
+    net: nn.Module,
+    validation: Data,
+    metric: Metric,
+    *,
+    max_drop: float | None = None,
+    sparsity: float | None = None,
+    bytes: int | None = None,
+    macs: int | None = None,
+    points: int = 31,
+) -> Threshold:
+    """Sweep the relevance threshold on held-out data and take the one that meets one budget.
+
+    The thresholds are quantiles of the net's own scores, evenly spaced in the logarithm of the
+    share that is kept. Do not choose it on test data.
+
+    Args:
+        net: a noisy net whose modules share one rule (`vardrop.relevance`).
+        validation: inputs and targets, two tensors or a list of batches.
+        metric: `metric(output, target)`, higher is better, such as an accuracy.
+        max_drop: the sparsest threshold whose score is at most this much below the full net's.
+        sparsity: the densest threshold that drops at least this share.
+        bytes: the densest threshold whose packed file is at most this long.
+        macs: the densest threshold with at most this many multiplications an example.
+        points: how many thresholds to try.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    >>> data = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    >>> accuracy = lambda output, y: (output.argmax(1) == y).float().mean()
+    >>> t = choose_threshold(net, data, accuracy, sparsity=0.5)
+    >>> [p.sparsity for p in t.points if p.threshold == float(t)][0] >= 0.5
+    True
+    """
+    budget = {"max_drop": max_drop, "sparsity": sparsity, "bytes": bytes, "macs": macs}
+    given = {k: v for k, v in budget.items() if v is not None}
+    if len(given) != 1:
+        raise VardropError(
+            f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(given)}."
+        )
+    ((kind, limit),) = given.items()
+    check_net(net)
+    check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
+    check_integer("points", points)
+    data = batches(validation, "validation")
+    reference = score(masked(net, _never(net))[0], data, metric)
+    curve = tuple(_point(net, t, data, metric, kind) for t in _candidates(_pooled(net), points))
+    return Threshold(_best(curve, kind, limit, reference).threshold, reference, curve)
+
+
+def _never(net: nn.Module) -> dict[str, float]:
+    """Thresholds that drop nothing."""
+    return {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
+
+
+def _pooled(net: nn.Module) -> Relevance:
+    """The scores of all modules together; an error where their rules differ."""
+    found = list(rules(net, 0.0).values())
+    scores = torch.cat([r.score.detach().flatten().double() for r in found])
+    return Relevance(scores, 0.0, found[0].keep_above, found[0].kind)
+
+
+def _candidates(pooled: Relevance, points: int) -> list[float]:
+    """Thresholds from the densest to the sparsest, each between two neighbouring scores."""
+    ordered = pooled.score.sort(descending=pooled.keep_above).values
+    ordered = ordered[ordered.isfinite()]
+    shares = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
+    kept = (shares * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
+    return list(dict.fromkeys(float(ordered[k]) for k in kept))
+
+
+def _point(
+    net: nn.Module, threshold: float, data: list[tuple[Any, Tensor]], metric: Metric, kind: str
+) -> Point:
+    found = rules(net, threshold)
+    dropped = sum(int((~r.kept).sum()) for r in found.values())
+    share = dropped / sum(r.score.numel() for r in found.values())
+    size = multiplications = None
+    if kind in ("bytes", "macs"):
+        example = first_rows(as_inputs(data[0][0]))
+        plan, small = planned(net, example, threshold, drop_inputs=True)
+        size, multiplications = packed_bytes(small, plan), plan.total("macs")[1]
+        return Point(threshold, score(small, data, metric), share, size, multiplications)
+    return Point(threshold, score(masked(net, threshold)[0], data, metric), share)
+
+
+def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -> Point:
+    if kind == "max_drop":
+        met = [p for p in curve if p.score >= reference - limit]
+        if met:
+            return met[-1]
+    else:
+        met = [
+            p for p in curve
+            if (p.sparsity >= limit if kind == "sparsity" else getattr(p, kind) <= limit)
+        ]  # fmt: skip
+        if met:
+            return met[0]
+    best = max(curve, key=lambda p: p.score) if kind == "max_drop" else curve[-1]
+    raise VardropError(
+        f"Expected a threshold with `{kind}` within {limit}, but the nearest is {best}. "
+        "Loosen the budget, or train longer."
+    )
 
 
 @dataclass(frozen=True)
@@ -79,8 +244,8 @@ def _entropy(probs: Tensor) -> Tensor:
 def _figures(net: nn.Module, test: Data, foreign: Tensor | None) -> Figures:
     logits, y = outputs(net, test, "test")
     probs = logits.double().softmax(1)
-    x = as_inputs(batches(test)[0][0])
-    costs = layer_costs(densify(net)[0], tuple(t[:1] for t in x))
+    x = cloned(as_inputs(batches(test, "test")[0][0]))
+    costs = layer_costs(densify(net)[0], first_rows(x))
     auroc = None
     if foreign is not None:
         other = outputs(net, (foreign, torch.zeros(len(foreign))))[0].double().softmax(1)

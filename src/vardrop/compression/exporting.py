@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_integer, check_net
-from vardrop.compression.extras import require
-from vardrop.compression.flow import Inputs, as_inputs, check_runs, evaluating, hooks, run
-from vardrop.compression.rebuild import as_path, densify
+from vardrop.checks import check_integer, check_net, require
+from vardrop.compression.files import as_path, densify
+from vardrop.compression.running import Inputs, as_inputs, check_runs, evaluating, hooks, run
 from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.files import write_atomically

@@ -1,32 +1,41 @@
-"""Save and load a shrunken net: safetensors for the tensors, JSON for the sizes, no pickle."""
+"""Save and load a shrunken net: safetensors for the tensors, JSON for the sizes, no pickle.
+
+The description holds numbers and names only. `rebuild` gives a copy of the user's own net those
+sizes, so that loading needs no code from a file.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net
-from vardrop.compression.extras import require
-from vardrop.compression.parts import replaced
-from vardrop.compression.rebuild import (
-    PACKED,
-    as_path,
-    check_file,
-    densify,
-    describe,
-    load_tensors,
-    rebuild,
-    refusing,
-    start_of,
+from vardrop.checks import check_net, check_type, require
+from vardrop.compression.finishing import SparseLinear
+from vardrop.compression.kinds import (
+    KINDS,
+    Scale,
+    Select,
+    affine,
+    affine_layers,
+    replaced,
+    selected,
+    units,
 )
-from vardrop.compression.sparse import SparseLinear
 from vardrop.errors import VardropError
 from vardrop.files import digest, tensor_bytes, write_atomically
+from vardrop.layers import NOISY_TYPES
 
+PACKED = b"VDP\x01"  # the first bytes of a packed file, with the version of its format
 _FORMAT = "1"
 
 
@@ -89,7 +98,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     library = require("safetensors", "safetensors")
     require("safetensors.torch", "safetensors")
     check_file(path)
-    if start_of(path) == PACKED:
+    with open(path, "rb") as file:
+        packed = file.read(len(PACKED)) == PACKED
+    if packed:
         raise VardropError(
             f"Expected {path} to be written by vardrop.save, but it was packed. "
             "Read it with vardrop.unpack(path, into=net)."
@@ -114,3 +125,167 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     with refusing(str(path)):
         return json.loads(metadata["plan"]), tensors
+
+
+def as_path(path: Any) -> Path:
+    """The path of a file; an error names what is none."""
+    check_type("path", path, (str, os.PathLike), "a path")
+    return Path(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse a path where there is no file."""
+    if not path.is_file():
+        raise VardropError(f"Expected the file {path}, but it is not there.")
+
+
+@contextmanager
+def refusing(path: str) -> Iterator[None]:
+    """Turn what a forged description stumbles over into the library's error."""
+    try:
+        yield
+    except VardropError:
+        raise
+    except Exception as failure:
+        raise VardropError(
+            f"Expected the description in {path} to be sound, but got: {failure!r}. "
+            "The file was not written by vardrop."
+        ) from failure
+
+
+def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The net with its CSR layers dense again (a copy, if there are any), and their names."""
+    names = [name for name, m in net.named_modules() if isinstance(m, SparseLinear)]
+    if names:
+        net = copy.deepcopy(net)
+        for name in names:
+            dense = net.get_submodule(name).dense()  # type: ignore[operator]
+            net = replaced(net, name, dense)
+    return net, names
+
+
+def describe(net: nn.Module) -> dict[str, Any]:
+    """The sizes of a plain net, and the modules that are none of its class."""
+    sizes: dict[str, list[int]] = {}
+    select, scale, identity = {}, {}, []
+    for name, module in net.named_modules():
+        kind = KINDS.get(type(module))
+        if kind is not None and kind.sizes:
+            sizes[name] = [getattr(module, key) for key in kind.sizes]
+            if (view := affine(module)) is not None:
+                sizes[name].append(int(view.bias is not None))
+        elif (pair := selected(module)) is not None:
+            select[name] = [len(pair[0].index), pair[0].axis]
+        elif type(module) is Scale:
+            scale[name] = [len(module.factor), module.axis]
+        elif type(module) is nn.Identity:
+            identity.append(name)
+    return {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
+
+
+def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
+    """A copy of `into` with the sizes of a description; its tensors still have to be loaded.
+
+    Nothing gets larger than it is in `into`, so a forged file cannot ask for memory.
+    """
+    net = copy.deepcopy(into).eval()
+    widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
+    dtype = next((p.dtype for p in net.parameters()), None)
+    for name, (count, axis) in plan["select"].items():
+        inner = _find(net, name)
+        if (pair := selected(inner)) is not None:
+            most, inner = len(pair[0].index), pair[1]  # one shrunk twice has two of them
+        else:
+            most = view.inputs if (view := affine(inner)) else 0
+        index = torch.zeros(_count(name, count, most), dtype=torch.long)
+        net = replaced(net, name, nn.Sequential(Select(index, int(axis)), inner).eval())
+    for name, (count, axis) in plan["scale"].items():
+        most = getattr(_find(net, name), "units", widest)
+        factor = torch.zeros(_count(name, count, most), dtype=dtype)
+        net = replaced(net, name, Scale(factor, int(axis)))
+    for name in plan["identity"]:
+        _find(net, name)
+        net = replaced(net, name, nn.Identity())
+    for name, sizes in plan["sizes"].items():
+        _resize(name, _find(net, name), list(sizes))
+    return net
+
+
+def _find(net: nn.Module, name: str) -> nn.Module:
+    try:
+        return net.get_submodule(name)
+    except AttributeError as missing:
+        raise VardropError(
+            f"Expected `into` to have the module '{name}', but it has not. "
+            "Give a net of the class that was saved."
+        ) from missing
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise VardropError(
+            f"Expected a size of '{name}' to be an integer from 1 to {most}, but got {value!r}. "
+            "The file does not belong to this net."
+        )
+    return value
+
+
+def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
+    """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
+    kind = KINDS.get(type(module))
+    if kind is None or not kind.sizes:
+        raise VardropError(
+            f"Expected '{name}' of `into` to be a plain torch layer, but got "
+            f"{type(module).__name__}. Give a net of the class that was saved."
+        )
+    for key, value in zip(kind.sizes, sizes, strict=False):
+        setattr(module, key, _count(name, value, getattr(module, key)))
+    layer, others = affine(module), units(module)
+    shapes: Mapping[str, tuple[int, ...] | None] = {}
+    if layer is not None:
+        shapes = layer.shapes(bias=sizes[len(kind.sizes) :] == [1])
+    elif others is not None:
+        shapes = others.shapes()
+    for key, shape in shapes.items():
+        _give(name, module, key, shape)
+
+
+def _give(name: str, module: nn.Module, key: str, shape: tuple[int, ...] | None) -> None:
+    """Give a module a tensor of this shape, no larger than the one it has."""
+    old = getattr(module, key)
+    if shape is None or (old is not None and tuple(old.shape) == shape):
+        setattr(module, key, None if shape is None else old)
+        return
+    if old is not None and math.prod(shape) > old.numel():
+        raise VardropError(
+            f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
+            f"{math.prod(shape)}. The file does not belong to this net."
+        )
+    like = next(module.parameters()) if old is None else old
+    new = torch.empty(shape, dtype=like.dtype, device=like.device)
+    is_buffer = key in dict(module.named_buffers(recurse=False))
+    setattr(module, key, new if is_buffer else nn.Parameter(new))
+
+
+def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load all tensors of a file into a rebuilt net, none missing and none left over."""
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as mismatch:
+        raise VardropError(
+            f"Expected the tensors of the file to fit `into`, but got: {mismatch}"
+            f"{_hint(net, tensors)}"
+        ) from mismatch
+
+
+def _hint(net: nn.Module, tensors: dict[str, Tensor]) -> str:
+    """What to do where the file is that of a noisy net and `into` is plain."""
+    more = sorted(set(tensors) - set(net.state_dict()))
+    layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
+    noise = [key for key in more if key.rpartition(".")[0].removesuffix(".gate") in layers]
+    if not noise:
+        return ""
+    return (
+        f" The file holds a noisy net (it has {noise[0]!r}): call vardrop.convert(into, recipe) "
+        "with the recipe it was trained with before loading."
+    )

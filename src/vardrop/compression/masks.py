@@ -6,13 +6,12 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.layout import column, row
-from vardrop.compression.parts import Scale
+from vardrop.compression.kinds import Scale, inside, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
@@ -26,12 +25,15 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    if not any(isinstance(m, Noisy) for m in net.modules()):
-        return {}
-    found = relevance(net)
+    found = relevance(net) if any(isinstance(m, Noisy) for m in net.modules()) else {}
     if threshold is None:
         return found
     _check_thresholds(threshold)
+    if not found:
+        raise VardropError(
+            "Expected `net` to have a method that tells dead weights or units, but got none. "
+            "Use a recipe such as vardrop.sparse_vd(), or give no threshold."
+        )
     if not isinstance(threshold, Mapping):
         if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
             raise VardropError(
@@ -83,9 +85,9 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
             _make_plain(name, module, kept, deviations)
     for name, module in list(plain.named_modules()):
         if isinstance(module, Gate):
-            plain.set_submodule(name, _constant(module, kept.get(name)))
+            plain = replaced(plain, name, _constant(module, kept.get(name)))
         elif isinstance(module, SwitchableDropout):
-            plain.set_submodule(name, nn.Identity())
+            plain = replaced(plain, name, nn.Identity())
     return plain, deviations
 
 
@@ -95,31 +97,32 @@ def _constant(gate: Gate, kept: Tensor | None) -> nn.Module:
     mean = gate.unit_mean()
     if mean is None and kept is None:
         return nn.Identity()
-    factor = kept if mean is None else mean if kept is None else mean * kept
-    assert factor is not None
-    return Scale(factor.detach().float().expand(gate.units).clone(), gate.axis)
+    factor = torch.ones(gate.units) if mean is None else mean.detach().expand(gate.units).clone()
+    return Scale(factor if kept is None else factor * kept, gate.axis)
 
 
 @torch.no_grad()
 def _make_plain(
-    name: str, layer: Any, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+    name: str, layer: Variational, kept: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> None:
     """Zero dead weights and the weights of dead gate units, fold the gate, drop the noise."""
-    inside = f"{name}." if name else ""
     if name in kept:
         layer.weight.mul_(kept[name])
-    if layer.gate is not None and f"{inside}gate" in kept:
-        _drop_units(layer, kept[f"{inside}gate"])
+    gate, alive = layer.gate, kept.get(inside(name, "gate"))
+    if gate is not None and alive is not None:
+        scale(layer.weight, alive.to(layer.weight.dtype), gate.side, layer.axes)
+        if gate.side == "output" and layer.bias is not None:
+            layer.bias.mul_(alive)
     if layer.posterior is not None:
-        deviations[f"{inside}weight"] = _variance(layer).sqrt()
+        deviations[inside(name, "weight")] = _variance(layer).sqrt()
     layer.make_plain()
-    layer.__class__ = _PLAIN[type(layer)]
+    layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
 
 
-def _variance(layer: Any) -> Tensor:
+def _variance(layer: Variational) -> Tensor:
     """Var(z w) of every weight, z being the layer's gate: Var w (E z)^2 + Var z E(w^2)."""
     variance = layer.variance()
-    gate: Gate | None = layer.gate
+    gate = layer.gate
     if gate is None:
         return variance
     mean = torch.ones_like(variance)
@@ -131,19 +134,6 @@ def _variance(layer: Any) -> Tensor:
     finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
     scale(alpha, finite.expand(gate.units), gate.side, layer.axes)
     return total + alpha * mean.square() * (variance + wide(layer.weight).square())
-
-
-def _drop_units(layer: Any, kept: Tensor) -> None:
-    """Zero what reads (or feeds) the units that a gate inside a layer has closed."""
-    dead = (~kept).nonzero().flatten()
-    if layer.gate.side == "input":
-        for unit in dead.tolist():
-            column(layer, layer.weight, unit).zero_()
-        return
-    for unit in dead.tolist():
-        row(layer, layer.weight, unit).zero_()
-    if layer.bias is not None:
-        layer.bias[dead] = 0
 
 
 _PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}

@@ -1,13 +1,16 @@
 """Pack a net into few bytes: no more precision than the posterior allows, entropy-coded.
 
 A file is: magic and version, the header's length, the header (JSON, deflated), the coded integers,
-the tensors that are kept as they are, and a BLAKE2 checksum of everything before it.
+the tensors that are kept as they are, and a BLAKE2 checksum of everything before it. The integers
+of a tensor are coded by constriction's range coder under their own histogram, which stands in the
+header: -log2(count / total) bits each, so zeros and coarse values are nearly free.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -18,19 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net, check_number
-from vardrop.compression.coding import (
-    Decoder,
-    bits,
-    check_histogram,
-    differences,
-    encode,
-    histogram,
-    quantise,
-    step_for,
-)
-from vardrop.compression.flow import check_plain
-from vardrop.compression.rebuild import (
+from vardrop.checks import check_net, check_number, check_type, require
+from vardrop.compression.files import (
     PACKED,
     as_path,
     check_file,
@@ -40,11 +32,16 @@ from vardrop.compression.rebuild import (
     rebuild,
     refusing,
 )
-from vardrop.compression.scoring import Data, Metric, score
+from vardrop.compression.kinds import KINDS, inside
+from vardrop.compression.running import Data, Metric, check_plain, score
+from vardrop.compression.shrinking import ShrinkPlan
 from vardrop.errors import VardropError
 from vardrop.files import write_atomically
 
 _CHECK = 16
+_DEFAULT = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
+_GRID = 3  # significant digits of a step, so that it is short in the header
+_EXACT = 2**53  # integers up to here survive in a double
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,9 @@ def pack(
     validation: Data | None = None,
     metric: Metric | None = None,
     deviations: Mapping[str, Tensor] | None = None,
+    plan: ShrinkPlan | None = None,
 ) -> PackReport:
-    """Write a shrunken net with as many bits a weight as its posterior deviation allows.
+    """Write a small net with as many bits per weight as its posterior deviation allows.
 
     The weights of a layer are rounded to multiples of
 
@@ -89,17 +87,20 @@ def pack(
     before it is written, and it is there whole or not at all.
 
     Args:
-        net: the result of `shrink`.
+        net: a plain net, such as the result of `shrink`.
         path: the file; conventionally it ends in .vdp.
         tolerance: the step in units of the posterior deviation.
         validation, metric: data and `metric(output, target)` to score the decoded net on.
-        deviations: posterior deviations by parameter name; those that `shrink` left by default.
+        deviations: posterior deviations by parameter name, in place of those of the plan.
+        plan: the plan by which the net was shrunken: it knows the deviations, and the size of the
+            net before. Without it, sigma is 1/32 of the root mean square of a layer's weights.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd(log_sigma2=-4.0))
-    >>> small = vd.compression.shrink(net, torch.zeros(1, 20))
+    >>> plan = vd.plan_shrink(net, torch.zeros(1, 20))
+    >>> small = plan.apply(net)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = pack(small, folder + "/net.vdp")
+    ...     report = pack(small, folder + "/net.vdp", plan=plan)
     ...     same = unpack(folder + "/net.vdp", into=torch.nn.Linear(20, 2))
     >>> bool(((same.weight - small.weight).abs() < 0.07).all())
     True
@@ -109,22 +110,21 @@ def pack(
     _check_arguments(net, tolerance, validation, metric)
     target = as_path(path)
     dense, _ = densify(net)
-    known = deviations if deviations is not None else getattr(net, "deviations", {})
-    if not known:
-        raise VardropError(
-            "Expected `net` to bring posterior deviations, but got none. Pack the result of "
-            "vardrop.shrink on a noisy net, or give `deviations`."
-        )
-    raw, per_weight = _to_bytes(dense, known, tolerance)
+    steps = _steps(dense, _deviations(dense, deviations, plan), tolerance)
+    raw, per_weight = _to_bytes(dense, steps)
     decoded = _from_bytes(raw, str(path), dense)
-    _compare(dense, decoded, _steps(dense, known, tolerance))
-    full = getattr(net, "report", None)
-    size = full.total("bytes")[0] if full else _float_bytes(dense)
+    _compare(dense, decoded, steps)
+    size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in dense.parameters())
     scores: tuple[float, ...] = ()
     if validation is not None and metric is not None:
         scores = (score(net, validation, metric), score(decoded, validation, metric))
     write_atomically(target, raw)
     return PackReport(len(raw), size, per_weight, *scores)
+
+
+def packed_bytes(net: nn.Module, plan: ShrinkPlan) -> int:
+    """The size of the file that `pack` would write."""
+    return len(_to_bytes(net, _steps(net, _deviations(net, None, plan), 1.0))[0])
 
 
 def _check_arguments(
@@ -134,6 +134,28 @@ def _check_arguments(
     check_number("tolerance", tolerance, above=0)
     if (validation is None) != (metric is None):
         raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
+
+
+def _deviations(
+    net: nn.Module, given: Mapping[str, Tensor] | None, plan: ShrinkPlan | None
+) -> Mapping[str, Tensor]:
+    """What is known about the precision of the weights: given, planned or assumed."""
+    if plan is not None:
+        check_type("plan", plan, ShrinkPlan, "a plan of vardrop.plan_shrink")
+    if given is not None or (plan is not None and plan.deviations):
+        return plan.deviations if given is None and plan is not None else given or {}
+    weights = {
+        inside(name, "weight"): module.weight.detach()
+        for name, module in net.named_modules()
+        if type(module) in KINDS and isinstance(module.weight, Tensor) and module.weight.dim() > 1
+    }
+    return {name: torch.full_like(w, _DEFAULT * _size(w)) for name, w in weights.items()}
+
+
+def _size(weight: Tensor) -> float:
+    """The root mean square of the weights that are not zero; one where all are."""
+    kept = weight[weight != 0].double()
+    return float(kept.square().mean().sqrt()) if kept.numel() else 1.0
 
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
@@ -160,16 +182,6 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def packed_bytes(net: nn.Module, tolerance: float = 1.0) -> int:
-    """The size of the file that `pack` would write for the result of `shrink`."""
-    known: Any = net.deviations
-    return len(_to_bytes(net, known, tolerance)[0])
-
-
-def _float_bytes(net: nn.Module) -> int:
-    return sum(4 * p.numel() for p in net.parameters())
-
-
 def _steps(net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float) -> dict[str, float]:
     """The grid of every tensor that has a posterior."""
     tensors = net.state_dict()
@@ -178,15 +190,12 @@ def _steps(net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float) -
             f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}."
         )
     return {
-        name: step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
+        name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
         for name, deviation in deviations.items()
     }
 
 
-def _to_bytes(
-    net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float
-) -> tuple[bytes, dict[str, float]]:
-    steps = _steps(net, deviations, tolerance)
+def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
     codes: list[Any] = []
     parts, plain, per_weight = [], [], {}
     for name, value in net.state_dict().items():
@@ -195,13 +204,13 @@ def _to_bytes(
             codes.append(None)
             plain.append(_raw(tensor).numpy().tobytes())
             continue
-        integers = differences(tensor.long()) if step is None else quantise(name, tensor, step)
-        table = histogram(integers)
+        integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
+        table = _histogram(integers)
         codes.append([step, *table])
         parts.append((integers, table))
         if step is not None:
-            per_weight[name] = bits(table[1]) / max(int(tensor.count_nonzero()), 1)
-    payload = encode(parts)
+            per_weight[name] = _bits(table[1]) / max(int(tensor.count_nonzero()), 1)
+    payload = _encode(parts)
     header = zlib.compress(
         json.dumps([describe(net), codes, len(payload)], separators=(",", ":")).encode(), 9
     )
@@ -277,10 +286,124 @@ def _decode(net: nn.Module, codes: list[Any], payload: bytes, plain: bytes) -> d
             offset += size
         else:
             step, *table = code
-            check_histogram(name, table, like.numel())
+            _check_histogram(name, table, like.numel())
             if step is not None:
                 check_number(f"the step of '{name}'", step, above=0)
             integers = decoder.read(*table)
             content = integers.cumsum(0) if step is None else integers.double() * step
         tensors[name] = content.to(like.dtype).view(like.shape)
     return tensors
+
+
+def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
+    """The step of a uniform grid: `tolerance` times the posterior deviation of the kept weights.
+
+    The harmonic mean of the variances makes the mean of (step / deviation)^2 equal tolerance^2.
+    """
+    if deviation.shape != weight.shape:
+        raise VardropError(
+            f"Expected the deviations of '{name}' to have the shape {tuple(weight.shape)}, but "
+            f"got {tuple(deviation.shape)}."
+        )
+    kept = weight != 0
+    if not bool(kept.any()):
+        return 1.0
+    chosen = deviation[kept].double()
+    if not bool((chosen.isfinite() & (chosen > 0)).all()):
+        raise VardropError(
+            f"Expected the deviations of '{name}' to be positive and finite, but got "
+            f"{float(chosen.min())} to {float(chosen.max())}."
+        )
+    # Relative to the smallest, so that no square leaves the range of a double.
+    smallest = float(chosen.min())
+    mean = float((smallest / chosen).square().mean())
+    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
+
+
+def _quantise(name: str, tensor: Tensor, step: float) -> Tensor:
+    """The nearest multiples of a step, as integers; an error where they are none or all zero."""
+    exact = tensor.detach().double()
+    if not bool(exact.isfinite().all()):
+        raise VardropError(
+            f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
+            "Such a net cannot be packed."
+        )
+    if not step > 0 or float(exact.abs().max()) / step > _EXACT:
+        raise VardropError(
+            f"Expected '{name}' to lie within 2^53 steps of {step:g}, but got a number of size "
+            f"{float(exact.abs().max()):g}. Raise `tolerance`, or give larger `deviations`."
+        )
+    integers = (exact / step).round().long()
+    if bool(exact.any()) and not bool(integers.any()):
+        raise VardropError(
+            f"Expected some weights of '{name}' to survive rounding, but got steps of {step:g} "
+            f"for numbers up to {float(exact.abs().max()):g}. Lower `tolerance`."
+        )
+    return integers
+
+
+def _differences(tensor: Tensor) -> Tensor:
+    """The first entry and the steps from one entry to the next."""
+    flat = tensor.flatten()
+    return torch.diff(flat, prepend=flat.new_zeros(1))
+
+
+def _histogram(integers: Tensor) -> list[list[int]]:
+    """The distinct values, as differences, and how often each occurs."""
+    values, counts = integers.flatten().unique(return_counts=True)
+    return [_differences(values).tolist(), counts.tolist()]
+
+
+def _check_histogram(name: str, table: list[Any], size: int) -> None:
+    """Refuse a table that is no histogram of so many integers, before anything is made of it."""
+    values, counts = table
+    integers = all(type(n) is int for n in (*values, *counts))
+    if not integers or len(values) != len(counts) or min(counts, default=1) < 1:
+        raise VardropError(f"Expected a histogram for '{name}', but got something else.")
+    if sum(counts) != size:
+        raise VardropError(
+            f"Expected {size} values for '{name}', but got {sum(counts)}. "
+            "Give a net of the class that was packed."
+        )
+
+
+def _bits(counts: list[int]) -> float:
+    """The information of integers under their own histogram."""
+    share = torch.tensor(counts, dtype=torch.float64)
+    return abs(float((share * (share / share.sum()).log2()).sum()))
+
+
+def _model(counts: list[int]) -> Any:
+    numpy = require("numpy", "numpy")
+    constriction = require("constriction", "constriction")
+    shares = numpy.array(counts, dtype=numpy.float64) / sum(counts)
+    return constriction.stream.model.Categorical(shares, perfect=False)
+
+
+def _encode(parts: list[tuple[Tensor, list[list[int]]]]) -> bytes:
+    """Code integer tensors one after the other, each under its histogram."""
+    numpy = require("numpy", "numpy")
+    encoder = require("constriction", "constriction").stream.queue.RangeEncoder()
+    for integers, (steps, counts) in parts:
+        if len(counts) > 1:
+            values = torch.tensor(steps).cumsum(0)
+            index = torch.searchsorted(values, integers.flatten())
+            encoder.encode(index.numpy().astype(numpy.int32), _model(counts))
+    return bytes(encoder.get_compressed().astype("<u4").tobytes())
+
+
+class Decoder:
+    """Reads back, in order, what `encode` wrote."""
+
+    def __init__(self, payload: bytes) -> None:
+        numpy = require("numpy", "numpy")
+        words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
+        self._decoder = require("constriction", "constriction").stream.queue.RangeDecoder(words)
+
+    def read(self, steps: list[int], counts: list[int]) -> Tensor:
+        """The next tensor, flat."""
+        values = torch.tensor(steps, dtype=torch.long).cumsum(0)
+        if len(counts) <= 1:
+            return values.expand(sum(counts))
+        index = self._decoder.decode(_model(counts), sum(counts))
+        return values[torch.from_numpy(index).long()]

@@ -4,167 +4,290 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from vardrop.compression.coupling import Place, Unit
-from vardrop.compression.flow import Inputs, data_flow
-from vardrop.compression.layout import (
+from vardrop.compression.kinds import (
+    KINDS,
+    Affine,
+    Scale,
     affine_layers,
-    channel_axis,
-    column,
-    column_is_zero,
-    groups,
-    is_depthwise,
-    row,
-    units,
+    inside,
+    unit_modules,
 )
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
+from vardrop.compression.tracing import TO_THE_OUTPUT, Place, Unit, unmarked
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
-_OUTPUT = "it reaches the output of the net"
 
 
-def shared_layers(net: nn.Module, inputs: Inputs) -> dict[str, str]:
+class _Data(TorchDispatchMode):
+    """Keeps marks where an operation would lose them.
+
+    Integers and truth values have no NaN: those that come from the input or from marked numbers are
+    remembered, and numbers that are made with them are marked.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+        self.known = {id(t): t for t in tensors if not is_float(t)}
+        self.looking = True
+
+    def aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook whose own operations are not those of the net."""
+
+        def quiet(*args: Any) -> Any:
+            self.looking = False
+            try:
+                return hook(*args)
+            finally:
+                self.looking = True
+
+        return quiet
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.looking:
+            made, given = _all_tensors(result), _all_tensors((args, kwargs))
+            self._look(func.overloadpacket.__name__, made, given)
+        return result
+
+    def _look(self, name: str, made: list[Tensor], given: list[Tensor]) -> None:
+        counted = any(id(t) in self.known for t in given)
+        hides = "attention" in name or not all(map(is_float, made))
+        if name.endswith("_like") or name.startswith("new_") or not (counted or hides):
+            return  # the shape alone counts, or marks show by themselves
+        if not counted and not any(is_float(t) and bool(t.isnan().any()) for t in given):
+            return
+        for tensor in made:
+            if is_float(tensor):
+                tensor.fill_(torch.nan)
+            else:
+                self.known[id(tensor)] = tensor
+
+
+def _all_tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:
+    """Let marks through an affine layer by its weights that are not zero, and note its input."""
+    twin = copy.deepcopy(layer)  # positive exactly where a mark arrives
+    with torch.no_grad():
+        twin.weight.copy_(layer.weight.ne(0))
+        if twin.bias is not None:
+            twin.bias.zero_()
+
+    def before(_: nn.Module, args: Inputs) -> Inputs:
+        seen.append(args[0].detach().clone())
+        return (unmarked(args[0]), *args[1:])
+
+    def after(_: nn.Module, args: Inputs, output: Tensor) -> Tensor:
+        arrived = twin(seen[-1].isnan().to(output.dtype), *args[1:])
+        return output.masked_fill(arrived > 0.5, torch.nan)
+
+    yield layer.register_forward_pre_hook(mode.aside(before))
+    yield layer.register_forward_hook(mode.aside(after))
+
+
+def _mark_embedding(layer: Any, args: Inputs, output: Tensor) -> Tensor:
+    """An entry of an embedding depends on the data unless all rows agree on it."""
+    varies = (layer.weight != layer.weight[:1]).any(0)
+    return layer.weight[0].masked_fill(varies, torch.nan).expand_as(output).clone()
+
+
+def _stop_at_zero(layer: Any, args: Inputs, output: Tensor) -> Tensor:
+    """A factor of zero lets nothing through."""
+    closed = (layer.factor == 0).nonzero().flatten()
+    return output.index_fill(layer.axis, closed, 0.0)
+
+
+_FLOW: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Embedding: _mark_embedding,
+    Scale: _stop_at_zero,
+}
+
+
+def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
+    """The input of every affine layer at each of its calls: NaN where it depends on the data.
+
+    The input of the net is all NaN, and an affine layer passes it on through weights that are not
+    zero. A number that arrives is a constant of the net, with its exact value at every position,
+    padding borders included.
+    """
+    seen: dict[str, list[Tensor]] = {}
+    handles: list[Removable] = []
+    marked = tree_map(lambda t: torch.full_like(t, torch.nan) if is_float(t) else t, inputs)
+    mode = _Data(marked)
+    for name, view in affine_layers(net).items():
+        handles += _pass_on(view.layer, seen.setdefault(name, []), mode)
+    for module in net.modules():
+        if type(module) in _FLOW:
+            handles.append(module.register_forward_hook(mode.aside(_FLOW[type(module)])))
+    with hooks(*handles), mode:
+        run(net, marked)
+    return seen
+
+
+def fixed_layers(net: nn.Module, inputs: Inputs) -> dict[str, str]:
     """Layers that may not change, with the reason: used more than once, or with tied weights."""
-    calls = {name: len(seen) for name, seen in data_flow(net, inputs).items()}
+    calls: Counter[str] = Counter()
+
+    def count(name: str) -> Callable[..., None]:
+        return lambda layer, args: calls.update([name])
+
+    layers = affine_layers(net)
+    with hooks(*(v.layer.register_forward_pre_hook(count(n)) for n, v in layers.items())):
+        run(net, inputs)
     owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
     found = {}
-    for name, layer in affine_layers(net).items():
-        if calls[name] != 1:
+    for name, module in net.named_modules():
+        if name in layers and calls[name] != 1:
             found[name] = f"'{name}' runs {calls[name]} times"
-        elif any(owners[id(p)] > 1 for p in layer.parameters()):
+        elif type(module) in KINDS and any(owners[id(p)] > 1 for p in module.parameters()):
             found[name] = f"'{name}' shares its weights"
     return found
 
 
-def _true_readers(unit: Unit, layers: dict[str, Any]) -> dict[str, list[int]]:
-    """The inputs behind which a unit ends; a depthwise layer only passes it on."""
-    found: dict[str, list[int]] = {}
-    for name, index in unit.readers:
-        if not is_depthwise(layers[name]):
-            found.setdefault(name, []).append(index)
-    return found
+class Removal:
+    """The search for dead units in a plain net, which it changes without changing its outputs.
+
+    `removed` are the units that are zero by now and may be cut out; `stays` counts the dead units
+    that have to stay by layer and reason.
+    """
+
+    def __init__(self, net: nn.Module, inputs: Inputs, found: list[Unit]) -> None:
+        self.net, self.inputs = net, inputs
+        self.layers, self.modules = affine_layers(net), unit_modules(net)
+        self.removed: list[Unit] = []
+        self.stays: Counter[tuple[str, str]] = Counter()
+        self._flow: dict[str, Tensor] = {}
+        self._unread: dict[str, list[bool]] = {}
+        self._constant: dict[str, list[bool]] = {}
+        with torch.no_grad():
+            self._search(found)
+
+    def _search(self, waiting: list[Unit]) -> None:
+        """Rounds, because a unit without readers leaves the units before it without readers."""
+        moved = True
+        while moved:
+            self._look()
+            self.stays.clear()
+            left = [unit for unit in waiting if not self._remove(unit)]
+            moved, waiting = len(left) < len(waiting), left
+
+    def _look(self) -> None:
+        for name, seen in data_flow(self.net, self.inputs).items():
+            view = self.layers[name]
+            marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
+            never = torch.zeros(view.inputs, dtype=torch.bool)
+            self._constant[name] = (~torch.stack(marked).any(0) if marked else never).tolist()
+            self._unread[name] = view.unread()
+            if seen:
+                self._flow[name] = seen[0]
+
+    def _remove(self, unit: Unit) -> bool:
+        """Take a dead unit out; where it has to stay, count it with the reason."""
+        readers = self._readers(unit)
+        unseen = not readers and unit.reason is not None  # nothing is known about it
+        if unseen or not self._is_dead(readers):
+            return False
+        obstacle, folds = unit.reason, []
+        for name, indices in readers.items():
+            if obstacle is None and not all(self._unread[name][i] for i in indices):
+                effect = _effect(self.layers[name], self._flow[name], indices)
+                if effect is None:
+                    obstacle = f"its constant meets the padding border of '{name}'"
+                else:
+                    folds.append((self.layers[name], effect))
+        if obstacle is None:
+            self._take_out(unit, readers, folds)
+        elif obstacle != TO_THE_OUTPUT:
+            self.stays[unit.emitters[0][0], obstacle] += 1
+        return obstacle is None
+
+    def _readers(self, unit: Unit) -> dict[str, list[int]]:
+        """The inputs where a unit ends; a depthwise layer only passes it on."""
+        found: dict[str, list[int]] = {}
+        for name, index in unit.readers:
+            if not self.layers[name].is_depthwise:
+                found.setdefault(name, []).append(index)
+        return found
+
+    def _is_dead(self, readers: dict[str, list[int]]) -> bool:
+        """Whether nothing reads a unit, or only what does not depend on the data."""
+        return all(
+            self._unread[name][i] or self._constant[name][i]
+            for name, indices in readers.items()
+            for i in indices
+        )
+
+    def _take_out(
+        self, unit: Unit, readers: dict[str, list[int]], folds: list[tuple[Affine, Tensor]]
+    ) -> None:
+        for view, effect in folds:
+            if view.bias is None and bool(effect.any()):
+                view.layer.bias = nn.Parameter(torch.zeros_like(effect))
+            if view.bias is not None:
+                view.bias.add_(effect)
+        for name, indices in readers.items():
+            for i in indices:
+                self.layers[name].column(i).zero_()
+        for name, i in unit.emitters:
+            if name in self.modules:
+                self.modules[name].zero(i)
+                continue
+            view = self.layers[name]
+            view.row(i).zero_()
+            if view.bias is not None:
+                view.bias[i] = 0
+        self.removed.append(unit)
 
 
-def _effect(layer: Any, seen: Tensor, constant: list[int]) -> Tensor | None:
+def _effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
     """What constant inputs add to each output, or None where that differs between positions."""
-    axis = channel_axis(layer) % seen.dim()
     index = torch.tensor(constant, device=seen.device)
-    only = torch.zeros_like(seen).index_copy(axis, index, seen.index_select(axis, index))
-    twin = copy.copy(layer)
-    twin._parameters = {"weight": layer.weight, "bias": None}
+    only = torch.zeros_like(seen).index_copy(
+        view.axis % seen.dim(), index, seen.index_select(view.axis, index)
+    )
+    twin = copy.copy(view.layer)
+    twin._parameters = {"weight": view.layer.weight, "bias": None}
     twin._forward_hooks, twin._forward_pre_hooks = {}, {}
-    y = twin(only)
-    others = [d for d in range(y.dim()) if d != channel_axis(layer) % y.dim()]
-    low, high = y.amin(others), y.amax(others)
+    y = twin(only).movedim(view.axis, 0).flatten(1)
+    low, high = y.amin(1), y.amax(1)
     if bool((high - low > _UNIFORM * y.abs().max()).any()):
         return None
     return (low + high) / 2
 
 
-class Dead:
-    """The search for dead units in a plain net, which it changes without changing its outputs."""
-
-    def __init__(self, net: nn.Module, inputs: Inputs, found: list[Unit]) -> None:
-        self.net, self.inputs = net, inputs
-        self.layers = affine_layers(net)
-        self.removed: list[Unit] = []
-        self.stays: Counter[tuple[str, str]] = Counter()  # (layer, reason): units
-        self._search(found)
-
-    @torch.no_grad()
-    def _search(self, waiting: list[Unit]) -> None:
-        """Rounds, because a unit without readers leaves the units before it without readers."""
-        moved = True
-        while moved:
-            moved, left = False, []
-            self.stays.clear()
-            flow = data_flow(self.net, self.inputs)
-            zero = {name: column_is_zero(layer) for name, layer in self.layers.items()}
-            constant = {name: self._constant(name, seen) for name, seen in flow.items()}
-            for unit in waiting:
-                reason = self._consider(unit, flow, zero, constant)
-                if reason is None:
-                    moved = True
-                    self.removed.append(unit)
-                else:
-                    left.append(unit)
-                    if reason and reason != _OUTPUT:
-                        self.stays[unit.emitters[0][0], reason] += 1
-            waiting = left
-
-    def _constant(self, name: str, seen: list[Tensor]) -> list[bool]:
-        axis = channel_axis(self.layers[name])
-        marked = [torch.isnan(s).movedim(axis, 0).flatten(1).any(1) for s in seen]
-        return [not m for m in torch.stack(marked).any(0).tolist()] if marked else []
-
-    def _consider(
-        self,
-        unit: Unit,
-        flow: dict[str, list[Tensor]],
-        zero: dict[str, list[bool]],
-        constant: dict[str, list[bool]],
-    ) -> str | None:
-        """None once a unit is taken out, "" where it is alive, else why a dead one stays."""
-        folds: list[tuple[Any, Tensor]] = []
-        for name, indices in _true_readers(unit, self.layers).items():
-            if all(zero[name][i] for i in indices):
-                continue
-            if not all(zero[name][i] or constant[name][i] for i in indices):
-                return ""
-            if unit.reason:
-                continue
-            effect = _effect(self.layers[name], flow[name][0], indices)
-            if effect is None:
-                return f"its constant meets the padding border of '{name}'"
-            folds.append((self.layers[name], effect))
-        if unit.reason:
-            return unit.reason
-        self._take_out(unit, folds)
-        return None
-
-    def _take_out(self, unit: Unit, folds: list[tuple[Any, Tensor]]) -> None:
-        for layer, effect in folds:
-            if layer.bias is None and bool(effect.any()):
-                layer.bias = nn.Parameter(torch.zeros_like(effect))
-            if layer.bias is not None:
-                layer.bias += effect
-        for name, indices in _true_readers(unit, self.layers).items():
-            for i in indices:
-                column(self.layers[name], self.layers[name].weight, i).zero_()
-        for name, i in unit.emitters:
-            module = self.net.get_submodule(name)
-            if isinstance(module, nn.Embedding):
-                module.weight[:, i] = 0
-                continue
-            row(module, module.weight, i).zero_()  # type: ignore[arg-type]
-            if module.bias is not None:
-                module.bias[i] = 0  # type: ignore[operator, index]
-
-
-def settle(net: nn.Module, removed: list[Unit]) -> list[Unit]:
+def rebalanced(net: nn.Module, removed: list[Unit]) -> list[Unit]:
     """Put units back until every layer keeps one, and every group of a layer as many.
 
     All of them are zero by now, so this changes shapes and nothing else.
     """
-    layers = affine_layers(net)
-    gone = list(removed)
+    layers, gone = affine_layers(net), list(removed)
     while (back := _missing(layers, gone)) is not None:
         gone.remove(back)
     return gone
 
 
-def _missing(layers: dict[str, Any], gone: list[Unit]) -> Unit | None:
+def _missing(layers: dict[str, Affine], gone: list[Unit]) -> Unit | None:
     emitted = {place: unit for unit in gone for place in unit.emitters}
     read = {place: unit for unit in gone for place in unit.readers}
-    for name, layer in layers.items():
-        sizes = [n // groups(layer) for n in units(layer)]
+    for name, view in layers.items():
+        sizes = [view.inputs // view.groups, view.outputs // view.groups]
         lost: list[list[list[Place]]] = [
             [
                 [(name, g * size + i) for i in range(size) if (name, g * size + i) in places]
-                for g in range(groups(layer))
+                for g in range(view.groups)
             ]
             for size, places in zip(sizes, (read, emitted), strict=True)
         ]
@@ -187,3 +310,29 @@ def _unbalanced(lost: list[list[list[Place]]], sizes: list[int]) -> tuple[int, P
             if left[side][g] < want:
                 return side, lost[side][g][0]
     return None
+
+
+def cut_out(net: nn.Module, gone: list[Unit], deviations: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take units that are zero by now out of a net, in place; the deviations of what is left."""
+    read = {place for unit in gone for place in unit.readers}
+    emitted = {place for unit in gone for place in unit.emitters}
+    carried = {place for unit in gone for place in unit.carriers} | emitted
+    kept = dict(deviations)
+    for name, view in affine_layers(net).items():
+        left = _left(name, view.inputs, read), _left(name, view.outputs, emitted)
+        weight = inside(name, "weight")
+        if weight in kept:
+            kept[weight] = view.cut(kept[weight], *left)
+        view.resize(*left)
+    touched = {name for name, _ in carried}
+    for name, module in unit_modules(net).items():
+        if name in touched:
+            units, weight = _left(name, module.count, carried), inside(name, "weight")
+            if weight in kept:
+                kept[weight] = module.cut(kept[weight], units)
+            module.resize(units)
+    return kept
+
+
+def _left(name: str, count: int, gone: set[Place]) -> list[int]:
+    return [i for i in range(count) if (name, i) not in gone]

@@ -1,0 +1,260 @@
+"""Run a net: its arguments and modes, hooks for a while, its score, the clock, probes for two."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from vardrop.checks import check_net, check_type, shown
+from vardrop.errors import VardropError
+from vardrop.noisy import Noisy
+
+Inputs = tuple[Any, ...]
+Metric = Callable[[Tensor, Tensor], Any]
+# Two tensors (inputs, targets), or an iterable of such batches, to be read more than once.
+Data = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
+
+_BATCH = 1000
+_TOLERANCE = 1e-5  # relative to the largest output
+_SCALES = (0.01, 0.1, 1.0, 1.0, 10.0, 100.0)  # of random inputs
+
+
+class Removable(Protocol):
+    """A handle of a hook."""
+
+    def remove(self) -> None:
+        """Take the hook away."""
+
+
+def as_inputs(example_input: Any) -> Inputs:
+    """The positional arguments of a net, from one tensor or a tuple of them."""
+    return example_input if isinstance(example_input, tuple) else (example_input,)
+
+
+def first_rows(inputs: Inputs) -> Inputs:
+    """The first row of every tensor among the arguments."""
+    return tuple(t[:1] if isinstance(t, Tensor) and t.dim() else t for t in inputs)
+
+
+def check_plain(net: nn.Module) -> None:
+    """Refuse all but a net without noise."""
+    check_net(net)
+    noisy = [name for name, m in net.named_modules() if isinstance(m, Noisy)]
+    if noisy:
+        raise VardropError(
+            f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Give the result of "
+            "vardrop.shrink(net, example_input)."
+        )
+
+
+def check_runs(net: nn.Module, inputs: Inputs) -> None:
+    """Refuse an example that holds nothing or that the net cannot be called with."""
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    if not tensors or any(t.numel() == 0 for t in tensors):
+        raise VardropError(
+            "Expected `example_input` to be a tensor or a tuple of arguments with at least one "
+            f"row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
+        )
+    for tensor in tensors:
+        if is_float(tensor) and not bool(tensor.isfinite().all()):
+            raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
+    try:
+        run(net, inputs)
+    except Exception as failure:
+        raise VardropError(
+            f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
+        ) from failure
+
+
+@contextmanager
+def hooks(*handles: Removable) -> Iterator[None]:
+    """Remove hooks at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Run a net without gradients and in evaluation mode, and leave the modes as they were."""
+    before = {m: m.training for m in net.modules()}
+    try:
+        net.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def cloned(inputs: Inputs) -> Inputs:
+    """The arguments with tensors of their own, which a net may change in place."""
+    return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
+
+
+def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The tensors that a net returns in evaluation mode."""
+    with evaluating(net):
+        return [t for t in tree_leaves(net(*cloned(inputs))) if isinstance(t, Tensor)]
+
+
+def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
+    """Held-out data as a list of batches; an error where there are no rows."""
+    check_type(name, data, Iterable, "two tensors or batches of (inputs, targets)")
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = data
+        if len(x) != len(y):
+            raise VardropError(
+                f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
+            )
+        found: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+    else:
+        found = list(data)
+    for batch in found:
+        check_type(name, batch, (tuple, list), "batches of (inputs, targets)")
+        if len(batch) != 2 or not isinstance(batch[1], Tensor):
+            raise VardropError(f"Expected `{name}` to give (inputs, targets), but got {batch!r}.")
+    if sum(len(y) for _, y in found) == 0:
+        raise VardropError(f"Expected data to score on, but got no rows in `{name}`.")
+    return found
+
+
+def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
+    """All outputs of a net in evaluation mode, and the targets."""
+    check_net(net)
+    found = batches(data, name)
+    with evaluating(net):
+        predicted = [net(*cloned(as_inputs(x))) for x, _ in found]
+    return torch.cat(predicted), torch.cat([y for _, y in found])
+
+
+def score(net: nn.Module, data: Data, metric: Metric) -> float:
+    """The metric of a net's outputs against the targets."""
+    found = metric(*outputs(net, data))
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        value = math.nan
+    if math.isnan(value):
+        raise VardropError(f"Expected `metric` to return a number, but got {found!r}.")
+    return value
+
+
+def accuracy(output: Tensor, target: Tensor) -> float:
+    """Share of examples whose largest output is at the target class.
+
+    >>> import torch
+    >>> accuracy(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1]))
+    0.5
+    """
+    return float((output.argmax(1) == target).double().mean())
+
+
+def seconds(call: Callable[[], Any], budget: float = 0.02) -> float:
+    """The best time of a call, over as many tries as fit into the budget, at least five."""
+    call()
+    best, tries, start = float("inf"), 0, time.perf_counter()
+    while tries < 5 or time.perf_counter() - start < budget:
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+        tries += 1
+    return best
+
+
+def race(calls: dict[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
+    """The best time of each of several calls, taken in turns so that other load hits all alike."""
+    times = [{name: seconds(call) for name, call in calls.items()} for _ in range(rounds)]
+    return {name: min(t[name] for t in times) for name in calls}
+
+
+class Probes:
+    """The outputs of a net on an example and on random inputs of several scales, to compare with.
+
+    Random integers lie in the range of the example's. Probes that the net does not take are left
+    out.
+    """
+
+    def __init__(self, net: nn.Module, example: Inputs) -> None:
+        self.net, self.example = net, example
+        self.expected = [(example, run(net, example))]
+        generator = torch.Generator().manual_seed(0)
+        for scale in _SCALES:
+            probe = tree_map(lambda t, s=scale: _random(t, s, generator), example)
+            try:
+                self.expected.append((probe, run(net, probe)))
+            except Exception:  # some code takes no other integers
+                continue
+
+    def equal(self, other: nn.Module) -> bool:
+        """Whether another net agrees, in double precision where that of the net leaves doubt."""
+        for probe, expected in self.expected:
+            try:
+                same = _close(expected, run(other, probe))
+            except Exception:  # whatever breaks the other net makes it another
+                return False
+            if not same and not self._equal_in_double(other, probe):
+                return False
+        return True
+
+    def _equal_in_double(self, other: nn.Module, probe: Inputs) -> bool:
+        """Large inputs can magnify rounding beyond the tolerance, but not that of doubles."""
+        wide = tree_map(lambda t: t.double() if is_float(t) else t, probe)
+        try:
+            outputs = [run(copy.deepcopy(net).double(), wide) for net in (self.net, other)]
+        except Exception:
+            return False
+        return _close(*outputs)
+
+    def __str__(self) -> str:
+        count = len(self.expected) - 1
+        if not count:
+            return "Equal on the example alone: the net takes no random input like it."
+        words = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
+        whole = [t for t in tree_leaves(self.example) if isinstance(t, Tensor) and not is_float(t)]
+        if whole:
+            low, high = min(int(t.min()) for t in whole), max(_largest(t) for t in whole)
+            words += f", integers from {low} to {high}"
+        return f"Equal on the example and on {count} random inputs {words}."
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is a tensor of real numbers."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _largest(integers: Tensor) -> int:
+    """The largest integer to try: one more than the example has, where all of its are the same."""
+    low, high = int(integers.min()), int(integers.max())
+    # On other devices an index out of range cannot be caught.
+    return high + 1 if low == high and integers.device.type == "cpu" else high
+
+
+def _random(value: Any, scale: float, generator: torch.Generator) -> Any:
+    if is_float(value):
+        return (scale * torch.randn(value.shape, generator=generator)).to(value)
+    if not isinstance(value, Tensor) or value.is_complex():
+        return value
+    low, high = int(value.min()), _largest(value)
+    return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
+
+
+def _close(expected: list[Tensor], found: list[Tensor]) -> bool:
+    if [t.shape for t in expected] != [t.shape for t in found]:
+        return False
+    for a, b in zip(expected, found, strict=True):
+        size = float(a.nan_to_num(0, 0, 0).abs().max()) if is_float(a) and a.numel() else 0.0
+        allowed = _TOLERANCE * max(1.0, size)
+        if not torch.allclose(a, b, rtol=0.0, atol=allowed, equal_nan=True):
+            return False
+    return True

@@ -1,0 +1,330 @@
+"""Which units belong together: passes through a net in which NaN marks the units of a layer.
+
+NaN survives every operation that reads it, so whatever lies between two layers needs no rule of
+its own: what is marked at the outputs of one layer is looked for at the inputs of the next, where
+it ends. Marks by the binary digits of a layer's number, and of a unit's, tell what arrives where,
+so that two passes per digit tell it for all layers at once; layers whose units meet those of others
+are looked at one by one. It always ends. Whether a net survives the cut is tried afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from vardrop.compression.kinds import KINDS, Affine, Units, affine_layers, unit_modules
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
+
+Place = tuple[str, int]  # a module's name and a unit of it
+# The units of a module that marks came to, by role and module. As a reader or a carrier it tells
+# units apart; a module that takes them together, and the output of the net, count as one unit.
+_Marks = dict[tuple[str, str], Tensor]
+TO_THE_OUTPUT = "it reaches the output of the net"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One removable thing: the outputs that emit it, the inputs that read it, what is between.
+
+    `reason` says why it has to stay; None where it may go.
+    """
+
+    emitters: tuple[Place, ...]
+    readers: tuple[Place, ...]
+    carriers: tuple[Place, ...] = ()
+    reason: str | None = None
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], ...]:
+        """The modules involved; units of one shape take the same way through the net."""
+        parts = (self.emitters, self.readers, self.carriers)
+        return tuple(tuple(sorted({name for name, _ in p})) for p in parts)
+
+
+class _Tracer:
+    """Follows marked units of a plain net from the layers that emit them to their readers."""
+
+    def __init__(self, net: nn.Module, inputs: Inputs) -> None:
+        self.net, self.inputs = net, inputs
+        self.layers = affine_layers(net)
+        modules = unit_modules(net)
+        self.carriers = {n: u for n, u in modules.items() if not u.kind.emits and u.count > 1}
+        self.emitters: dict[str, Affine | Units] = {
+            **self.layers, **{n: u for n, u in modules.items() if u.kind.emits}
+        }  # fmt: skip
+        self.units = {
+            name: view.outputs if isinstance(view, Affine) else view.count
+            for name, view in self.emitters.items()
+        }
+        self.whole = {n: m for n, m in net.named_modules() if _takes_units_together(m)}
+
+    def follow(self, sources: dict[str, Tensor]) -> _Marks:
+        """Mark these units (a mask by layer) and see where they come before the next layers."""
+        found: _Marks = {}
+        handles: list[Removable] = []
+        for name, module in self.whole.items():
+            handles += _keep_in_place(("whole", name), module, found)
+        for name, mask in sources.items():
+            view = self.emitters[name]
+            module = view.layer if isinstance(view, Affine) else view.module
+            handles.append(module.register_forward_hook(_source(mask, view.axis)))
+        for name, carrier in self.carriers.items():
+            note = _note(("carriers", name), carrier.axis, found, stop=False)
+            handles.append(carrier.module.register_forward_pre_hook(note))
+        for name, layer in self.layers.items():
+            note = _note(("readers", name), layer.axis, found, stop=True)
+            handles.append(layer.layer.register_forward_pre_hook(note))
+        with hooks(*handles):
+            results = run(self.net, self.inputs)
+        if any(bool(r.isnan().any()) for r in results if r.is_floating_point()):
+            found["output", ""] = torch.ones(1, dtype=torch.bool)
+        return found
+
+    def all_of(self, name: str) -> _Marks:
+        """Where the units of one layer come."""
+        return self.follow({name: torch.ones(self.units[name], dtype=torch.bool)})
+
+    def layer_numbers(self) -> _Numbers:
+        """Which layer comes to every place, by its position among the layers that emit."""
+        every = {n: torch.full((self.units[n],), i) for i, n in enumerate(self.emitters)}
+        return self._numbers(every)
+
+    def unit_numbers(self, *names: str) -> _Numbers:
+        """Which unit comes to every place from these layers, all of them marked at once."""
+        return self._numbers({name: torch.arange(self.units[name]) for name in names})
+
+    def _numbers(self, codes: dict[str, Tensor]) -> _Numbers:
+        found = _Numbers()
+        largest = max((int(code.max()) for code in codes.values()), default=0)
+        for digit in range(max(largest.bit_length(), 1)):
+            ones = self.follow({n: (code >> digit) % 2 == 1 for n, code in codes.items()})
+            zeros = self.follow({n: (code >> digit) % 2 == 0 for n, code in codes.items()})
+            found.add(digit, zeros, ones)
+            if len(codes) == 1 and any(bool(u.any()) for u in found.unclear.values()):
+                break  # the units of one layer mix: the other digits tell nothing more
+        return found
+
+    def bare_parameters(self) -> _Marks:
+        """The places that a parameter of no layer takes part in."""
+        owners = [
+            m for m in self.net.modules() if type(m) not in KINDS and m not in self.whole.values()
+        ]
+        bare = [p for m in owners for p in _tensors(m) if is_float(p) and p.numel() > 1]
+        if not bare:
+            return {}
+        kept = [p.detach().clone() for p in bare]
+        with torch.no_grad():
+            try:
+                for p in bare:
+                    p.fill_(torch.nan)
+                return self.follow({})
+            finally:
+                for p, value in zip(bare, kept, strict=True):
+                    p.copy_(value)
+
+
+def _takes_units_together(module: nn.Module) -> bool:
+    """Whether a module has tensors of its own, is of no known kind and holds none."""
+    if type(module) in KINDS or not _tensors(module):
+        return False
+    return not any(type(m) in KINDS for m in module.modules())
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+class _Numbers:
+    """The number that marks gave to every place, and its digits that are both zero and one."""
+
+    def __init__(self) -> None:
+        self.reached: _Marks = {}
+        self.numbers: _Marks = {}
+        self.unclear: _Marks = {}
+
+    def add(self, digit: int, zeros: _Marks, ones: _Marks) -> None:
+        """Take one binary digit in."""
+        for place in {**zeros, **ones}:
+            none = torch.zeros_like(zeros[place] if place in zeros else ones[place])
+            zero, one = zeros.get(place, none), ones.get(place, none)
+            for known, more in (
+                (self.reached, (zero | one).long()),
+                (self.numbers, one.long() << digit),
+                (self.unclear, (zero & one).long() << digit),
+            ):
+                known[place] = known.get(place, none.long()) | more
+
+    def meeting(self, marks: _Marks) -> str | None:
+        """The first module where several numbers come to one of these places."""
+        for (role, name), mask in marks.items():
+            unclear = self.unclear.get((role, name))
+            if role in _ROLES and (unclear is None or bool(unclear[mask].any())):
+                return name
+        return None
+
+    def alone(self) -> dict[int, _Marks]:
+        """The places that only one number came to, by that number."""
+        found: dict[int, _Marks] = defaultdict(dict)
+        for place, reached in self.reached.items():
+            clear = reached.bool() & (self.unclear[place] == 0)
+            for number in self.numbers[place][clear].unique().tolist():
+                found[number][place] = clear & (self.numbers[place] == number)
+        return found
+
+    def doubtful(self, count: int) -> set[int]:
+        """The numbers below `count` that may be among several that came to one place."""
+        pairs = {
+            pair
+            for place, unclear in self.unclear.items()
+            for pair in zip(self.numbers[place].tolist(), unclear.tolist(), strict=True)
+            if pair[1]
+        }
+        return {n for n in range(count) if any(not (value ^ n) & ~mask for value, mask in pairs)}
+
+
+_ROLES = ("readers", "carriers")
+
+
+def unmarked(value: Tensor) -> Tensor:
+    """A tensor with zeros in place of its marks."""
+    return value.masked_fill(value.isnan(), 0.0)
+
+
+def _source(mask: Tensor, axis: int) -> Callable[..., Tensor]:
+    def mark(_: nn.Module, args: Inputs, output: Tensor) -> Tensor:
+        index = mask.nonzero().flatten().to(output.device)
+        return output.index_fill(axis, index, torch.nan)
+
+    return mark
+
+
+def _note(place: tuple[str, str], axis: int, found: _Marks, stop: bool) -> Callable[..., Inputs]:
+    """Note the marked units of a module's input; take the marks off where the module ends them."""
+
+    def note(_: nn.Module, args: Inputs) -> Inputs:
+        units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
+        if bool(units.any()):
+            found[place] = units | found.get(place, torch.zeros_like(units))
+        return (unmarked(args[0]), *args[1:]) if stop else args
+
+    return note
+
+
+def _keep_in_place(place: tuple[str, str], module: nn.Module, found: _Marks) -> Iterator[Removable]:
+    """Take a module that keeps the shape of its input for one that keeps units where they are."""
+
+    def before(_: nn.Module, args: Inputs) -> None:
+        if any(bool(t.isnan().any()) for t in tree_leaves(args) if is_float(t)):
+            found[place] = torch.ones(1, dtype=torch.bool)
+
+    def after(_: nn.Module, args: Inputs, output: Any) -> Any:
+        same = args and is_float(args[0]) and is_float(output)
+        if same and output.shape == args[0].shape and bool(args[0].isnan().any()):
+            return unmarked(output).masked_fill(args[0].isnan(), torch.nan)
+        return output
+
+    yield module.register_forward_pre_hook(before)
+    yield module.register_forward_hook(after)
+
+
+def coupled_units(net: nn.Module, inputs: Inputs, fixed: dict[str, str]) -> list[Unit]:
+    """All units of a plain net, with the reason where one cannot be taken out.
+
+    `fixed` gives a reason for every layer that may not change.
+    """
+    return _Coupling(_Tracer(net, inputs), fixed).units()
+
+
+_Node = tuple[str, str, int]  # emitter, readers or carriers; a module; a unit
+
+
+class _Coupling:
+    """Sets of places that can only go at once: what emits a unit and what is given it."""
+
+    def __init__(self, tracer: _Tracer, fixed: dict[str, str]) -> None:
+        self.tracer, self.fixed = tracer, fixed
+        self.parents: dict[_Node, _Node] = {}
+        self.reasons: dict[_Node, str] = {}
+        for (role, name), taken in tracer.bare_parameters().items():
+            for i in taken.nonzero().flatten().tolist():
+                self.reasons[role, name, i] = "a bare parameter takes part"
+        for name, layer in tracer.layers.items():
+            for i in range(layer.outputs if layer.is_depthwise else 0):
+                self._join(("emitter", name, i), ("readers", name, i))
+        layers, units = tracer.layer_numbers(), tracer.unit_numbers(*tracer.emitters)
+        alone, doubtful = layers.alone(), layers.doubtful(len(tracer.emitters))
+        for number, name in enumerate(tracer.emitters):
+            marks = tracer.all_of(name) if number in doubtful else alone.get(number, {})
+            self._place(name, marks, units)
+
+    def _root(self, node: _Node) -> _Node:
+        while self.parents.setdefault(node, node) != node:
+            self.parents[node] = self.parents[self.parents[node]]
+            node = self.parents[node]
+        return node
+
+    def _join(self, one: _Node, other: _Node) -> None:
+        self.parents[self._root(one)] = self._root(other)
+
+    def _place(self, name: str, marks: _Marks, numbers: _Numbers) -> None:
+        """Join every unit of a layer with the places where it arrives."""
+        count = self.tracer.units[name]
+        mixed, reason = numbers.meeting(marks), self._obstacle(name, marks)
+        spread = count == 1 and mixed is not None
+        if mixed is not None and reason is None:  # its units meet others: look at it alone
+            numbers = self.tracer.unit_numbers(name)
+            mixed = numbers.meeting(marks)
+        reason = reason or self._fate(marks, mixed)
+        for i in range(count):
+            self._root(("emitter", name, i))
+            if spread or reason is not None:
+                self.reasons["emitter", name, i] = reason or "it is spread over several units"
+        for (role, target), mask in marks.items():
+            if role in _ROLES and not spread:
+                at = mask.nonzero().flatten()
+                units = numbers.numbers[role, target][at] if mixed is None else _guess(at, count)
+                for position, unit in zip(at.tolist(), units.tolist(), strict=True):
+                    self._join(("emitter", name, unit), (role, target, position))
+
+    def _obstacle(self, name: str, marks: _Marks) -> str | None:
+        """Why a module that a layer's units come to forbids to take any out, where one does."""
+        for role, target in marks:
+            if role == "whole":
+                kind = type(self.tracer.whole[target]).__name__
+                return f"'{target}' ({kind}) takes its units together"
+        touched = (name, *(target for _, target in marks))
+        return next((self.fixed[t] for t in touched if t in self.fixed), None)
+
+    def _fate(self, marks: _Marks, mixed: str | None) -> str | None:
+        """Why units that meet no obstacle have to stay; None where they may go."""
+        if mixed is not None:
+            return f"it mixes with other units before '{mixed}'"
+        if ("output", "") in marks:
+            return TO_THE_OUTPUT
+        return None if any(role == "readers" for role, _ in marks) else "nothing is seen to read it"
+
+    def units(self) -> list[Unit]:
+        """The sets, in the order of the net."""
+        sets: dict[_Node, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
+        reasons: dict[_Node, str] = {}
+        for node in sorted(self.parents, key=lambda n: n[2]):
+            sets[self._root(node)][node[0]].append((node[1], node[2]))
+        for node, reason in self.reasons.items():
+            reasons.setdefault(self._root(node), reason)
+        return [
+            Unit(tuple(s["emitter"]), tuple(s["readers"]), tuple(s["carriers"]), reasons.get(root))
+            for root, s in sets.items()
+            if s["emitter"]
+        ]
+
+
+def _guess(places: Tensor, units: int) -> Tensor:
+    """Units that mix, as notes name them: as many places each, and the last one what is left."""
+    each = max(len(places) // units, 1)
+    return (torch.arange(len(places)) // each).clamp_max(units - 1)

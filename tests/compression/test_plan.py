@@ -1,0 +1,175 @@
+"""The plan of a shrunken net: a value that prints, is carried out, and says what was proven."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.compression import Select, ShrinkPlan
+from vardrop.errors import VardropError
+
+
+def net_with_dead_units():
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    vd.convert(net, vd.sparse_vd(log_sigma2=-12.0)).eval()
+    with torch.no_grad():
+        net[2].log_sigma2[:, :3] = 20.0
+        net[0].log_sigma2[:, 1] = 20.0
+    return net
+
+
+@pytest.mark.parametrize("drop_inputs", [False, True])
+def test_plan_is_a_value_that_apply_carries_out(drop_inputs):
+    net, x = net_with_dead_units(), torch.randn(7, 5)
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    plan = vd.plan_shrink(net, x[:1], drop_inputs=drop_inputs)
+    assert isinstance(plan, ShrinkPlan)
+    one, two = plan.apply(net), plan.apply(copy.deepcopy(net))
+    assert one is not two
+    whole = vd.shrink(net, x[:1], drop_inputs=drop_inputs)
+    for small in (one, two):
+        assert torch.equal(small(x), whole(x))
+        assert not {"report", "deviations"} & set(vars(small))
+    assert any(isinstance(m, Select) for m in one.modules()) == drop_inputs
+    assert {n: tuple(d.shape) for n, d in plan.deviations.items()} == {
+        n: tuple(p.shape) for n, p in one.named_parameters() if p.dim() > 1
+    }
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+    assert plan.layers[0].after.outputs == one.get_submodule("2").in_features == 5
+    assert str(plan).splitlines()[-1] == plan.proof
+
+
+def test_plan_refuses_a_net_that_it_was_not_made_for():
+    net, x = net_with_dead_units(), torch.randn(2, 5)
+    plan = vd.plan_shrink(net, x)
+    trained = copy.deepcopy(net)
+    with torch.no_grad():
+        trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
+    with pytest.raises(VardropError, match="Expected `net` to be the one that was planned for"):
+        plan.apply(trained)
+    with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules"):
+        plan.apply(vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
+    with pytest.raises(VardropError, match="Expected `net` to be a torch.nn.Module, but got None"):
+        plan.apply(None)
+
+
+def test_threshold_of_a_net_without_a_rule_is_refused():
+    for net in (nn.Linear(3, 2), vd.convert(nn.Linear(3, 2), vd.binary_dropout(0.5))):
+        with pytest.raises(VardropError, match="to have a method that tells dead weights or units"):
+            vd.shrink(net, torch.zeros(1, 3), threshold=1.0)
+
+
+class Branching(nn.Module):
+    """Takes another way where its input is large, or very small."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.a, self.b, self.way = nn.Linear(4, 6), nn.Linear(6, 2), way
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.sigmoid(h) if self.way(float(x.abs().max())) else torch.relu(h))
+
+
+@pytest.mark.parametrize("way", [lambda top: top > 8, lambda top: top < 0.05])
+def test_unit_that_another_branch_needs_stays(way):
+    net = Branching(way).eval()
+    with torch.no_grad():
+        net.a.weight[:3] = 0
+        net.a.bias[:3] = -1.0  # constants, zero after the relu
+    plan = vd.plan_shrink(net, torch.randn(2, 4))
+    small = plan.apply(net)
+    with torch.no_grad():
+        for scale in (0.01, 1.0, 10.0, 100.0):
+            x = scale * torch.randn(3, 4)
+            assert torch.allclose(small(x), net(x), atol=1e-5 * scale)
+    assert "3 units of 'a' stay: taking it out changes the outputs." in plan.notes
+    assert plan.proof == "Equal on the example and on 6 random inputs of scale 0.01 to 100."
+
+
+def test_rounding_that_large_inputs_magnify_is_no_difference():
+    class Sharp(nn.Module):
+        """Logits grow with the square of the input, so the softmax magnifies their rounding."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 40), nn.Linear(40, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            h = self.b(self.a(x)) * 30
+            return self.c(torch.softmax(h @ h.mT, -1) @ h)
+
+    torch.manual_seed(0)
+    net = Sharp().eval()
+    with torch.no_grad():
+        net.b.weight[:, ::3] = 0
+        net.a.weight[1] = 0  # a constant, which is folded: sums are rounded in another order
+    plan = vd.plan_shrink(net, torch.randn(5, 6))
+    assert plan.layers[0].after.outputs == 25
+    assert not plan.notes
+
+
+class Table(nn.Module):
+    """Looks rows of a bare table up, so that nothing but the integers tells two inputs apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(10, 4))
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, index):
+        return self.b(self.a(self.rows[index]).relu())
+
+
+class OneHot(Table):
+    def forward(self, index):
+        code = nn.functional.one_hot(index.clamp_max(3), 4).float()
+        return self.b(self.a(code).relu())
+
+
+@pytest.mark.parametrize("kind", [Table, OneHot])
+@pytest.mark.parametrize("example", [[3, 1, 4], [2, 2, 2], [0, 0, 0]])
+def test_integers_are_data(kind, example):
+    net = kind().eval()
+    with torch.no_grad():
+        net.b.weight[:, 0] = 0
+    small = vd.shrink(net, torch.tensor(example))
+    index = torch.arange(10)
+    with torch.no_grad():
+        assert torch.allclose(small(index), net(index), atol=1e-6)
+
+
+def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x, steps):
+            if int(steps) != 3:
+                raise ValueError("three steps")
+            return self.b(self.a(x).relu())
+
+    net = Steps().eval()
+    plan = vd.plan_shrink(net, (torch.randn(2, 4), torch.tensor(3)))
+    assert plan.proof.startswith("Equal on the example")
+    one = nn.Sequential(nn.Linear(4, 2))
+    assert "integers" not in vd.plan_shrink(one, torch.randn(1, 4)).proof
+
+
+def test_example_stays_as_it_is():
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3), nn.ReLU(inplace=True))
+    x = torch.randn(2, 4)
+    before = x.clone()
+    vd.shrink(net, x)
+    vd.sparsify(net, x)
+    vd.compare(net, net, (x, torch.zeros(2, dtype=torch.long)))
+    assert torch.equal(x, before)
+
+
+def test_head_that_has_no_plain_twin_is_named():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    plan = vd.plan_shrink(vd.convert(net, vd.dropmax()).eval(), torch.randn(2, 4))
+    assert any("stays noisy: it has no plain twin." in note for note in plan.notes)
