@@ -25,9 +25,12 @@ _TYPES: dict[str, type[Value]] = {}
 _KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
 _LARGEST = 1.8446742974197924e19  # whose square single precision, that of noise, can hold
 _WORDS: dict[Any, str] = {
-    float: "a finite number", int: "an integer", bool: "True or False", str: "a string",
+    float: "a finite number",
+    int: "an integer",
+    bool: "True or False",
+    str: "a string",
     NoneType: "None",
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
