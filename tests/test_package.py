@@ -1,5 +1,6 @@
 """What is shipped: files beside the code, public names."""
 
+import re
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,19 @@ def test_the_wheel_holds_them(tmp_path):
     code = {str(p.relative_to(source)) for p in source.rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == code  # and no experiments
     assert not any("experiments" in name or name.endswith(".toml") for name in names)
+
+
+UNSAFE = re.compile(
+    r"\btorch\.load\(|\bpickle\.|\bimport pickle|\bjoblib\b|\bdill\b|allow_pickle=True|\beval\("
+)
+
+
+def test_no_file_is_read_through_pickle():
+    folders = (ROOT / "src", ROOT / "experiments")
+    code = [p for folder in folders for p in folder.rglob("*.py") if "testing" not in p.parts]
+    assert len(code) > 100
+    found = [f"{p}: {line}" for p in code for line in UNSAFE.findall(p.read_text())]
+    assert not found
 
 
 def test_public_names_are_there_and_once():
