@@ -233,7 +233,7 @@ def test_a_run_whose_checksums_were_taken_out_is_damaged(run, name):
 
 def made_old(run):
     """The run as version 0.1 wrote it: nothing carries a checksum."""
-    for name in ("config.json", "preprocessing.json", "results.json"):
+    for name in ("config.json", "preprocessing.json", "results.json", "checkpoint.json"):
         value = json.loads((run / name).read_text())
         del value["sha256"]
         if name == "config.json":
@@ -243,7 +243,8 @@ def made_old(run):
         path = run / f"{name}.safetensors"
         values = read_tensors(path)[1]
         if name == "checkpoint":
-            del values["best_beta"], values["batch_size"]
+            del values["best_beta"], values["batch_size"], values["first_epoch"]
+            (run / "checkpoint.json").write_text(json.dumps(values))
         path.write_bytes(save(load(path.read_bytes()), {"values": json.dumps(values)}))
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     plain = [{k: v for k, v in line.items() if k != "sha256"} for line in lines]

@@ -168,7 +168,7 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("seconds", [0.2, 1.0])
 def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
     start = "import sys, vardrop_start; print('on', flush=True); vardrop_start.main()"
     with subprocess.Popen(
@@ -190,9 +190,9 @@ def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
     "package, typed, extra",
     [
         ("typer", "methods", "app"),
-        ("rich", "methods", "app"),
         ("sklearn", "fit iris --out x", "app"),
-        ("pandas", "fit t.csv --target y --out x", "app"),
+        ("matplotlib", "report x", "app"),
+        ("safetensors", "fit iris --epochs 1 --out x", "compress"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, package, typed, extra):
@@ -207,6 +207,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, package, ty
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"vardrop: Expected the package {package} to be installed")
     assert f"pip install 'vardrop[{extra}]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_out_of_files_do_not_steer_the_terminal(tmp_path, capsys):

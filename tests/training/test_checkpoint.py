@@ -247,15 +247,21 @@ def test_a_damaged_history_is_told(tmp_path):
     whole = path.read_text()
     for damaged, text in {
         whole.replace('"beta": ', '"beta": 1', 1): "line 1 to match its content",
-        whole.replace("{", "", 1): "per line, but got in line 1: Extra data",
-        whole.replace("}\n", "\n", 2): "per line, but got in line 1",
-        "[" * 100_000 + "\n": "per line, but got in line 1: maximum recursion",
-        '{"epoch": -1}\n': "line 1 is damaged",
+        whole.replace("{", "", 1): "epoch after epoch, but got Extra data.* in line 1",
+        whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
+        "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
+        '{"epoch": -1}\n': "but got the epoch -1 in line 1",
         "3\n": "line 1 to hold a JSON object, but got int",
+        "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
+        "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",
+        whole + whole.splitlines(keepends=True)[-1]: "but got the epoch 2 in line 4",
+        whole[:20]: "but got 0 epochs, where the checkpoint has 3",
     }.items():
         path.write_text(damaged)
         with pytest.raises(vd.VardropError, match=f"history.jsonl.*{text}|{text}"):
             read_history(tmp_path)
+    path.unlink()
+    assert read_history(tmp_path) == []
 
 
 def test_another_batch_size_begins_the_epoch_anew(tmp_path):
@@ -277,7 +283,9 @@ def test_another_batch_size_begins_the_epoch_anew(tmp_path):
 HOSTILE = [None, True, -1, 1.5, float("nan"), 10**30, "", "x", [], {}, [1, 2]]
 
 
-@pytest.mark.parametrize("name", ["epoch", "position", "phase", "best", "waited", "best_beta"])
+@pytest.mark.parametrize(
+    "name", ["epoch", "position", "phase", "best", "waited", "best_beta", "first_epoch"]
+)
 def test_values_that_no_recorder_writes_are_told(tmp_path, name):
     Recorder(tmp_path).save(loop())
     tensors, values = read_tensors(tmp_path / "checkpoint.safetensors")
@@ -285,7 +293,7 @@ def test_values_that_no_recorder_writes_are_told(tmp_path, name):
     told = 0
     for value in HOSTILE:
         write_tensors(tmp_path / "checkpoint.safetensors", tensors, {**values, name: value})
-        if value in fine.get(name, [10**30] if name in ("epoch", "position", "waited") else []):
+        if value in fine.get(name, [10**30] if name in ("epoch", "waited", "first_epoch") else []):
             continue
         with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
             Recorder(tmp_path).resume(loop())

@@ -114,11 +114,12 @@ class Config:
                 f"Expected a run of version 1 to {VERSION} in {directory}, but got {version!r}."
             )
         stored = unsealed(found, str(path), required=version >= 2)
+        preprocessing = _preprocessing(stored, directory)
         with _describing(path, "a run"):
-            return cls._from_json(stored, directory)
+            return cls._from_json(stored, preprocessing)
 
     @classmethod
-    def _from_json(cls, stored: dict[str, Any], directory: Path) -> Config:
+    def _from_json(cls, stored: dict[str, Any], preprocessing: Preprocessing | None) -> Config:
         data, method = stored["data"], stored["method"]
         recipe = None if method is None else from_json(method)
         if not isinstance(recipe, Recipe | None):
@@ -129,14 +130,22 @@ class Config:
             check_type(name, stored[name], (str, type(None)), "a text, or null")
         check_type("own_net", stored["own_net"], bool, "true or false")
         return cls(
-            Data(**{**data, "drop": tuple(data["drop"])}), _about(stored, directory),
+            Data(**{**data, "drop": tuple(data["drop"])}), _about(stored, preprocessing),
             stored["net"], stored["own_net"], recipe, stored["where"], stored["exclude"],
             Settings.from_json(stored["settings"]), stored["command"], stored["version"],
         )  # fmt: skip
 
 
-def _about(stored: dict[str, Any], directory: Path) -> About:
+def _preprocessing(stored: dict[str, Any], directory: Path) -> Preprocessing | None:
+    if stored.get("kind") != "table":
+        return None
     path = directory / "preprocessing.json"
+    content = unsealed(read_json(path), str(path), required=stored["version"] >= 2)
+    with _describing(path, "the preprocessing of a table"):
+        return Preprocessing.from_json(content)
+
+
+def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About:
     check_choice("kind", stored["kind"], ("image", "table"))
     check_choice("task", stored["data"]["task"], ("classification", "regression"))
     for name in ("train", "validation", "test"):
@@ -145,18 +154,14 @@ def _about(stored: dict[str, Any], directory: Path) -> About:
         check_integer("shape", size)
     for text in (stored["data"]["name"], stored["checksum"], *stored["classes"]):
         check_type("the names of data and classes", text, str, "texts")
-    found = None
-    if stored["kind"] == "table":
-        content = unsealed(read_json(path), str(path), required=stored["version"] >= 2)
-        with _describing(path, "the preprocessing of a table"):
-            found = Preprocessing.from_json(content)
-            own = ([found.features], list(found.classes), found.task)
-            others = (stored["shape"], stored["classes"], stored["data"]["task"])
-            if own != others:
-                raise VardropError(f"Expected {others}, as in config.json, but got {own}.")
+    if preprocessing is not None:
+        own = [preprocessing.features], list(preprocessing.classes), preprocessing.task
+        others = stored["shape"], stored["classes"], stored["data"]["task"]
+        if own != others:
+            raise VardropError(f"Expected {own}, as in preprocessing.json, but got {others}.")
     return About(
         stored["data"]["name"], stored["kind"], stored["data"]["task"], tuple(stored["shape"]),
-        tuple(stored["classes"]), stored["sizes"], stored["checksum"], found,
+        tuple(stored["classes"]), stored["sizes"], stored["checksum"], preprocessing,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from vardrop.checks import check_type
 from vardrop.conversion import convert
 from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 from vardrop.files import read_tensors, remove, write_tensors
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.recipes import Recipe, sparse_vd
@@ -87,6 +87,7 @@ def fit(
     source = Data(name, target, task, tuple(drop), None if directory is None else str(directory))
     path = Path(out) if out is not None else free_directory(name)
     chosen = Settings.from_json(settings)
+    needed("safetensors", "compress")  # told before anything is trained
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.load(chosen.seed)

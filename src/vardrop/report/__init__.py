@@ -1,7 +1,11 @@
 """Pictures and the report: they read what a run wrote, and never run a model."""
 
-from vardrop.report.page import report
-from vardrop.report.pictures import (
+from vardrop.errors import needed
+
+needed("matplotlib")
+
+from vardrop.report.page import report  # noqa: E402
+from vardrop.report.pictures import (  # noqa: E402
     alpha_histograms,
     certain_examples,
     layer_sparsity,
@@ -13,7 +17,7 @@ from vardrop.report.pictures import (
     uncertainty_histograms,
     weight_maps,
 )
-from vardrop.report.run import Run, read_run
+from vardrop.report.run import Run, read_run  # noqa: E402
 
 __all__ = [
     "Run",

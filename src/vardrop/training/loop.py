@@ -139,6 +139,8 @@ class Loop:
         self._shuffle = tensors["shuffle"]
         if values.get("batch_size", self.batch_size) != self.batch_size:
             self.position, self.sums = 0, torch.zeros_like(self.sums)
+        if self.position > self.steps:
+            raise ValueError(f"step {self.position} of {self.steps}")
         own = 7919 * self.world.rank + self.epoch
         if self.world.first:
             set_generator_states(self.x.device, tensors, own)

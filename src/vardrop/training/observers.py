@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vardrop.checks import printable
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 from vardrop.files import plain
 from vardrop.noisy import Noisy, log_alpha
 
@@ -88,8 +88,7 @@ class Bar(Observer):
         self.label = label
 
     def start(self, first_epoch: int, loop: Loop) -> None:
-        from rich import console, progress
-
+        console, progress = needed("rich.console"), needed("rich.progress")
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),

@@ -160,6 +160,7 @@ class Recorder:
         tensors, values = loop.state()
         values |= {
             "phase": self.phase,
+            "first_epoch": self.first_epoch,
             "best": _number(self.best),
             "best_beta": self.best_beta,
             "waited": self.waited,
@@ -205,7 +206,7 @@ def read_checkpoint(directory: Path, checked: bool = False) -> tuple[dict[str, T
 
 
 def read_standing(directory: Path) -> Record | None:
-    """The values of the checkpoint without its tensors; None where there is no checkpoint."""
+    """The values of the checkpoint without its tensors; None where there are none."""
     path = directory / STANDING
     return _checked(path, unsealed(read_json(path), str(path))) if path.is_file() else None
 
@@ -215,10 +216,11 @@ def _checked(path: Path, values: Any) -> Record:
         check_choice("phase", values["phase"], ("pretrain", "fit"))
         for name in ("epoch", "position", "waited"):
             check_integer(name, values[name], 0)
-        for name in ("best", "best_beta"):
-            if values.get(name) is not None:
-                check_number(name, values[name])
+        for number in (values["best"], values.get("best_beta")):
+            if number is not None:
+                check_number("best", number)
         check_integer("batch_size", values.get("batch_size", 1))
+        check_integer("first_epoch", values.get("first_epoch", 0), 0)
     found: Record = values
     return found
 
@@ -254,12 +256,14 @@ def _line(record: Record) -> bytes:
 
 
 def read_history(directory: Path) -> list[Record]:
-    """The records of all epochs; a last line that was cut short by a crash is left out."""
+    """The records of all epochs; a last line that was cut short by a crash is left out.
+
+    An absent file is an empty history; one that lacks an epoch before the checkpoint is damaged.
+    """
     path = directory / HISTORY
-    try:
-        lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    except OSError as failure:
-        raise VardropError(f"Expected to read {path}, but got: {failure.strerror}.") from failure
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -267,18 +271,26 @@ def read_history(directory: Path) -> list[Record]:
         except (ValueError, RecursionError) as broken:
             if number == len(lines):
                 break
-            raise VardropError(
-                f"Expected {path} to hold one JSON object per line, but got in line {number}: "
-                f"{broken}. It is damaged; remove the file to go on without the curves."
-            ) from broken
-        records.append(_record(record, f"{path}, line {number}"))
+            raise _damaged(path, f"{broken} in line {number}") from broken
+        records.append(unsealed(record, f"{path}, line {number}"))
+        epoch = records[-1].get("epoch")
+        if type(epoch) is not int or epoch < 0:
+            raise _damaged(path, f"the epoch {epoch!r} in line {number}")
+        follows = len(records) == 1 or epoch == records[-2]["epoch"] + 1
+        if "sha256" in record and not follows:
+            raise _damaged(path, f"the epoch {epoch} in line {number}")
+    standing = read_standing(directory) or {}
+    done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0
+    if (last := records[-1]["epoch"] + 1 if records else 0) < done:
+        raise _damaged(path, f"{last} epochs, where the checkpoint has {done}")
     return records
 
 
-def _record(value: Any, source: str) -> Record:
-    found = unsealed(value, source)
-    check_integer("epoch", found.get("epoch"), 0, f"{source} is damaged.")
-    return found
+def _damaged(path: Path, found: str) -> VardropError:
+    return VardropError(
+        f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {found}. It "
+        "is damaged; remove the file to go on without the curves."
+    )
 
 
 def noisy(net: nn.Module) -> bool:
