@@ -198,6 +198,7 @@ def test_bad_arguments_are_told():
         ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
         ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
         ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
+        ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
         ({"beta": None}, "`beta` to be a finite number and at least 0, but got None"),
         ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
         ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),

@@ -70,6 +70,7 @@ class Settings:
             check_integer(name, getattr(self, name), 1)
         for name in ("pretrain", "seed"):
             check_integer(name, getattr(self, name), 0)
+        check_number("seed", self.seed, below=2**62)  # generators take 63 bits
         for name in ("weight_decay", "beta", "checkpoint_seconds"):
             check_number(name, getattr(self, name), at_least=0)
         check_number("lr", self.lr, above=0)
