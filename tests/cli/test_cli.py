@@ -1,6 +1,8 @@
 """The command line: every command, exit codes, help and completion."""
 
+import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 from tests.cli.calling import call
 from vardrop.cli import main
 from vardrop.files import sealed
+from vardrop.training import Settings
 
 
 def test_the_commands_of_a_day(folder, capsys):
@@ -81,6 +84,30 @@ def test_help_has_an_example(command, capsys):
     assert call(command, "--help") == 0
     examples = capsys.readouterr().out.rsplit("Example", 1)[1]
     assert f"vardrop {command}" in examples
+
+
+def test_every_setting_is_an_option_with_its_help_and_default(capsys):
+    assert call("fit", "--help") == 0
+    options = re.split(r"\n  --", capsys.readouterr().out)
+    shown = {o.split()[0].replace("-", "_"): " ".join(o.split()) for o in options}
+    assert "Examples per step" in shown["batch_size"]
+    for field in dataclasses.fields(Settings):
+        text, default = shown[field.name], field.default
+        assert len(text.split()) > 2, text
+        if default is not None and default is not False:
+            number = f"{default:g}" if isinstance(default, float) else default
+            assert text.endswith(f"; {number} by default.")
+
+
+def test_every_setting_arrives(tmp_path, capsys):
+    typed = {"epochs": 2, "batch_size": 7, "lr": 0.01, "noise_lr": 0.02, "weight_decay": 0.1, "rate": "cosine",
+             "warmup": "0,1.5", "beta": 0.5, "samples": 2, "clip": 3.0, "pretrain": 1, "patience": 4,
+             "precision": "bfloat16", "device": "cpu", "seed": 9, "checkpoint_seconds": 5.0}  # fmt: skip
+    assert {*typed, "compile"} == {f.name for f in dataclasses.fields(Settings)}
+    options = [word for n, v in typed.items() for word in (f"--{n.replace('_', '-')}", v)]
+    assert call("fit", "iris", "--out", tmp_path / "r", *options, "--json") == 0
+    stored = json.loads((tmp_path / "r" / "config.json").read_text())["settings"]
+    assert stored == {**typed, "warmup": [0.0, 1.5], "compile": False}
 
 
 def test_examples_of_help_stand_on_lines_of_their_own(capsys):

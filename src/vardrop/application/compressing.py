@@ -28,6 +28,7 @@ from vardrop.layers import Variational
 from vardrop.training.recording import noisy
 
 SMALL = "small.safetensors"
+MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
 
 
 def compress(
@@ -68,7 +69,7 @@ def _compressed(
     score, metric = _metric(run)
     rises = score == "accuracy"
     if max_drop is None and sparsity is None:
-        max_drop = 0.002 if rises else 0.01
+        max_drop = MAX_DROPS[score]
     if max_drop is not None:
         check_number("max_drop", max_drop, at_least=0)
     x, y = run.data.validation

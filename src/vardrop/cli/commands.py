@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -23,13 +23,6 @@ from vardrop.training.observers import (
     Words,
     on_terminal,
 )
-
-_SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "checkpoint_seconds"]
-# What a resumed run takes from its directory.
-_FIXED = (
-    "data", "net", "method", "option", "target", "task", "drop", "data_dir", "where", "exclude",
-    "force",
-)  # fmt: skip
 
 app = typer.Typer(
     name="vardrop",
@@ -61,6 +54,7 @@ def methods(json: o.JSON = False) -> None:
         "vardrop fit --resume --out runs/a",
     )
 )
+@o.with_settings
 def fit(
     data: o.DATA = None,
     net: o.NET = None,
@@ -73,46 +67,31 @@ def fit(
     data_dir: o.DATA_DIR = None,
     where: o.WHERE = None,
     exclude: o.EXCLUDE = None,
-    epochs: o.EPOCHS = None,
-    batch_size: o.BATCH_SIZE = None,
-    lr: o.LR = None,
-    noise_lr: o.NOISE_LR = None,
-    weight_decay: o.WEIGHT_DECAY = None,
-    rate: o.RATE = None,
-    warmup: o.WARMUP = None,
-    beta: o.BETA = None,
-    samples: o.STEP_SAMPLES = None,
-    clip: o.CLIP = None,
-    pretrain: o.PRETRAIN = None,
-    patience: o.PATIENCE = None,
-    precision: o.PRECISION = None,
-    compile: o.COMPILE = False,
-    device: o.DEVICE = None,
-    seed: o.SEED = None,
     resume: o.RESUME = False,
     force: o.FORCE = False,
     json: o.JSON = False,
     tensorboard: o.TENSORBOARD = False,
+    **settings: Any,
 ) -> None:
     """Train a net on data and keep everything in a directory; go on with it after a stop."""
-    given = locals() | {"warmup": o.pair(warmup)}
-    settings = {n: given[n] for n in _SETTINGS if given[n] is not None and given[n] is not False}
+    settings = {name: value for name, value in settings.items() if value is not None}
     with o.usage():
         Settings.from_json(settings).torch_device()
     if resume:
-        path = _resumed(out, any(given[name] for name in _FIXED))
+        fixed = (data, net, method, option, target, task, drop, data_dir, where, exclude, force)
+        path = _resumed(out, any(fixed))
         watch = _observer(json, path if tensorboard else None)
         printing.run(application.resume(path, None, watch, **settings), json)
         return
     if data is None:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     with o.usage():
-        recipe = method_named(method or "sparse_vd", o.assignments(option))
+        recipe = method_named(method or o.USUAL_METHOD, o.assignments(option))
         o.check_choice("--task", task, ("classification", "regression"))
         o.check_choice("--net", net, tuple(NETS))
     path = out or free_directory(data)
     run = application.fit(
-        data, net or "mlp", recipe, out=path, target=target, task=task,  # type: ignore[arg-type]
+        data, net or o.USUAL_NET, recipe, out=path, target=target, task=task,  # type: ignore[arg-type]
         drop=drop or (), directory=data_dir, where=where, exclude=exclude, force=force,
         observer=_observer(json, path if tensorboard else None), **settings,
     )  # fmt: skip

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from vardrop.application import METHODS, NETS
+from vardrop.application.compressing import MAX_DROPS
 from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.errors import VardropError
-from vardrop.training.settings import RATES
+from vardrop.training import Settings
+
+USUAL_NET, USUAL_METHOD = "mlp", "sparse_vd"
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def _begin_with(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -31,12 +39,15 @@ RUN = Annotated[Path, typer.Argument(help="The directory of a run.")]
 RUNS = Annotated[list[Path], typer.Argument(help="The directories of one or more runs.")]
 NET = Annotated[
     str | None,
-    typer.Option(help=f"{', '.join(NETS)}; mlp by default.", autocompletion=_begin_with(NETS)),
+    typer.Option(
+        help=f"{', '.join(NETS)}; {USUAL_NET} by default.", autocompletion=_begin_with(NETS)
+    ),
 ]
 METHOD = Annotated[
     str | None,
     typer.Option(
-        help="A name from `vardrop methods`, or none for the plain net; sparse_vd by default.",
+        help="A name from `vardrop methods`, or none for the plain net; "
+        f"{USUAL_METHOD} by default.",
         autocompletion=_begin_with([*METHODS, "none"]),
     ),
 ]
@@ -60,35 +71,6 @@ DATA_DIR = Annotated[
 ]
 WHERE = Annotated[str | None, typer.Option(help="Make only layers of this name noisy (a glob).")]
 EXCLUDE = Annotated[str | None, typer.Option(help="Leave layers of this name plain (a glob).")]
-EPOCHS = Annotated[int | None, typer.Option(help="Epochs; 30 by default.")]
-BATCH_SIZE = Annotated[int | None, typer.Option(help="Examples a step; 100 by default.")]
-LR = Annotated[float | None, typer.Option(help="Learning rate; 0.001 by default.")]
-NOISE_LR = Annotated[float | None, typer.Option(help="Learning rate of the noise; as --lr.")]
-WEIGHT_DECAY = Annotated[float | None, typer.Option(help="Weight decay; 0 by default.")]
-RATE = Annotated[
-    str | None,
-    typer.Option(
-        help=f"The rate over time: {', '.join(RATES)}; late by default.",
-        autocompletion=_begin_with(RATES),
-    ),
-]
-WARMUP = Annotated[
-    str | None,
-    typer.Option(help="Epochs between which the KL weight rises, such as 5,20; 0,0 for none."),
-]
-BETA = Annotated[float | None, typer.Option(help="The KL weight after the warm-up; 1 by default.")]
-STEP_SAMPLES = Annotated[int | None, typer.Option(help="Draws a step; 1 by default.")]
-CLIP = Annotated[float | None, typer.Option(help="The largest norm of a gradient.")]
-PRETRAIN = Annotated[int | None, typer.Option(help="Epochs of the plain net first.")]
-PATIENCE = Annotated[
-    int | None, typer.Option(help="Stop after so many epochs without a better validation loss.")
-]
-PRECISION = Annotated[str | None, typer.Option(help="float32, or bfloat16 for mixed precision.")]
-COMPILE = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
-DEVICE = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; auto by default.")]
-SEED = Annotated[
-    int | None, typer.Option(help="Seed, also of the split; 0 by default, fixed with --resume.")
-]
 RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 FORCE = Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, for machines.")]
@@ -109,11 +91,11 @@ PREDICTIONS = Annotated[Path, typer.Option(help="The CSV file to write.")]
 MAX_DROP = Annotated[
     float | None,
     typer.Option(
-        help="What may be lost on validation data: accuracy (0.002 by default), or the share by "
-        "which the RMSE may grow (0.01 by default)."
+        help=f"What may be lost on validation data: accuracy ({MAX_DROPS['accuracy']} by default), "
+        f"or the fraction by which the RMSE may grow ({MAX_DROPS['rmse']} by default)."
     ),
 ]
-SPARSITY = Annotated[float | None, typer.Option(help="The share of weights to drop, instead.")]
+SPARSITY = Annotated[float | None, typer.Option(help="The fraction of weights to drop, instead.")]
 ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]
 REPORT_OUT = Annotated[
     Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")
@@ -139,6 +121,60 @@ DOCS = Annotated[
 ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the seeds that are done.")]
 
 
+def with_settings(command: Command) -> Command:
+    """Give a command that takes `**settings` one option per field of `Settings`, None by default.
+
+    Names, types and defaults are those of the fields, the help is that of the docstring.
+    """
+    helps, types = _arguments(Settings), get_type_hints(Settings)
+    settings = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_option(field, types[field.name], helps[field.name]),
+        )
+        for field in dataclasses.fields(Settings)
+    ]
+    own = inspect.signature(command, eval_str=True)
+    others = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    command.__signature__ = own.replace(parameters=[*others, *settings])  # type: ignore[attr-defined]
+    return command
+
+
+def _arguments(described: type) -> dict[str, str]:
+    """What a docstring says under `Args`, by name."""
+    text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in found}
+
+
+def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
+    """The option for a field of this type."""
+    if isinstance(kind, UnionType):  # with None, which is an option that is not given
+        kind = get_args(kind)[0]
+    usual = "" if field.default is None or field.default is False else field.default
+    shown = f"{usual:g}" if isinstance(usual, float) else str(usual)
+    name = f"--{field.name.replace('_', '-')}"
+    told = text[0].upper() + text[1:].rstrip(".") + (f"; {shown} by default." if shown else ".")
+    if get_origin(kind) is Literal:
+        words = _begin_with(get_args(kind))
+        return Annotated[str | None, typer.Option(name, help=told, autocompletion=words)]
+    if get_origin(kind) is tuple:
+        option = typer.Option(name, help=told, parser=_pair, metavar="<start,end>")
+        return Annotated[str | None, option]
+    return Annotated[kind | None, typer.Option(name, help=told)]
+
+
+def _pair(text: str) -> tuple[float, float]:
+    """Two numbers with a comma between them."""
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"Expected two numbers such as 5,20, but got {text!r}.") from None
+    return first, second
+
+
 def examples(*lines: str) -> str:
     """The end of a help text: one example a line, to be copied."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
@@ -157,19 +193,6 @@ def check_choice(name: str, value: str | None, known: tuple[str, ...]) -> None:
     """Raise unless the value is one of the known ones, or not given."""
     if value is not None and value not in known:
         raise VardropError(f"Expected {name} among {', '.join(known)}, but got {value!r}.")
-
-
-def pair(text: str | None) -> tuple[float, float] | None:
-    """Two numbers with a comma between them."""
-    if text is None:
-        return None
-    try:
-        first, second = (float(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"Expected --warmup to be two numbers such as 5,20, but got {text!r}."
-        ) from None
-    return first, second
 
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,33 +15,37 @@ from vardrop.training.loop import Schedule
 from vardrop.training.processes import device_named
 from vardrop.training.step import Precision
 
-RATES = ("constant", "linear", "late", "cosine")
+Rate = Literal["constant", "linear", "late", "cosine"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How to train.
 
+    Every argument is an option of `vardrop fit`, which takes its help from here.
+
     Args:
         epochs: epochs of the noisy net.
-        batch_size: examples a step, over all processes together.
-        lr: Adam's learning rate.
-        noise_lr: its rate for noise parameters; `lr` where None.
-        weight_decay: of the weights; noise parameters have none.
-        rate: the learning rate over time: "constant"; "linear", falling to 0; "late", constant for
-            the first half, then falling to 0; "cosine".
-        warmup: the epochs between which the KL weight rises from 0 to `beta`; the first and the
-            fifth tenth of `epochs` where None, and no warm-up for (0, 0).
-        beta: the KL weight after the warm-up.
-        samples: draws of the noise a step.
-        clip: the largest norm of a gradient.
+        batch_size: examples per step, over all processes together.
+        lr: learning rate of Adam.
+        noise_lr: learning rate of the noise parameters; as `lr` unless given.
+        weight_decay: weight decay of the weights; noise parameters have none.
+        rate: learning rate over time: constant, linear (falls to 0), late (constant for the first
+            half, then falls to 0) or cosine.
+        warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
+            warm-up; the first and the fifth tenth of `epochs` unless given.
+        beta: KL weight after the warm-up.
+        samples: draws of the noise per step.
+        clip: largest norm of the gradient; no bound unless given.
         pretrain: epochs of the plain net before it is made noisy.
-        patience: stop after so many epochs without a better validation loss.
-        precision: "float32", or "bfloat16" for mixed precision.
-        compile: use `torch.compile`.
-        device: "auto" takes a GPU where there is one; under `torchrun` each process takes its own.
-        seed: of the initial weights, the noise, the shuffling and the split of the data.
-        checkpoint_seconds: write a checkpoint inside an epoch after so long.
+        patience: epochs without a better validation loss after which to stop; never unless given.
+        precision: type of the forward pass: float32, or bfloat16 for mixed precision.
+        compile: use torch.compile.
+        device: where to train: cpu, cuda and so on; auto takes a GPU where there is one, under
+            torchrun each process its own.
+        seed: seed of the initial weights, the noise, the shuffling and the split of the data; a
+            resumed run keeps its own.
+        checkpoint_seconds: seconds after which a checkpoint is written inside an epoch.
 
     >>> Settings(epochs=20).schedule()(10)
     1.0
@@ -52,7 +56,7 @@ class Settings:
     lr: float = 1e-3
     noise_lr: float | None = None
     weight_decay: float = 0.0
-    rate: str = "late"
+    rate: Rate = "late"
     warmup: tuple[float, float] | None = None
     beta: float = 1.0
     samples: int = 1
@@ -81,8 +85,8 @@ class Settings:
             check_integer("patience", self.patience, 1)
         if self.warmup is not None:
             _check_pair(self.warmup)
-        check_choice("rate", self.rate, RATES)
-        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        check_choice("rate", self.rate, get_args(Rate))
+        check_choice("precision", self.precision, get_args(Precision))
         check_type("compile", self.compile, bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
         self.schedule()
