@@ -31,6 +31,7 @@ from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, Proper, S
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
 Formula = Callable[[Any, Any, Tensor, Axes, Tensors, Tensors], Tensor]
 Refusal = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
+_LOG_UNIFORM = LogUniform()
 _PAIRS: dict[tuple[type[Any], type[Prior]], tuple[Formula, Refusal]] = {}
 
 
@@ -107,7 +108,7 @@ def kl_divergence(
     q_tensors, p_tensors = (
         {name: F.wide(t) for name, t in tensors.items()} for tensors in (q_tensors, p_tensors)
     )
-    if not value and type(q) is AdditiveGaussian and p == LogUniform():
+    if not value and type(q) is AdditiveGaussian and p == _LOG_UNIFORM:
         return F.log_uniform_kl_additive(weight, q_tensors["log_sigma2"], value=False)
     return found[0](q, p, weight, axes, q_tensors, p_tensors)
 

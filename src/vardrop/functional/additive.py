@@ -40,13 +40,11 @@ class _AdditiveWeights(torch.autograd.Function):
     """Gathers the gradients of all draws and of the KL, and passes over the weights once."""
 
     @staticmethod
-    def forward(weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return weight.detach(), log_sigma2.exp(), weight.new_zeros(())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], output[1])
+    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        variance = log_sigma2.exp()
+        ctx.save_for_backward(weight, variance)
         ctx.set_materialize_grads(False)
+        return weight.detach(), variance, weight.new_zeros(())
 
     @staticmethod
     def backward(

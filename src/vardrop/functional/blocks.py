@@ -22,9 +22,10 @@ def can_block(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return not in_forward_mode() and all(
-        type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors
-    )
+    for x in tensors:  # a generator would cost more than what it asks
+        if type(x) not in _PLAIN or x.dtype != torch.float32 or not x.is_cpu:
+            return False
+    return not in_forward_mode()
 
 
 def in_forward_mode() -> bool:

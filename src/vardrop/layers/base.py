@@ -25,6 +25,7 @@ from vardrop.priors import LogUniform, Prior
 
 _Map = Callable[..., Tensor]
 Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their weight or bias
+_LOG_UNIFORM = LogUniform()
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 _BIAS_AXES = Axes(input=(), output=(0,))
 _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
@@ -187,7 +188,7 @@ class Variational(Noisy):
         return {name.removeprefix(prefix): getattr(self, name) for name in self._names[which]}
 
     def _shared_weights(self) -> AdditiveWeights | None:
-        if type(self.posterior) is not AdditiveGaussian or self.prior != LogUniform():
+        if type(self.posterior) is not AdditiveGaussian or self.prior != _LOG_UNIFORM:
             return None
         return shared_weights(self.weight, self._tensors(0)["log_sigma2"])
 
