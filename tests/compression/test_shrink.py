@@ -295,6 +295,24 @@ def test_gates_fold_into_a_smaller_net(spread):
     assert_equal(expected, small, (4,))
 
 
+@pytest.mark.parametrize(
+    "recipe", [vd.bayesian_compression(-6.0, threshold=9.0), vd.beta_bernoulli(), vd.l0()]
+)
+def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
+    net = nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)
+    ).eval()
+    net[2].weight = net[0].weight
+    vd.convert(net, recipe)
+    with torch.no_grad():
+        for parameter in (p for n, p in net.named_parameters() if ".gate." in n):
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+    never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
+    plan = plan_shrink(net, torch.zeros(1, 4), never)
+    assert_equal(net, plan.apply(net), (4,))
+    assert "'2' gets weights of its own: its gate is folded in." in plan.notes
+
+
 def test_gate_on_its_own_becomes_a_scale_and_shrinks():
     gate = vd.Gate(vd.gates.NormalJeffreys(), units=6)
     with torch.no_grad():

@@ -287,5 +287,5 @@ def _hint(net: nn.Module, tensors: dict[str, Tensor]) -> str:
         return ""
     return (
         f" The file holds a noisy net (it has {noise[0]!r}): call vardrop.convert(into, recipe) "
-        "with the recipe it was trained with before loading."
+        "with its recipe before loading, or write it with vardrop.save_noisy."
     )

@@ -178,15 +178,18 @@ class Affine:
             return tensor.view(self.groups, inputs, outputs, *tensor.shape[2:]).transpose(1, 2)
         return tensor.view(self.groups, outputs, inputs, *tensor.shape[2:])
 
-    def column(self, unit: int) -> Tensor:
-        """A view of the weights that read one input unit."""
-        block, local = divmod(unit, self.inputs // self.groups)
-        return self.blocks(self.weight)[block, :, local]
-
-    def row(self, unit: int) -> Tensor:
-        """A view of the weights that feed one output unit."""
-        block, local = divmod(unit, self.outputs // self.groups)
-        return self.blocks(self.weight)[block, local]
+    def zero(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Zero what reads these inputs and what feeds these outputs, in place."""
+        blocks = self.blocks(self.weight)
+        for units, count, axis in ((inputs, self.inputs, 2), (outputs, self.outputs, 1)):
+            if units:
+                kept = blocks.new_ones(count)
+                kept[list(units)] = 0
+                shape = [self.groups, *(1 for _ in blocks.shape[1:])]
+                shape[axis] = count // self.groups
+                blocks.mul_(kept.view(shape))
+        if outputs and self.bias is not None:
+            self.bias[list(outputs)] = 0
 
     def unread(self) -> list[bool]:
         """For every input unit, whether no weight reads it."""
@@ -253,10 +256,10 @@ class Units:
         """Where the units run in what it is given or gives, counted from the start or the end."""
         return -1 if self.kind.emits else getattr(self.module, "axis", 1)
 
-    def zero(self, unit: int) -> None:
-        """Zero what it has for one unit."""
+    def zero(self, units: Sequence[int]) -> None:
+        """Zero what it has for these units, in place."""
         for _, tensor in self._tensors():
-            tensor.select(self.kind.axis, unit).zero_()
+            tensor.index_fill_(self.kind.axis, torch.tensor(units, device=tensor.device), 0.0)
 
     def cut(self, tensor: Tensor, keep: Sequence[int]) -> Tensor:
         """The part of one of its tensors, or of one like it, that belongs to the kept units."""

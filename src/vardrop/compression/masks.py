@@ -1,17 +1,18 @@
-"""From a noisy net to a plain one of its means, without what the posterior calls dead."""
+"""From a noisy net to a plain one: without what the posterior calls dead, as exact as it asks."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.kinds import Scale, inside, replaced
+from vardrop.compression.kinds import KINDS, Scale, inside, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
@@ -19,6 +20,8 @@ from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.layers.folding import fold, scale
 from vardrop.noisy import Noisy, Relevance, relevance
 
+_ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
+_GRID = 3  # significant digits of a step, so that it is short in a file
 # One number for every noisy module, one for each by a name, or each method's own rule.
 Thresholds = SupportsFloat | Mapping[str, float] | None
 
@@ -77,9 +80,21 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The
     given net stays as it is. Weights of a plain net that are zero already count as dead.
     """
-    kept = {name: r.kept for name, r in rules(net, threshold).items()}
+    return without_dead(net, rules(net, threshold))
+
+
+def without_dead(
+    net: nn.Module, found: dict[str, Relevance]
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The same, by the relevance of every noisy module."""
+    kept = {name: r.kept for name, r in found.items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
+    for name in gated_ties(plain):
+        layer = plain.get_submodule(name)
+        for key, tensor in (("weight", layer.weight), ("bias", layer.bias)):
+            if isinstance(tensor, nn.Parameter):
+                setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
     for name, module in list(plain.named_modules()):
         if isinstance(module, Variational):
             _make_plain(name, module, kept, deviations)
@@ -89,6 +104,16 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
         elif isinstance(module, SwitchableDropout):
             plain = replaced(plain, name, nn.Identity())
     return plain, deviations
+
+
+def gated_ties(net: nn.Module) -> list[str]:
+    """Layers with a gate whose weights others use too: their gate cannot be folded into those."""
+    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    return [
+        name
+        for name, m in net.named_modules()
+        if isinstance(m, Variational) and m.gate is not None and owners[id(m.weight)] > 1
+    ]
 
 
 @torch.no_grad()
@@ -134,6 +159,67 @@ def _variance(layer: Variational) -> Tensor:
     finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
     scale(alpha, finite.expand(gate.units), gate.side, layer.axes)
     return total + alpha * mean.square() * (variance + wide(layer.weight).square())
+
+
+def grid_steps(
+    net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float
+) -> dict[str, float]:
+    """How coarse every weight may be rounded: `tolerance` posterior deviations.
+
+    Where no deviation is known, it is taken as a share of the weights' size.
+    """
+    tensors = net.state_dict()
+    known = deviations or _assumed(net)
+    if unknown := sorted(set(known) - set(tensors)):
+        raise VardropError(
+            f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}. "
+            "Pack the net that plan.apply gave."
+        )
+    return {
+        name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
+        for name, deviation in known.items()
+    }
+
+
+def _assumed(net: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for name, module in net.named_modules():
+        if type(module) in KINDS and (weight := module._parameters.get("weight")) is not None:
+            kept = weight.detach()[weight != 0].double()
+            size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
+            if weight.dim() > 1:
+                found[inside(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+    return found
+
+
+def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
+    """The step of a uniform grid: `tolerance` times the posterior deviation of the kept weights.
+
+    The harmonic mean of the variances makes the mean of (step / deviation)^2 equal tolerance^2.
+    """
+    if deviation.shape != weight.shape:
+        raise VardropError(
+            f"Expected the deviations of '{name}' to have the shape {tuple(weight.shape)}, but "
+            f"got {tuple(deviation.shape)}."
+        )
+    if not bool(weight.isfinite().all()):
+        raise VardropError(
+            f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
+            "Such a net cannot be packed."
+        )
+    kept = weight != 0
+    if not bool(kept.any()):
+        return 1.0
+    chosen = deviation[kept].double()
+    if not bool((chosen.isfinite() & (chosen > 0)).all()):
+        raise VardropError(
+            f"Expected the deviations of '{name}' to be positive and finite, but got "
+            f"{float(chosen.min())} to {float(chosen.max())}."
+        )
+    # Relative to the smallest, so that no square leaves the range of a double.
+    smallest = float(chosen.min())
+    mean = float((smallest / chosen).square().mean())
+    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
 
 
 _PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -32,15 +31,13 @@ from vardrop.compression.files import (
     rebuild,
     refusing,
 )
-from vardrop.compression.kinds import KINDS, inside
+from vardrop.compression.masks import grid_steps
 from vardrop.compression.running import Data, Metric, check_plain, score
 from vardrop.compression.shrinking import ShrinkPlan
 from vardrop.errors import VardropError
 from vardrop.files import write_atomically
 
 _CHECK = 16
-_DEFAULT = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
-_GRID = 3  # significant digits of a step, so that it is short in the header
 _EXACT = 2**53  # integers up to here survive in a double
 
 
@@ -107,10 +104,11 @@ def pack(
 
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", sec. 2.1 and 4.
     """
-    _check_arguments(net, tolerance, validation, metric)
+    _check_arguments(net, tolerance, validation, metric, plan)
     target = as_path(path)
     dense, _ = densify(net)
-    steps = _steps(dense, _deviations(dense, deviations, plan), tolerance)
+    planned = plan.deviations if plan else {}
+    steps = grid_steps(dense, planned if deviations is None else deviations, tolerance)
     raw, per_weight = _to_bytes(dense, steps)
     decoded = _from_bytes(raw, str(path), dense)
     _compare(dense, decoded, steps)
@@ -124,38 +122,22 @@ def pack(
 
 def packed_bytes(net: nn.Module, plan: ShrinkPlan) -> int:
     """The size of the file that `pack` would write."""
-    return len(_to_bytes(net, _steps(net, _deviations(net, None, plan), 1.0))[0])
+    return len(_to_bytes(net, grid_steps(net, plan.deviations, 1.0))[0])
 
 
 def _check_arguments(
-    net: nn.Module, tolerance: float, validation: Data | None, metric: Metric | None
+    net: nn.Module,
+    tolerance: float,
+    validation: Data | None,
+    metric: Metric | None,
+    plan: ShrinkPlan | None,
 ) -> None:
     check_plain(net)
+    if plan is not None:
+        check_type("plan", plan, ShrinkPlan, "a plan of vardrop.plan_shrink")
     check_number("tolerance", tolerance, above=0)
     if (validation is None) != (metric is None):
         raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
-
-
-def _deviations(
-    net: nn.Module, given: Mapping[str, Tensor] | None, plan: ShrinkPlan | None
-) -> Mapping[str, Tensor]:
-    """What is known about the precision of the weights: given, planned or assumed."""
-    if plan is not None:
-        check_type("plan", plan, ShrinkPlan, "a plan of vardrop.plan_shrink")
-    if given is not None or (plan is not None and plan.deviations):
-        return plan.deviations if given is None and plan is not None else given or {}
-    weights = {
-        inside(name, "weight"): module.weight.detach()
-        for name, module in net.named_modules()
-        if type(module) in KINDS and isinstance(module.weight, Tensor) and module.weight.dim() > 1
-    }
-    return {name: torch.full_like(w, _DEFAULT * _size(w)) for name, w in weights.items()}
-
-
-def _size(weight: Tensor) -> float:
-    """The root mean square of the weights that are not zero; one where all are."""
-    kept = weight[weight != 0].double()
-    return float(kept.square().mean().sqrt()) if kept.numel() else 1.0
 
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
@@ -180,19 +162,6 @@ def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> Non
 def _raw(tensor: Tensor) -> Tensor:
     """The bytes of a tensor: NaN equals itself there."""
     return tensor.contiguous().flatten().view(torch.uint8)
-
-
-def _steps(net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float) -> dict[str, float]:
-    """The grid of every tensor that has a posterior."""
-    tensors = net.state_dict()
-    if unknown := sorted(set(deviations) - set(tensors)):
-        raise VardropError(
-            f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}."
-        )
-    return {
-        name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
-        for name, deviation in deviations.items()
-    }
 
 
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
@@ -295,39 +264,9 @@ def _decode(net: nn.Module, codes: list[Any], payload: bytes, plain: bytes) -> d
     return tensors
 
 
-def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
-    """The step of a uniform grid: `tolerance` times the posterior deviation of the kept weights.
-
-    The harmonic mean of the variances makes the mean of (step / deviation)^2 equal tolerance^2.
-    """
-    if deviation.shape != weight.shape:
-        raise VardropError(
-            f"Expected the deviations of '{name}' to have the shape {tuple(weight.shape)}, but "
-            f"got {tuple(deviation.shape)}."
-        )
-    kept = weight != 0
-    if not bool(kept.any()):
-        return 1.0
-    chosen = deviation[kept].double()
-    if not bool((chosen.isfinite() & (chosen > 0)).all()):
-        raise VardropError(
-            f"Expected the deviations of '{name}' to be positive and finite, but got "
-            f"{float(chosen.min())} to {float(chosen.max())}."
-        )
-    # Relative to the smallest, so that no square leaves the range of a double.
-    smallest = float(chosen.min())
-    mean = float((smallest / chosen).square().mean())
-    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
-
-
 def _quantise(name: str, tensor: Tensor, step: float) -> Tensor:
     """The nearest multiples of a step, as integers; an error where they are none or all zero."""
     exact = tensor.detach().double()
-    if not bool(exact.isfinite().all()):
-        raise VardropError(
-            f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
-            "Such a net cannot be packed."
-        )
     if not step > 0 or float(exact.abs().max()) / step > _EXACT:
         raise VardropError(
             f"Expected '{name}' to lie within 2^53 steps of {step:g}, but got a number of size "

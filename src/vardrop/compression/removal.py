@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,7 +164,9 @@ class Removal:
     that have to stay by layer and reason.
     """
 
-    def __init__(self, net: nn.Module, inputs: Inputs, found: list[Unit]) -> None:
+    def __init__(
+        self, net: nn.Module, inputs: Inputs, found: list[Unit], flow: dict[str, list[Tensor]]
+    ) -> None:
         self.net, self.inputs = net, inputs
         self.layers, self.modules = affine_layers(net), unit_modules(net)
         self.removed: list[Unit] = []
@@ -173,19 +175,22 @@ class Removal:
         self._unread: dict[str, list[bool]] = {}
         self._constant: dict[str, list[bool]] = {}
         with torch.no_grad():
-            self._search(found)
+            self._search(found, flow)
 
-    def _search(self, waiting: list[Unit]) -> None:
+    def _search(self, waiting: list[Unit], flow: dict[str, list[Tensor]]) -> None:
         """Rounds, because a unit without readers leaves the units before it without readers."""
-        moved = True
-        while moved:
-            self._look()
+        while True:
+            self._look(flow)
             self.stays.clear()
-            left = [unit for unit in waiting if not self._remove(unit)]
-            moved, waiting = len(left) < len(waiting), left
+            start = len(self.removed)
+            waiting = [unit for unit in waiting if not self._remove(unit)]
+            if len(self.removed) == start:
+                return
+            self._zero(self.removed[start:])
+            flow = data_flow(self.net, self.inputs)
 
-    def _look(self) -> None:
-        for name, seen in data_flow(self.net, self.inputs).items():
+    def _look(self, flow: dict[str, list[Tensor]]) -> None:
+        for name, seen in flow.items():
             view = self.layers[name]
             marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
             never = torch.zeros(view.inputs, dtype=torch.bool)
@@ -195,7 +200,7 @@ class Removal:
                 self._flow[name] = seen[0]
 
     def _remove(self, unit: Unit) -> bool:
-        """Take a dead unit out; where it has to stay, count it with the reason."""
+        """Whether a unit goes; a dead one that has to stay is counted with the reason."""
         readers = self._readers(unit)
         unseen = not readers and unit.reason is not None  # nothing is known about it
         if unseen or not self._is_dead(readers):
@@ -209,7 +214,8 @@ class Removal:
                 else:
                     folds.append((self.layers[name], effect))
         if obstacle is None:
-            self._take_out(unit, readers, folds)
+            self._fold(folds)
+            self.removed.append(unit)
         elif obstacle != TO_THE_OUTPUT:
             self.stays[unit.emitters[0][0], obstacle] += 1
         return obstacle is None
@@ -230,26 +236,28 @@ class Removal:
             for i in indices
         )
 
-    def _take_out(
-        self, unit: Unit, readers: dict[str, list[int]], folds: list[tuple[Affine, Tensor]]
-    ) -> None:
+    def _fold(self, folds: list[tuple[Affine, Tensor]]) -> None:
+        """Add what constant inputs say to the biases."""
         for view, effect in folds:
             if view.bias is None and bool(effect.any()):
                 view.layer.bias = nn.Parameter(torch.zeros_like(effect))
             if view.bias is not None:
                 view.bias.add_(effect)
-        for name, indices in readers.items():
-            for i in indices:
-                self.layers[name].column(i).zero_()
-        for name, i in unit.emitters:
+
+    def _zero(self, gone: list[Unit]) -> None:
+        """Zero what reads units and what feeds them."""
+        read: dict[str, list[int]] = defaultdict(list)
+        fed: dict[str, list[int]] = defaultdict(list)
+        for unit in gone:
+            for name, indices in self._readers(unit).items():
+                read[name] += indices
+            for name, i in unit.emitters:
+                fed[name].append(i)
+        for name, indices in fed.items():
             if name in self.modules:
-                self.modules[name].zero(i)
-                continue
-            view = self.layers[name]
-            view.row(i).zero_()
-            if view.bias is not None:
-                view.bias[i] = 0
-        self.removed.append(unit)
+                self.modules[name].zero(indices)
+        for name, view in self.layers.items():
+            view.zero(read.get(name, []), fed.get(name, []))
 
 
 def _effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
