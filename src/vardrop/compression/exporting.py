@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from vardrop.checks import check_integer, check_net, require
 from vardrop.compression.files import as_path, densify
@@ -30,7 +31,7 @@ from vardrop.noisy import noisy_modules
 
 def _batched(inputs: Inputs) -> Inputs:
     """Inputs with two examples at least: torch.export takes a batch of one for a constant."""
-    return tuple(torch.cat([t, t]) if isinstance(t, Tensor) and len(t) == 1 else t for t in inputs)
+    return tree_map_only(Tensor, lambda t: torch.cat([t, t]) if len(t) == 1 else t, inputs)
 
 
 def export_program(net: nn.Module, example_input: Any) -> torch.export.ExportedProgram:

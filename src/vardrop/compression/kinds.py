@@ -102,7 +102,7 @@ class UnitKind:
 
 
 _NORM = UnitKind(("num_features",), ("weight", "bias", "running_mean", "running_var"))
-KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {
+_AFFINE: dict[type[nn.Module], AffineKind] = {
     nn.Linear: AffineKind("in_features", "out_features", groups=None),
     nn.Conv1d: AffineKind(),
     nn.Conv2d: AffineKind(),
@@ -110,6 +110,8 @@ KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {
     nn.ConvTranspose1d: AffineKind(transposed=True),
     nn.ConvTranspose2d: AffineKind(transposed=True),
     nn.ConvTranspose3d: AffineKind(transposed=True),
+}
+_UNITS: dict[type[nn.Module], UnitKind] = {
     nn.Embedding: UnitKind(("num_embeddings", "embedding_dim"), ("weight",), axis=1, emits=True),
     nn.BatchNorm1d: _NORM,
     nn.BatchNorm2d: _NORM,
@@ -120,6 +122,7 @@ KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {
     nn.PReLU: UnitKind(("num_parameters",), ("weight",)),
     Scale: UnitKind((), ("factor",)),
 }
+KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {**_AFFINE, **_UNITS}
 
 
 def _replace(module: nn.Module, name: str, value: Tensor) -> None:
@@ -237,24 +240,24 @@ class Affine:
 class Units:
     """A view of a module that treats every unit by itself."""
 
-    def __init__(self, module: Any, kind: UnitKind) -> None:
-        self.module, self.kind = module, kind
+    def __init__(self, layer: Any, kind: UnitKind) -> None:
+        self.layer, self.kind = layer, kind
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name in self.kind.tensors:
-            if (tensor := getattr(self.module, name)) is not None:
+            if (tensor := getattr(self.layer, name)) is not None:
                 yield name, tensor.detach()
 
     @property
-    def count(self) -> int:
+    def outputs(self) -> int:
         """How many units it tells apart; one where they all have the same tensor."""
         sizes = [t.shape[self.kind.axis] for _, t in self._tensors()]
-        return max(sizes) if sizes else getattr(self.module, self.kind.sizes[-1])
+        return max(sizes) if sizes else getattr(self.layer, self.kind.sizes[-1])
 
     @property
     def axis(self) -> int:
         """Where the units run in what it is given or gives, counted from the start or the end."""
-        return -1 if self.kind.emits else getattr(self.module, "axis", 1)
+        return -1 if self.kind.emits else getattr(self.layer, "axis", 1)
 
     def zero(self, units: Sequence[int]) -> None:
         """Zero what it has for these units, in place."""
@@ -268,16 +271,16 @@ class Units:
 
     def resize(self, keep: Sequence[int]) -> None:
         """Cut it down to the kept units, in place."""
-        if self.count == 1:
+        if self.outputs == 1:
             return
         for name, tensor in self._tensors():
-            _replace(self.module, name, self.cut(tensor, keep))
+            _replace(self.layer, name, self.cut(tensor, keep))
         if self.kind.sizes:
-            setattr(self.module, self.kind.sizes[-1], len(keep))
+            setattr(self.layer, self.kind.sizes[-1], len(keep))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of its tensors by its sizes."""
-        shape = tuple(getattr(self.module, name) for name in self.kind.sizes)
+        shape = tuple(getattr(self.layer, name) for name in self.kind.sizes)
         return {name: shape for name, _ in self._tensors()}
 
 
@@ -291,14 +294,14 @@ def _by_block(keep: Sequence[int], count: int, groups: int) -> list[list[int]]:
 
 def affine(module: nn.Module) -> Affine | None:
     """The view of an affine layer; None for others, subclasses with their own behaviour too."""
-    kind = KINDS.get(type(module))
-    return Affine(module, kind) if isinstance(kind, AffineKind) else None
+    kind = _AFFINE.get(type(module))
+    return None if kind is None else Affine(module, kind)
 
 
 def units(module: nn.Module) -> Units | None:
     """The view of a module that treats every unit by itself; None for others."""
-    kind = KINDS.get(type(module))
-    return Units(module, kind) if isinstance(kind, UnitKind) else None
+    kind = _UNITS.get(type(module))
+    return None if kind is None else Units(module, kind)
 
 
 def affine_layers(net: nn.Module) -> dict[str, Affine]:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import singledispatch
 from typing import SupportsFloat
 
 import torch
@@ -95,14 +96,12 @@ def without_dead(
         for key, tensor in (("weight", layer.weight), ("bias", layer.bias)):
             if isinstance(tensor, nn.Parameter):
                 setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
+    layers = {name for name, module in plain.named_modules() if type(module) in _PLAIN}
     for name, module in list(plain.named_modules()):
-        if isinstance(module, Variational):
-            _make_plain(name, module, kept, deviations)
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, Gate):
-            plain = replaced(plain, name, _constant(module, kept.get(name)))
-        elif isinstance(module, SwitchableDropout):
-            plain = replaced(plain, name, nn.Identity())
+        if name and name.rpartition(".")[0] in layers:
+            continue  # the gate of a layer went with it
+        if (other := _plain(module, name, kept, deviations)) is not module:
+            plain = replaced(plain, name, other)
     return plain, deviations
 
 
@@ -116,32 +115,50 @@ def gated_ties(net: nn.Module) -> list[str]:
     ]
 
 
+@singledispatch
+def _plain(
+    module: nn.Module, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+) -> nn.Module:
+    """What takes the place of a module in a plain net: itself, unless it is noisy."""
+    return module
+
+
+@_plain.register
+def _(
+    module: SwitchableDropout, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+) -> nn.Module:
+    return nn.Identity()
+
+
+@_plain.register
 @torch.no_grad()
-def _constant(gate: Gate, kept: Tensor | None) -> nn.Module:
+def _(module: Gate, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]) -> nn.Module:
     """The mean of a gate that stands on its own, with dead units at zero."""
-    mean = gate.unit_mean()
-    if mean is None and kept is None:
+    mean, alive = module.unit_mean(), kept.get(name)
+    if mean is None and alive is None:
         return nn.Identity()
-    factor = torch.ones(gate.units) if mean is None else mean.detach().expand(gate.units).clone()
-    return Scale(factor if kept is None else factor * kept, gate.axis)
+    factor = torch.ones(module.units) if mean is None else mean.expand(module.units).clone()
+    return Scale(factor if alive is None else factor * alive, module.axis)
 
 
+@_plain.register
 @torch.no_grad()
-def _make_plain(
-    name: str, layer: Variational, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> None:
-    """Zero dead weights and the weights of dead gate units, fold the gate, drop the noise."""
+def _(
+    module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+) -> nn.Module:
+    """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
     if name in kept:
-        layer.weight.mul_(kept[name])
-    gate, alive = layer.gate, kept.get(inside(name, "gate"))
+        module.weight.mul_(kept[name])
+    gate, alive = module.gate, kept.get(inside(name, "gate"))
     if gate is not None and alive is not None:
-        scale(layer.weight, alive.to(layer.weight.dtype), gate.side, layer.axes)
-        if gate.side == "output" and layer.bias is not None:
-            layer.bias.mul_(alive)
-    if layer.posterior is not None:
-        deviations[inside(name, "weight")] = _variance(layer).sqrt()
-    layer.make_plain()
-    layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
+        scale(module.weight, alive.to(module.weight.dtype), gate.side, module.axes)
+        if gate.side == "output" and module.bias is not None:
+            module.bias.mul_(alive)
+    if module.posterior is not None:
+        deviations[inside(name, "weight")] = _variance(module).sqrt()
+    module.make_plain()
+    module.__class__ = _PLAIN[type(module)]  # type: ignore[assignment]
+    return module
 
 
 def _variance(layer: Variational) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from vardrop.compression.kinds import (
     KINDS,
@@ -20,7 +20,7 @@ from vardrop.compression.kinds import (
     inside,
     unit_modules,
 )
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
 from vardrop.compression.tracing import TO_THE_OUTPUT, Place, Unit, unmarked
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
@@ -35,8 +35,7 @@ class _Data(TorchDispatchMode):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__()
-        tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-        self.known = {id(t): t for t in tensors if not is_float(t)}
+        self.known = {id(t): t for t in tensors_in(inputs) if not is_float(t)}
         self.looking = True
 
     def aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +55,7 @@ class _Data(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.looking:
-            made, given = _all_tensors(result), _all_tensors((args, kwargs))
+            made, given = tensors_in(result), tensors_in((args, kwargs))
             self._look(func.overloadpacket.__name__, made, given)
         return result
 
@@ -72,10 +71,6 @@ class _Data(TorchDispatchMode):
                 tensor.fill_(torch.nan)
             else:
                 self.known[id(tensor)] = tensor
-
-
-def _all_tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:
@@ -335,7 +330,7 @@ def cut_out(net: nn.Module, gone: list[Unit], deviations: dict[str, Tensor]) -> 
     touched = {name for name, _ in carried}
     for name, module in unit_modules(net).items():
         if name in touched:
-            units, weight = _left(name, module.count, carried), inside(name, "weight")
+            units, weight = _left(name, module.outputs, carried), inside(name, "weight")
             if weight in kept:
                 kept[weight] = module.cut(kept[weight], units)
             module.resize(units)

@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vardrop.checks import check_net, check_type, shown
 from vardrop.errors import VardropError
@@ -40,9 +41,14 @@ def as_inputs(example_input: Any) -> Inputs:
     return example_input if isinstance(example_input, tuple) else (example_input,)
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of a nested value."""
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
 def first_rows(inputs: Inputs) -> Inputs:
     """The first row of every tensor among the arguments."""
-    return tuple(t[:1] if isinstance(t, Tensor) and t.dim() else t for t in inputs)
+    return tree_map_only(Tensor, lambda t: t[:1] if t.dim() else t, inputs)
 
 
 def check_plain(net: nn.Module) -> None:
@@ -59,7 +65,7 @@ def check_plain(net: nn.Module) -> None:
 
 def check_runs(net: nn.Module, inputs: Inputs) -> None:
     """Refuse an example that holds nothing or that the net cannot be called with."""
-    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    tensors = tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor or a tuple of arguments with at least one "
@@ -102,13 +108,13 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 def cloned(inputs: Inputs) -> Inputs:
     """The arguments with tensors of their own, which a net may change in place."""
-    return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
+    return tree_map_only(Tensor, Tensor.clone, inputs)
 
 
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with evaluating(net):
-        return [t for t in tree_leaves(net(*cloned(inputs))) if isinstance(t, Tensor)]
+        return tensors_in(net(*cloned(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -193,7 +199,8 @@ class Probes:
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
         for scale in _SCALES:
-            probe = tree_map(lambda t, s=scale: _random(t, s, generator), example)
+            draw = partial(_random, scale=scale, generator=generator)
+            probe = tree_map_only(Tensor, draw, example)
             try:
                 self.expected.append((probe, run(net, probe)))
             except Exception:  # some code takes no other integers
@@ -212,7 +219,7 @@ class Probes:
 
     def _equal_in_double(self, other: nn.Module, probe: Inputs) -> bool:
         """Large inputs can magnify rounding beyond the tolerance, but not that of doubles."""
-        wide = tree_map(lambda t: t.double() if is_float(t) else t, probe)
+        wide = tree_map_only(Tensor, lambda t: t.double() if is_float(t) else t, probe)
         try:
             outputs = [run(copy.deepcopy(net).double(), wide) for net in (self.net, other)]
         except Exception:
@@ -224,7 +231,7 @@ class Probes:
         if not count:
             return "Equal on the example alone: the net takes no random input like it."
         words = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        whole = [t for t in tree_leaves(self.example) if isinstance(t, Tensor) and not is_float(t)]
+        whole = [t for t in tensors_in(self.example) if not is_float(t)]
         if whole:
             low, high = min(int(t.min()) for t in whole), max(_largest(t) for t in whole)
             words += f", integers from {low} to {high}"
@@ -243,10 +250,10 @@ def _largest(integers: Tensor) -> int:
     return high + 1 if low == high and integers.device.type == "cpu" else high
 
 
-def _random(value: Any, scale: float, generator: torch.Generator) -> Any:
+def _random(value: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     if is_float(value):
         return (scale * torch.randn(value.shape, generator=generator)).to(value)
-    if not isinstance(value, Tensor) or value.is_complex():
+    if value.is_complex():
         return value
     low, high = int(value.min()), _largest(value)
     return torch.randint(low, high + 1, value.shape, generator=generator).to(value)

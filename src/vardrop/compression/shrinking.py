@@ -15,7 +15,16 @@ from vardrop.checks import check_net, check_type
 from vardrop.compression.kinds import Affine, Select, affine_layers, inside, replaced
 from vardrop.compression.masks import Thresholds, gated_ties, masked, rules, without_dead
 from vardrop.compression.removal import Removal, cut_out, data_flow, fixed_layers, rebalanced
-from vardrop.compression.running import Inputs, Probes, as_inputs, check_runs, cloned, hooks, run
+from vardrop.compression.running import (
+    Inputs,
+    Probes,
+    as_inputs,
+    check_runs,
+    cloned,
+    hooks,
+    run,
+    tensors_in,
+)
 from vardrop.compression.tracing import Unit, coupled_units
 from vardrop.errors import VardropError
 from vardrop.noisy import Noisy
@@ -335,7 +344,7 @@ def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
         return hook
 
     layers = affine_layers(net)
-    batch = next((len(t) for t in inputs if isinstance(t, Tensor) and t.dim()), 1)
+    batch = next((len(t) for t in tensors_in(inputs) if t.dim()), 1)
     with hooks(*(v.layer.register_forward_hook(count(n, v)) for n, v in layers.items())):
         run(net, inputs)
     return {

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from vardrop.compression.kinds import KINDS, Affine, Units, affine_layers, unit_modules
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
 
 Place = tuple[str, int]  # a module's name and a unit of it
 # The units of a module that marks came to, by role and module. As a reader or a carrier it tells
@@ -54,14 +53,10 @@ class _Tracer:
         self.net, self.inputs = net, inputs
         self.layers = affine_layers(net)
         modules = unit_modules(net)
-        self.carriers = {n: u for n, u in modules.items() if not u.kind.emits and u.count > 1}
-        self.emitters: dict[str, Affine | Units] = {
-            **self.layers, **{n: u for n, u in modules.items() if u.kind.emits}
-        }  # fmt: skip
-        self.units = {
-            name: view.outputs if isinstance(view, Affine) else view.count
-            for name, view in self.emitters.items()
-        }
+        self.carriers = {n: u for n, u in modules.items() if not u.kind.emits and u.outputs > 1}
+        tables = {n: u for n, u in modules.items() if u.kind.emits}
+        self.emitters: dict[str, Affine | Units] = {**self.layers, **tables}
+        self.units = {name: view.outputs for name, view in self.emitters.items()}
         self.whole = {n: m for n, m in net.named_modules() if _takes_units_together(m)}
 
     def follow(self, sources: dict[str, Tensor]) -> _Marks:
@@ -72,11 +67,10 @@ class _Tracer:
             handles += _keep_in_place(("whole", name), module, found)
         for name, mask in sources.items():
             view = self.emitters[name]
-            module = view.layer if isinstance(view, Affine) else view.module
-            handles.append(module.register_forward_hook(_source(mask, view.axis)))
+            handles.append(view.layer.register_forward_hook(_source(mask, view.axis)))
         for name, carrier in self.carriers.items():
             note = _note(("carriers", name), carrier.axis, found, stop=False)
-            handles.append(carrier.module.register_forward_pre_hook(note))
+            handles.append(carrier.layer.register_forward_pre_hook(note))
         for name, layer in self.layers.items():
             note = _note(("readers", name), layer.axis, found, stop=True)
             handles.append(layer.layer.register_forward_pre_hook(note))
@@ -220,7 +214,7 @@ def _keep_in_place(place: tuple[str, str], module: nn.Module, found: _Marks) -> 
     """Take a module that keeps the shape of its input for one that keeps units where they are."""
 
     def before(_: nn.Module, args: Inputs) -> None:
-        if any(bool(t.isnan().any()) for t in tree_leaves(args) if is_float(t)):
+        if any(bool(t.isnan().any()) for t in tensors_in(args) if is_float(t)):
             found[place] = torch.ones(1, dtype=torch.bool)
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Any:
