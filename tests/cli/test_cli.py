@@ -219,6 +219,7 @@ def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
         ("typer", "methods", "app"),
         ("sklearn", "fit iris --out x", "app"),
         ("matplotlib", "report x", "app"),
+        ("jinja2", "report x", "app"),
         ("safetensors", "fit iris --epochs 1 --out x", "compress"),
     ],
 )

@@ -2,7 +2,8 @@
 
 from vardrop.errors import needed
 
-needed("matplotlib")
+for _package in ("jinja2", "matplotlib"):
+    needed(_package)
 
 from vardrop.report.page import report  # noqa: E402
 from vardrop.report.pictures import (  # noqa: E402

@@ -1,8 +1,9 @@
-"""Which pictures a report shows, and which arrays of a run each of them needs."""
+"""The pictures of a report: which there are, the arrays of a run that each needs, their order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,10 @@ from matplotlib.axes import Axes
 
 from vardrop.errors import VardropError
 from vardrop.report import pictures
+from vardrop.report.pictures.canvas import png
 from vardrop.report.run import Run
 
-# A picture may come in several parts, such as one a layer; no part means that data is absent.
+# A picture may come in several parts, such as one per layer; no part means that data is absent.
 Parts = dict[str, Axes]
 
 
@@ -60,10 +62,10 @@ def _alpha(run: Run) -> Parts:
 
 def _layers(run: Run) -> Parts:
     pruned = run.layers("weight_pruned")
-    shares = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
-    if not shares and run.history:
-        shares = run.history[-1].get("sparsity") or {}
-    return {"": pictures.layer_sparsity(shares)} if shares else {}
+    fractions = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
+    if not fractions and run.history:
+        fractions = run.history[-1].get("sparsity") or {}
+    return {"": pictures.layer_sparsity(fractions)} if fractions else {}
 
 
 def _curve(run: Run) -> Parts:
@@ -127,7 +129,7 @@ KINDS = (
     Kind(
         _WEIGHTS,
         "Training curves",
-        "NLL an example, KL of all weights, and beta, the weight of the KL, by epoch.",
+        "NLL per example, KL of all weights, and beta, the weight of the KL, by epoch.",
         _training,
     ),
     Kind(
@@ -139,13 +141,13 @@ KINDS = (
     Kind(
         _WEIGHTS,
         "Sparsity by layer",
-        "Share of the weights of each layer that pruning removes.",
+        "Fraction of the weights of each layer that pruning removes.",
         _layers,
     ),
     Kind(
         _WEIGHTS,
         "Score against sparsity",
-        "What removing more weights costs; one point a threshold.",
+        "What removing more weights costs; one point per threshold.",
         _curve,
     ),
     Kind(
@@ -164,7 +166,7 @@ KINDS = (
     Kind(
         _TRUST,
         "Uncertainty in and out of domain",
-        "The further the outlines lie right of the bars, the better strange data is noticed.",
+        "The further the outlines lie right of the bars, the better unfamiliar data is noticed.",
         _uncertainty,
         task="classification",
     ),
@@ -190,3 +192,86 @@ KINDS = (
         photo=True,
     ),
 )
+
+
+@dataclass(frozen=True)
+class Card:
+    """A picture with its label and caption; without an image where a run has none to show."""
+
+    label: str
+    caption: str
+    style: str
+    alt: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cards in so many columns, with a heading where there is one."""
+
+    cards: list[Card]
+    columns: int
+    heading: str = ""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of pictures, and the titles of those that no run has the data for."""
+
+    title: str
+    grids: list[Grid]
+    missing: list[str]
+
+
+def sections(runs: Mapping[str, Run]) -> list[Section]:
+    """All pictures of the runs: one run's in a grid, several runs' side by side, kind by kind."""
+    return [_section(title, runs) for title in dict.fromkeys(kind.section for kind in KINDS)]
+
+
+def _section(title: str, runs: Mapping[str, Run]) -> Section:
+    drawn = {
+        kind: {name: kind.of(run) if kind.suits(run) else {} for name, run in runs.items()}
+        for kind in KINDS
+        if kind.section == title
+    }
+    grids = _alone(drawn) if len(runs) == 1 else _side_by_side(drawn)
+    missing = [
+        kind.title
+        for kind, found in drawn.items()
+        if not any(found.values()) and any(map(kind.suits, runs.values()))
+    ]
+    return Section(title, [grid for grid in grids if grid.cards], missing)
+
+
+def _alone(drawn: Mapping[Kind, Mapping[str, Parts]]) -> list[Grid]:
+    cards = [
+        _card(kind, name, part, ax, kind.title, kind.caption)
+        for kind, found in drawn.items()
+        for name, parts in found.items()
+        for part, ax in parts.items()
+    ]
+    return [Grid(cards, 1)]
+
+
+def _side_by_side(drawn: Mapping[Kind, Mapping[str, Parts]]) -> list[Grid]:
+    grids = []
+    for kind, found in drawn.items():
+        every = dict.fromkeys(part for parts in found.values() for part in parts)
+        cards = [
+            _card(kind, name, part, parts.get(part), name)
+            for part in every
+            for name, parts in found.items()
+        ]
+        grids.append(Grid(cards, len(found), kind.title, kind.caption))
+    return grids
+
+
+def _card(kind: Kind, name: str, part: str, ax: Axes | None, label: str, caption: str = "") -> Card:
+    label = f"{label}: {part}" if part else label
+    style = "photo" if kind.photo else "chart"
+    if ax is None:
+        return Card(label, caption, style)
+    about = f"{kind.title}, {part}," if part else kind.title
+    alt = f"{about} of run {name}. {ax.get_title(loc='left')}".strip()
+    return Card(label, caption, style, alt, base64.b64encode(png(ax)).decode())

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
+
+import jinja2
 
 from vardrop.errors import VardropError
 from vardrop.files import check_apart, write_atomically
-from vardrop.report.figures import grid, section
-from vardrop.report.gallery import KINDS
+from vardrop.report.gallery import sections
 from vardrop.report.run import Run, read_run
-from vardrop.report.tables import beside, facts, flatten, records, scores, show, words
+from vardrop.report.tables import Table, beside, flatten, score_table, show, table
 
 Runs = Mapping[str, Run]
 
@@ -71,71 +70,67 @@ def _named(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _page(runs: Runs) -> str:
-    sections = {"What was run": _what_was_run(runs), "Scores": _scores(runs)}
-    for name in dict.fromkeys(kind.section for kind in KINDS):
-        sections[name] = section(runs, [kind for kind in KINDS if kind.section == name])
-    sections["Load the model"] = _loading(runs)
-    body, links = [], []
-    for i, (name, html) in enumerate(sections.items()):
-        links.append(f'<a href="#part{i}">{name}</a>')
-        body.append(f'<section id="part{i}">\n<h2>{name}</h2>\n{html}</section>\n')
-    template = files("vardrop.report").joinpath("page.html").read_text(encoding="utf-8")
-    title = escape(", ".join(runs))
-    return Template(template).substitute(title=title, links="\n".join(links), body="\n".join(body))
+    environment = jinja2.Environment(
+        autoescape=True,  # everything that comes from a file
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = files("vardrop.report").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(text).render(
+        title=", ".join(runs),
+        facts={name: _facts(run) for name, run in runs.items()},
+        tables=_tables(runs),
+        sections=sections(runs),
+        loading=[_loading(run) for run in runs.values()],
+    )
 
 
-def _what_was_run(runs: Runs) -> str:
-    cards = []
-    for name, run in runs.items():
-        pairs = {}
-        for key, value in run.config.items():
-            if key == "version" or value is None or value is False or value == []:
-                continue
-            text = words(show(value)) if key == "command" else escape(show(value))
-            pairs[key.replace("_", " ")] = text
-        if run.history:
-            seconds = sum(float(row.get("seconds") or 0) for row in run.history)
-            pairs["trained"] = f"{len(run.history)} epochs, {seconds:,.1f} seconds"
-        cards.append(f'<article class="card"><h3>{escape(name)}</h3>\n{facts(pairs)}</article>')
-    return grid(cards, len(runs))
+def _facts(run: Run) -> dict[str, str]:
+    """What was run, by name."""
+    pairs = {
+        key.replace("_", " "): show(value)
+        for key, value in run.config.items()
+        if key != "version" and value is not None and value is not False and value != []
+    }
+    if run.history:
+        seconds = sum(float(row.get("seconds") or 0) for row in run.history)
+        pairs["trained"] = f"{len(run.history)} epochs, {seconds:,.1f} seconds"
+    return pairs
 
 
-def _scores(runs: Runs) -> str:
+def _tables(runs: Runs) -> list[Table]:
     several = len(runs) > 1
-    blocks = [_score_table(runs, "metrics", "On test data")]
+    found = [score_table("On test data", _results(runs, "metrics"))]
     outside: list[dict[str, Any]] = []
     for name, run in runs.items():
         for dataset, values in (run.results.get("ood") or {}).items():
             row = flatten(values) if isinstance(values, Mapping) else {"score": values}
             outside.append({**({"run": name} if several else {}), "data": dataset, **row})
     if outside:
-        blocks.append("<h3>Out of domain</h3>\n" + records(outside))
-    blocks.append(_score_table(runs, "compression", "Compression"))
+        found.append(table("Out of domain", outside))
+    found.append(score_table("Compression", _results(runs, "compression")))
     for name, run in runs.items():
         layers = (run.results.get("compression") or {}).get("layers")
         if isinstance(layers, list) and layers and all(isinstance(row, dict) for row in layers):
-            title = f"Layers of {escape(name)}" if several else "Layers"
-            blocks.append(f"<h3>{title}</h3>\n" + records([beside(row) for row in layers]))
-    return '<div class="tables">\n' + "".join(f"<div>{b}</div>\n" for b in blocks) + "</div>\n"
+            title = f"Layers of {name}" if several else "Layers"
+            found.append(table(title, [beside(row) for row in layers]))
+    return found
 
 
-def _score_table(runs: Runs, part: str, title: str) -> str:
+def _results(runs: Runs, part: str) -> dict[str, dict[str, Any]]:
+    """A part of the results by run; a list of layers has a table of its own."""
     found = {name: run.results.get(part) or {} for name, run in runs.items()}
-    # A list of layers has a table of its own.
-    plain = {n: {k: v for k, v in s.items() if k != "layers"} for n, s in found.items()}
-    if not any(plain.values()):
-        return f'<p class="missing">{title}: the runs hold no such results.</p>\n'
-    return f"<h3>{title}</h3>\n" + scores(plain)
+    return {n: {k: v for k, v in r.items() if k != "layers"} for n, r in found.items()}
 
 
-def _loading(runs: Runs) -> str:
-    cards = []
-    for run in runs.values():
-        own = ", net" if run.config.get("own_net") else ""
-        lines = (
+def _loading(run: Run) -> str:
+    """The code that loads a run."""
+    own = ", net" if run.config.get("own_net") else ""
+    return "\n".join(
+        (
             "import vardrop as vd",
             f"run = vd.load_run({str(run.path)!r}{own})",
             "prediction = run.predict(x)",
         )
-        cards.append(f"<pre><code>{escape(chr(10).join(lines))}</code></pre>")
-    return "\n".join(cards)
+    )

@@ -1,11 +1,10 @@
-"""Numbers and names as HTML; everything that comes from a file is escaped here."""
+"""What a run wrote, as text and tables for the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 def show(value: Any) -> str:
@@ -44,41 +43,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _cell(value: Any) -> str:
-    """A table cell; a number carries its full precision for sorting, a gap sorts as NaN."""
-    if value is None:
-        return '<td class="number" data-value="nan">&ndash;</td>'
-    if not _number(value):
-        return f"<td>{escape(show(value))}</td>"
-    text = f"{value:,}" if isinstance(value, int) else show(value)
-    return f'<td class="number" data-value="{value}">{escape(text)}</td>'
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table whose columns sort when their heading is pressed."""
-    body = [list(row) for row in rows]
-    heads = []
-    for i, name in enumerate(head):
-        side = ' class="number"' if any(_number(row[i]) for row in body) else ""
-        label = escape(name.replace("_", " "))
-        heads.append(f'<th scope="col"{side}><button type="button">{label}</button></th>')
-    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in body)
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{"".join(heads)}</tr></thead>\n'
-        f"<tbody>\n{lines}</tbody></table></div>\n"
-    )
-
-
-def records(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of mappings, with a column for every name that occurs."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return table(names, ([row.get(name) for name in names] for row in rows))
-
-
 def beside(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose quantities stand before and after, with the two next to each other.
 
@@ -94,22 +58,52 @@ def beside(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def words(text: str) -> str:
-    """A command whose words stay whole where a line breaks, for options begin with a hyphen."""
-    return "<code>" + " ".join(f"<span>{escape(word)}</span>" for word in text.split()) + "</code>"
+class Cell(NamedTuple):
+    """A cell of a table; a number carries its full precision for sorting."""
+
+    text: str
+    number: float | None = None
 
 
-def scores(by_run: Mapping[str, Mapping[str, Any]]) -> str:
+class Table(NamedTuple):
+    """A table; each column has its name and whether numbers stand in it."""
+
+    title: str
+    columns: list[tuple[str, bool]]
+    rows: list[list[Cell]]
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of mappings, with a column for every name that occurs.
+
+    >>> table("Sizes", [{"run": "a", "weights": 1000}, {"run": "b"}]).columns
+    [('run', False), ('weights', True)]
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [
+        (name.replace("_", " "), any(_is_number(row.get(name)) for row in rows)) for name in names
+    ]
+    return Table(title, columns, [[_cell(row.get(name)) for name in names] for row in rows])
+
+
+def score_table(title: str, by_run: Mapping[str, Mapping[str, Any]]) -> Table:
     """Scores of one run as a list; of several runs as one row each, to be sorted."""
     flat = {name: flatten(values) for name, values in by_run.items()}
+    if not any(flat.values()):
+        return table(title, [])
     if len(flat) == 1:
         (values,) = flat.values()
-        pairs = ((name.replace("_", " "), value) for name, value in values.items())
-        return table(("score", "value"), pairs)
-    return records([{"run": name, **values} for name, values in flat.items()])
+        return table(title, [{"score": n.replace("_", " "), "value": v} for n, v in values.items()])
+    return table(title, [{"run": name, **values} for name, values in flat.items()])
 
 
-def facts(pairs: Mapping[str, str]) -> str:
-    """A list of names and what they stand for; the second is HTML already."""
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{text}</dd>\n" for name, text in pairs.items())
-    return f"<dl>\n{items}</dl>\n"
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> Cell:
+    if value is None:  # sorts as NaN
+        return Cell("\N{EN DASH}", math.nan)
+    if not _is_number(value):
+        return Cell(show(value))
+    return Cell(f"{value:,}" if isinstance(value, int) else show(value), value)
