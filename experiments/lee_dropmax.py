@@ -20,7 +20,7 @@ from vardrop.data import Images
 from vardrop.metrics import ece
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import (
-    Recipe,
+    HeadRecipe,
     class_dropout,
     deterministic_attention,
     dropmax,
@@ -30,7 +30,7 @@ from vardrop.recipes import (
 )
 from vardrop.training import Loop
 
-METHODS: dict[str, Callable[[], Recipe]] = {
+METHODS: dict[str, Callable[[], HeadRecipe]] = {
     "softmax": softmax,
     "dropmax": dropmax,
     "sampled_softmax": sampled_softmax,

@@ -104,7 +104,8 @@ FIELDS: list[tuple[str, str, list[Any]]] = [
     ("standout", "scale", [NAN]),
     ("Recipe", "posterior", ["x", vd.LogUniform(), True]),
     ("Recipe", "gate", [3, True, "x"]),
-    ("Recipe", "head", ["x", True]),
+    ("HeadRecipe", "rule", ["x", True, None]),
+    ("SwitchDropout", "gate", ["x", True]),
 ]  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def test_values_refuse_bad_fields(name, argument, value):
 
 
 X, Y = torch.randn(8, 4), torch.arange(8) % 3
-M = vd.metrics
+M, RULE = vd.metrics, vd.heads.DropMaxRule()
 PROBS, LABELS = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1])
 
 
@@ -186,14 +187,14 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: vd.Gate(vd.BetaBernoulli(), 3, axis=9)(torch.zeros(2, 3)),
         r"axis 9 of the input to have 3 units, but got shape \(2, 3\)",
     ),
-    "head without a rule": (lambda: vd.Head(4, 3), "a head with a rule, but got Head"),
+    "head without a rule": (lambda: vd.Head(4, 3, None), "`rule` to be a rule such as .*, but got None"),
     "head samples": (
-        lambda: vd.Softmax(4, 3)(torch.zeros(1, 4), samples=1.5), "`samples` to be an integer",
+        lambda: vd.Head(4, 3, RULE)(torch.zeros(1, 4), samples=1.5), "`samples` to be an integer",
     ),
-    "head of one class": (lambda: vd.DropMax(4, 1), "at least 2 classes, but got 1"),
-    "head features": (lambda: vd.DropMax(4, 3)(torch.zeros(2, 9)), "last axis of the features"),
+    "head of one class": (lambda: vd.Head(4, 1, RULE), "at least 2 classes, but got 1"),
+    "head features": (lambda: vd.Head(4, 3, RULE)(torch.zeros(2, 9)), "last axis of the features"),
     "head labels": (
-        lambda: vd.DropMax(4, 3).loss(torch.zeros(2, 4), torch.tensor([0, 9])), "`y` to lie in 0..2",
+        lambda: vd.Head(4, 3, RULE).loss(torch.zeros(2, 4), torch.tensor([0, 9])), "`y` to lie in 0..2",
     ),
     "constant beta": (lambda: vd.constant("x"), "`beta` to be a finite number and at least 0"),
     "constant -1": (lambda: vd.constant(-1), "`beta` to be .* at least 0, but got -1"),

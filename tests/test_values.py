@@ -67,7 +67,6 @@ BAD = [
     (lambda: vd.Recipe(), "`posterior`, `gate`.* to be given"),
     (lambda: vd.Recipe(prior=vd.ARD(), gate=vd.BinaryDropout()), "`posterior` where there is a prior"),
     (lambda: vd.Recipe(vd.AdditiveGaussian(), vd.ScaleMixture()), "registered KL for"),
-    (lambda: vd.Recipe(vd.AdditiveGaussian(), existing=True), "`existing` to stand without a post"),
     (lambda: vd.Recipe(gate=vd.BinaryDropout(), noisy_bias=True), "where `noisy_bias` is True"),
     (lambda: vd.Normal(mean=1e30), "`mean` to be a finite number.* too large for single precision"),
     (lambda: vd.GaussianDropout(alpha=2.0, max_alpha=1.0), "at most `max_alpha`"),
@@ -140,7 +139,7 @@ def test_hostile_descriptions_are_refused_or_valid(name):
             accepted += 1
             # Numbers alone may differ from what was there, and then within their bounds.
             assert vd.to_json(found) == hostile
-            if isinstance(found, vd.Recipe):
+            if isinstance(found, vd.BaseRecipe):
                 vd.convert(nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)), found)
     assert accepted > 0
 
@@ -197,3 +196,57 @@ def test_a_class_with_checks_of_its_own_is_checked_in_a_description():
             vd.from_json(data)
     finally:
         del _TYPES["Careless"]
+
+
+GATE = {"type": "BinaryDropout", "version": 1, "drop_rate": 0.2, "granularity": "element",
+        "length_scale": 0.1}  # fmt: skip
+ESTIMATOR = {
+    "type": "LocalReparameterization",
+    "version": 1,
+    "floor": 1e-08,
+    "central_limit": False,
+}
+NOTHING = {"type": "Recipe", "version": 1, "posterior": None, "prior": None, "estimator": ESTIMATOR,
+           "gate": None, "noisy_bias": False, "existing": False, "head": None}  # fmt: skip
+NORMAL = {"type": "Normal", "version": 1, "mean": 0.0, "std": 1.0, "learned": False}
+POSTERIOR = {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -9.0}
+HEAD = {"type": "DropMaxRule", "version": 1, "temperature": 0.1, "inference": "p"}
+WRITTEN_BY_0_1 = [
+    ({**NOTHING, "posterior": POSTERIOR, "prior": NORMAL}, vd.bayes_by_backprop()),
+    (
+        {**NOTHING, "posterior": POSTERIOR, "prior": NORMAL, "noisy_bias": True},
+        vd.Recipe(vd.AdditiveGaussian(-9.0), vd.Normal(), noisy_bias=True),
+    ),
+    ({**NOTHING, "gate": GATE}, vd.Recipe(gate=vd.BinaryDropout(0.2, length_scale=0.1))),
+    ({**NOTHING, "existing": True}, vd.mc_dropout()),
+    ({**NOTHING, "existing": True, "gate": GATE}, vd.mc_dropout(0.2, length_scale=0.1)),
+    ({**NOTHING, "head": HEAD}, vd.dropmax(inference="p")),
+    ({**NOTHING, "head": {"type": "SparsemaxRule", "version": 1}}, vd.sparsemax()),
+]
+
+
+@pytest.mark.parametrize("data, recipe", WRITTEN_BY_0_1)
+def test_recipes_that_the_first_release_wrote(data, recipe):
+    found = vd.from_json(json.loads(json.dumps(data)))
+    assert found == recipe
+    assert vd.from_json(vd.to_json(found)) == recipe
+
+
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        (NOTHING, "`posterior`, `gate`, or both, to be given"),
+        ({**NOTHING, "head": HEAD, "gate": GATE}, "`head` to stand alone, but got .'gate'. beside"),
+        ({**NOTHING, "head": HEAD, "existing": True}, "`head` to stand alone"),
+        ({**NOTHING, "existing": True, "posterior": POSTERIOR}, "`existing` to stand alone"),
+        ({**NOTHING, "existing": "yes"}, "`existing` to be True or False, but got 'yes'"),
+        ({**NOTHING, "head": "dropmax"}, "`rule` to be a ClassRule, but got 'dropmax'"),
+        ({**NOTHING, "gate": GATE, "tail": 1}, r"fields of Recipe .* but got \['tail'\]"),
+        ({**NOTHING, "gate": GATE, "version": 0}, "`version` of Recipe to be 2, but got 0"),
+        ({**NOTHING, "gate": GATE, "version": 3}, "`version` of Recipe to be 2, but got 3"),
+        ({"type": "BaseRecipe", "version": 1}, "`type` to be one of.*but got 'BaseRecipe'"),
+    ],
+)
+def test_recipes_that_the_first_release_would_not_write(data, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.from_json(data)

@@ -8,7 +8,9 @@ elbo(x, y).loss.backward()
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from vardrop import estimators, functional, gates, layers, metrics, posteriors, priors
+from vardrop import (
+    estimators, functional, gates, heads, layers, metrics, posteriors, priors, recipes,
+)  # fmt: skip
 from vardrop.conversion import (
     Plan, convert, load_noisy, plan, revert, save_noisy, to_variance,
 )  # fmt: skip
@@ -46,12 +48,7 @@ from vardrop.posteriors import (
 from vardrop.priors import (
     ARD, LogUniform, MonteCarlo, Normal, ScaleMixture, StudentT,
 )  # fmt: skip
-from vardrop.recipes import (
-    Recipe, ard, bayes_by_backprop, bayesian_compression, beta_bernoulli, binary_dropout,
-    class_dropout, concrete_dropout, dependent_beta_bernoulli, deterministic_attention,
-    dropconnect, dropmax, gaussian_dropout, l0, mc_dropout, sampled_softmax, softmax, sparse_vd,
-    sparsemax, standout, structured_pruning, variance_layer, variational_dropout,
-)  # fmt: skip
+from vardrop.recipes import *  # noqa: F403 - its __all__ is public here too
 from vardrop.values import (
     from_json, to_json,
 )  # fmt: skip
@@ -111,23 +108,20 @@ __all__ = [
     "ARD", "AdditiveGaussian", "Bernoulli", "BetaBernoulli", "Bilinear", "BinaryDropout",
     "Categorical", "ClassDropout", "ConcreteDropout", "Conv1d", "Conv2d", "Conv3d",
     "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DependentBetaBernoulli",
-    "DeterministicAttention", "DropMax", "ELBO", "Embedding", "Gate", "Gaussian",
-    "GaussianDropout", "HardConcrete", "Head", "HeadParts", "HeteroscedasticGaussian", "Linear",
-    "LogNormal", "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal",
-    "NormalJeffreys", "Plan", "Prediction", "Recipe", "Relevance", "Run", "SampledSoftmax",
-    "ScaleMixture", "Softmax", "Sparsemax", "Standout", "StudentT", "UnregisteredKLError",
-    "VardropError", "ZeroMean", "alpha_summary", "apply_temperature", "ard", "bayes_by_backprop",
-    "bayesian_compression", "beta_bernoulli", "binary_dropout", "choose_threshold",
-    "class_dropout", "compare", "compile", "concrete_dropout", "conformal", "constant", "convert",
-    "cyclical", "dependent_beta_bernoulli", "deterministic_attention", "distil", "draw", "draws",
-    "dropconnect", "dropmax", "estimators", "export_onnx", "export_program", "fine_tune", "fit",
-    "fit_temperature", "flipout", "from_json", "functional", "gates", "gaussian_dropout",
-    "gradient_variance", "kappa", "kl", "kl_divergence", "l0", "layers", "likelihood_covariance",
+    "DeterministicAttention", "DropMax", "ELBO", "Embedding", "Gate", "Gaussian", "GaussianDropout",
+    "HardConcrete", "Head", "HeadParts", "HeteroscedasticGaussian", "Linear", "LogNormal",
+    "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal", "NormalJeffreys", "Plan",
+    "Prediction", "Relevance", "Run", "SampledSoftmax", "ScaleMixture", "Softmax", "Sparsemax",
+    "Standout", "StudentT", "UnregisteredKLError", "VardropError", "ZeroMean", "alpha_summary",
+    "apply_temperature", "choose_threshold", "compare", "compile", "conformal", "constant",
+    "convert", "cyclical", "distil", "draw", "draws", "estimators", "export_onnx", "export_program",
+    "fine_tune", "fit", "fit_temperature", "flipout", "from_json", "functional", "gates",
+    "gradient_variance", "heads", "kappa", "kl", "kl_divergence", "layers", "likelihood_covariance",
     "linear_warmup", "load", "load_noisy", "load_run", "local_reparameterization", "log_alpha",
-    "mc_dropout", "metrics", "noise_level", "pack", "parameter_groups", "per_example",
-    "permutation_test", "permute_variances", "plan", "plan_shrink", "posteriors", "predict",
-    "priors", "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampled_softmax",
-    "sampling", "save", "save_noisy", "shrink", "softmax", "sparse_vd", "sparsemax", "sparsify",
-    "sparsity", "standout", "structured_pruning", "to_json", "to_variance", "transition",
-    "unpack", "variance_layer", "variational_dropout", "weight_sample",
+    "metrics", "noise_level", "pack", "parameter_groups", "per_example", "permutation_test",
+    "permute_variances", "plan", "plan_shrink", "posteriors", "predict", "priors",
+    "reestimate_batchnorm", "register_kl", "relevance", "revert", "sampling", "save", "save_noisy",
+    "shrink", "sparsify", "sparsity", "to_json", "to_variance", "transition", "unpack",
+    "weight_sample",
 ]  # fmt: skip
+__all__ += recipes.__all__

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 import warnings
+from abc import ABC
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -42,6 +43,15 @@ class Value:
     """
 
     version: ClassVar[int] = 1
+
+    @classmethod
+    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """The description, as of now, of what an earlier `version` describes by these fields.
+
+        None where that version is not known. Fields are as `to_json` gives them, and the result
+        may be of another type.
+        """
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -144,7 +154,12 @@ def from_json(data: dict[str, Any]) -> Value:
 def _built(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
-    cls = _type_of(fields.pop("type", None), fields.pop("version", None))
+    cls, version = _type_named(fields.pop("type", None)), fields.pop("version", None)
+    if type(version) is int and version < cls.version:
+        newer = cls.upgraded(version, fields)
+        if newer is not None:
+            return _built(newer)
+    _check_version(cls, version)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [k for k in fields if k not in known]:
         raise VardropError(
@@ -177,17 +192,24 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     return not (field.default is field.default_factory is dataclasses.MISSING)
 
 
-def _type_of(name: Any, version: Any) -> type[Value]:
+def _type_named(name: Any) -> type[Value]:
     cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None or inspect.isabstract(cls):
-        known = sorted(n for n, c in _TYPES.items() if not inspect.isabstract(c))
+    if cls is None or _is_abstract(cls):
+        known = sorted(n for n, c in _TYPES.items() if not _is_abstract(c))
         raise VardropError(
             f"Expected `type` to be one of {known}, but got {shown(name)}. "
             "Import the package that defines it first."
         )
+    return cls
+
+
+def _is_abstract(cls: type[Value]) -> bool:
+    return ABC in cls.__bases__ or inspect.isabstract(cls)
+
+
+def _check_version(cls: type[Value], version: Any) -> None:
     if type(version) is not int or version != cls.version:
         raise VardropError(
-            f"Expected `version` of {name} to be {cls.version}, but got {shown(version)}. "
+            f"Expected `version` of {cls.__name__} to be {cls.version}, but got {shown(version)}. "
             "The description was written by another release of the library."
         )
-    return cls

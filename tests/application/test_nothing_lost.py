@@ -231,6 +231,18 @@ def test_a_run_whose_checksums_were_taken_out_is_damaged(run, name):
             load_run(run) if name == "best" else resume(run, observer=Observer(), epochs=4)
 
 
+OLD_ESTIMATOR = {
+    "type": "LocalReparameterization", "version": 1, "floor": 1e-08, "central_limit": False
+}  # fmt: skip
+OLD_METHOD = {
+    "type": "Recipe", "version": 1,
+    "posterior": {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -10.0},
+    "prior": {"type": "LogUniform", "version": 1, "form": "exact"},
+    "estimator": OLD_ESTIMATOR, "gate": None, "noisy_bias": False, "existing": False, "head": None,
+}  # fmt: skip
+OLD_HEAD = OLD_METHOD | {"posterior": None, "prior": None}
+
+
 def made_old(run):
     """The run as version 0.1 wrote it: nothing carries a checksum."""
     for name in ("config.json", "preprocessing.json", "results.json", "checkpoint.json"):
@@ -238,6 +250,8 @@ def made_old(run):
         del value["sha256"]
         if name == "config.json":
             value["version"] = 1
+            rule = value["method"].get("rule")
+            value["method"] = OLD_HEAD | {"head": rule} if rule else OLD_METHOD
         (run / name).write_text(json.dumps(value))
     for name in ("best", "checkpoint", "arrays"):
         path = run / f"{name}.safetensors"
@@ -299,6 +313,16 @@ def put(value, path, new):
     else:
         inner[path[-1]] = new
     return found
+
+
+@pytest.mark.filterwarnings("ignore:.*has no checksum")
+def test_an_old_run_with_a_head_predicts_as_it_did(base, tmp_path):
+    fitted = fit(base / "t.csv", "mlp", vd.dropmax(), target="t", out=tmp_path / "run", **QUICK)
+    expected = fitted.predict(table(5), samples=2).probs
+    made_old(tmp_path / "run")
+    loaded = load_run(tmp_path / "run")
+    assert loaded.config.method == vd.dropmax()
+    assert torch.equal(loaded.predict(table(5), samples=2).probs, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no checksum", "ignore:.*take their defaults")

@@ -1,10 +1,12 @@
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop import values
 
 
 class Residual(nn.Module):
@@ -197,6 +199,18 @@ def test_a_recipe_must_be_called():
         vd.convert(nn.Linear(2, 2), vd.sparse_vd)
 
 
+def test_a_recipe_of_a_kind_that_conversion_does_not_know():
+    @dataclass(frozen=True)
+    class Unheard(vd.BaseRecipe):
+        pass
+
+    try:
+        with pytest.raises(vd.VardropError, match=r"kind \(Recipe, .*\), but got .*Unheard\(\)"):
+            vd.plan(nn.Linear(2, 2), Unheard())
+    finally:
+        del values._TYPES["Unheard"]
+
+
 @pytest.mark.parametrize("walk", [vd.kl, vd.log_alpha, vd.revert])
 def test_a_plain_net_has_no_noise(walk):
     with pytest.raises(vd.VardropError, match="to have noisy modules, but got Linear.*convert"):
@@ -261,7 +275,7 @@ def test_a_frozen_head_is_named_or_left():
     net[2].requires_grad_(False)
     with pytest.raises(vd.VardropError, match="'2' .Linear.: its weights are frozen"):
         vd.convert(net, vd.dropmax())
-    assert isinstance(vd.convert(net, vd.dropmax(), where="2")[2], vd.DropMax)
+    assert isinstance(vd.convert(net, vd.dropmax(), where="2")[2], vd.Head)
 
 
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -15,17 +16,21 @@ from tests.statistics import assert_mean, z_bound
 from vardrop import recipes
 from vardrop.errors import VardropError
 from vardrop.heads import (
-    HEAD_TYPES,
-    ClassDropout,
-    DropMax,
+    AttentionRule,
+    ClassDropoutRule,
+    ClassRule,
+    DropMaxRule,
     Head,
-    SampledSoftmax,
-    Softmax,
-    Sparsemax,
+    SampledSoftmaxRule,
+    SoftmaxRule,
+    SparsemaxRule,
 )
 from vardrop.heads.sparsemax import sparsemax
 
-HEADS = list(HEAD_TYPES.values())
+RULES = [
+    SoftmaxRule(), SampledSoftmaxRule(), ClassDropoutRule(), AttentionRule(), DropMaxRule(),
+    SparsemaxRule(),
+]  # fmt: skip
 H, Y = torch.randn(8, 5), torch.randint(4, (8,))
 
 
@@ -34,7 +39,7 @@ H, Y = torch.randn(8, 5), torch.randint(4, (8,))
 
 def test_loss_is_the_papers_objective() -> None:
     torch.manual_seed(1)
-    head = DropMax(5, 4).double()
+    head = Head(5, 4, DropMaxRule()).double()
     h = H.double()
     o, a, r = (functional.linear(h, m.weight, m.bias) for m in (head, head.retain, head.correction))
     rho, g = torch.sigmoid(a), torch.sigmoid(a + r)
@@ -52,10 +57,10 @@ def test_loss_is_the_papers_objective() -> None:
     torch.testing.assert_close(head.retain_probability(h), rho)
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_the_objective_is_per_example(kind: type[Head]) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_objective_is_per_example(rule: ClassRule) -> None:
     """Summed over the positions of an example, averaged over examples."""
-    head, h, y = kind(5, 4), torch.randn(6, 3, 5), torch.randint(4, (6, 3))
+    head, h, y = Head(5, 4, rule), torch.randn(6, 3, 5), torch.randint(4, (6, 3))
     with torch.random.fork_rng():
         found = head.loss(h, y)
     with torch.random.fork_rng():  # every position as an example of its own
@@ -65,7 +70,7 @@ def test_the_objective_is_per_example(kind: type[Head]) -> None:
 
 
 def test_the_gradient_stops_inside_g() -> None:
-    head = DropMax(5, 4)
+    head = Head(5, 4, DropMaxRule())
     nll = head.loss(H, Y).nll
     retain = torch.autograd.grad(nll, head.retain.weight, allow_unused=True, retain_graph=True)[0]
     correction = torch.autograd.grad(nll, head.correction.weight)[0]
@@ -74,7 +79,7 @@ def test_the_gradient_stops_inside_g() -> None:
 
 
 def test_kl_and_entropy_move_both_branches() -> None:
-    head = DropMax(5, 4)
+    head = Head(5, 4, DropMaxRule())
     for branch in (head.retain, head.correction):
         gradient = torch.autograd.grad(head.loss(H, Y).kl, branch.weight)[0]
         assert gradient.any()
@@ -82,14 +87,14 @@ def test_kl_and_entropy_move_both_branches() -> None:
 
 
 def test_entropy_is_maximised() -> None:
-    head = DropMax(5, 4)
+    head = Head(5, 4, DropMaxRule())
     out = head.loss(H, Y)
     assert out.entropy > 0
     torch.testing.assert_close(out.loss, out.nll + out.kl + out.aux - out.entropy)
 
 
 def test_kl_is_zero_where_q_is_p_and_the_target_is_sure() -> None:
-    head = DropMax(5, 4)
+    head = Head(5, 4, DropMaxRule())
     with torch.no_grad():
         for p in (*head.retain.parameters(), *head.correction.parameters()):
             p.zero_()
@@ -98,7 +103,7 @@ def test_kl_is_zero_where_q_is_p_and_the_target_is_sure() -> None:
 
 
 def test_the_target_is_always_kept() -> None:
-    head = DropMax(5, 4)
+    head = Head(5, 4, DropMaxRule())
     with torch.no_grad():  # every class is dropped almost surely
         head.retain.bias.fill_(-1e4)
     assert head.loss(H, Y).nll < 1e-6
@@ -106,7 +111,7 @@ def test_the_target_is_always_kept() -> None:
 
 def test_likelihood_under_masks_matches_its_analytic_mean() -> None:
     # Two classes, hard masks: the other class is kept with probability g.
-    head = DropMax(5, 2, temperature=1e-4).double()
+    head = Head(5, 2, DropMaxRule(temperature=1e-4)).double()
     h, y = torch.randn(1, 5).double(), torch.tensor([1])
     o, a, r = (functional.linear(h, m.weight, m.bias) for m in (head, head.retain, head.correction))
     g = torch.sigmoid(a + r)[0, 0]
@@ -116,7 +121,7 @@ def test_likelihood_under_masks_matches_its_analytic_mean() -> None:
 
 
 def test_monte_carlo_probabilities_match_enumeration() -> None:
-    head = DropMax(5, 2, temperature=1e-4).double().eval()
+    head = Head(5, 2, DropMaxRule(temperature=1e-4)).double().eval()
     h = torch.randn(1, 5).double()
     with torch.no_grad():
         o, a = (functional.linear(h, m.weight, m.bias)[0] for m in (head, head.retain))
@@ -136,7 +141,7 @@ def test_monte_carlo_probabilities_match_enumeration() -> None:
 
 
 def test_prior_inference_has_no_kl() -> None:
-    out = DropMax(5, 4, inference="p").loss(H, Y)
+    out = Head(5, 4, DropMaxRule(inference="p")).loss(H, Y)
     assert out.kl == out.aux == out.entropy == 0
     torch.testing.assert_close(out.loss, out.nll)
 
@@ -145,17 +150,17 @@ def test_prior_inference_has_no_kl() -> None:
 
 
 def test_sampled_softmax_uses_the_target_and_a_share() -> None:
-    head = SampledSoftmax(5, 10, share=0.4)
+    head = Head(5, 10, SampledSoftmaxRule(share=0.4))
     logits, y = torch.zeros(6, 10), torch.arange(6)
     assert head.rule.loss(logits, {}, y).nll.item() == pytest.approx(torch.tensor(4.0).log().item())
-    full = SampledSoftmax(5, 10, share=1.0)
+    full = Head(5, 10, SampledSoftmaxRule(share=1.0))
     logits = torch.randn(6, 10)
     expected = functional.cross_entropy(logits, y)
     torch.testing.assert_close(full.rule.loss(logits, {}, y).nll, expected)
 
 
 def test_class_dropout_keeps_the_target() -> None:
-    rule = ClassDropout(5, 1000, drop_rate=0.6).rule
+    rule = Head(5, 1000, ClassDropoutRule(drop_rate=0.6)).rule
     y = torch.zeros(200, dtype=torch.long)
     kept = rule.loss(torch.zeros(200, 1000), {}, y).nll.exp().item()
     assert kept == pytest.approx(1 + 999 * 0.4, rel=0.02)  # exp of a mean log: 0.02 is 10 errors
@@ -172,7 +177,7 @@ def test_sparsemax_is_the_projection_onto_the_simplex() -> None:
 
 
 def test_sparsemax_loss_has_its_published_gradient() -> None:
-    head = Sparsemax(5, 6)
+    head = Head(5, 6, SparsemaxRule())
     logits = (3 * torch.randn(7, 6, dtype=torch.float64)).requires_grad_()
     y = torch.randint(6, (7,))
     gradient = torch.autograd.grad(head.rule.loss(logits, {}, y).nll, logits)[0]
@@ -181,7 +186,7 @@ def test_sparsemax_loss_has_its_published_gradient() -> None:
 
 
 def test_softmax_head_is_cross_entropy() -> None:
-    head = Softmax(5, 4)
+    head = Head(5, 4, SoftmaxRule())
     expected = functional.cross_entropy(functional.linear(H, head.weight, head.bias), Y)
     torch.testing.assert_close(head.loss(H, Y).loss, expected)
 
@@ -190,9 +195,9 @@ def test_softmax_head_is_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("kind", HEADS)
-def test_no_overflow_for_huge_logits(kind: type[Head], autocast: bool) -> None:
-    head = kind(2, 4)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_no_overflow_for_huge_logits(rule: ClassRule, autocast: bool) -> None:
+    head = Head(2, 4, rule)
     with torch.no_grad():
         for p in head.parameters():
             p.copy_(1e4 * torch.randn_like(p).sign())
@@ -208,9 +213,9 @@ def test_no_overflow_for_huge_logits(kind: type[Head], autocast: bool) -> None:
         assert p.grad is None or torch.isfinite(p.grad).all(), name
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_contract(kind: type[Head]) -> None:
-    head = kind(5, 4)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_contract(rule: ClassRule) -> None:
+    head = Head(5, 4, rule)
     with torch.random.fork_rng():
         expected = head.loss(H, Y).loss
     for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
@@ -227,12 +232,12 @@ def test_contract(kind: type[Head]) -> None:
     with vd.sampling(head), torch.no_grad():
         draws = torch.vmap(lambda _: head(H), randomness="different")(torch.empty(16))
     assert draws.shape == (16, 8, 4)
-    assert torch.equal(draws[0], draws[1]) == (kind is not DropMax)
+    assert torch.equal(draws[0], draws[1]) == (not isinstance(rule, DropMaxRule))
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_elbo_drives_the_head_and_logs_its_parts(kind: type[Head]) -> None:
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), kind(6, 4))
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_elbo_drives_the_head_and_logs_its_parts(rule: ClassRule) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, rule))
     elbo = vd.ELBO(net, vd.Categorical(), num_data=8, samples=2)
     out = elbo(H, Y)
     assert out.head is not None
@@ -253,9 +258,9 @@ def test_elbo_drives_noisy_layers_below_a_head() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HEADS)
-def test_elbo_with_a_head_compiles_into_one_graph(kind: type[Head]) -> None:
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), kind(6, 4))
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_elbo_with_a_head_compiles_into_one_graph(rule: ClassRule) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, rule))
     elbo = vd.ELBO(net, vd.Categorical(), num_data=8)
     compiled = torch.compile(elbo, fullgraph=True, backend="eager")
     compiled(H, Y).loss.backward()
@@ -277,7 +282,8 @@ def test_convert_replaces_the_named_layer_and_keeps_its_weights() -> None:
     net = Net()
     weight, state = net.fc.weight, copy.deepcopy(net.state_dict())
     vd.convert(net, recipes.dropmax(), where="fc")
-    assert type(net.fc) is DropMax
+    assert type(net.fc) is Head
+    assert net.fc.rule == DropMaxRule()
     assert net.fc.weight is weight
     assert not net.load_state_dict(state, strict=False).unexpected_keys
     assert type(net.body) is nn.Linear
@@ -286,11 +292,11 @@ def test_convert_replaces_the_named_layer_and_keeps_its_weights() -> None:
 def test_convert_takes_the_last_linear_layer_by_default() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
     vd.convert(net, recipes.dropmax())
-    assert [type(m) for m in net] == [nn.Linear, nn.ReLU, DropMax]
+    assert [type(m) for m in net] == [nn.Linear, nn.ReLU, Head]
 
 
 @pytest.mark.parametrize("recipe", [recipes.softmax(), recipes.class_dropout(), recipes.sampled_softmax()])  # fmt: skip
-def test_heads_with_a_softmax_revert_to_linear(recipe: vd.Recipe) -> None:
+def test_heads_with_a_softmax_revert_to_linear(recipe: vd.HeadRecipe) -> None:
     net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe).eval()
     expected = net(H)
     assert type(vd.revert(net)[0]) is nn.Linear
@@ -300,7 +306,7 @@ def test_heads_with_a_softmax_revert_to_linear(recipe: vd.Recipe) -> None:
 @pytest.mark.parametrize(
     "recipe", [recipes.dropmax(), recipes.deterministic_attention(), recipes.sparsemax()]
 )
-def test_other_heads_refuse_to_revert(recipe: vd.Recipe) -> None:
+def test_other_heads_refuse_to_revert(recipe: vd.HeadRecipe) -> None:
     net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe)
     with pytest.raises(VardropError, match="Expected a head that is a softmax"):
         vd.revert(net)
@@ -318,17 +324,17 @@ def test_the_branches_take_no_weight_decay() -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: DropMax(5, 4).loss(H, Y + 4), r"Expected `y` to lie in 0\.\.3"),
-        (lambda: DropMax(5, 4).loss(H, Y - 9), r"Expected `y` to lie in 0\.\.3"),
-        (lambda: DropMax(5, 4).loss(H, Y[:3]), "Expected `y` to hold class indices"),
-        (lambda: DropMax(5, 4).loss(H, Y.float()), "Expected `y` to hold class indices"),
-        (lambda: DropMax(6, 4)(H), "Expected the last axis of the features to be 6"),
-        (lambda: DropMax(5, 1), "Expected at least 2 classes, but got 1"),
-        (lambda: DropMax(5, 4, temperature=0.0), "Expected `temperature` to be positive"),
-        (lambda: DropMax(5, 4, inference="r"), "Expected `inference` to be 'q' or 'p'"),
-        (lambda: DropMax(5, 4)(H, samples=0), "Expected `samples` to be an integer of at least 1"),
-        (lambda: SampledSoftmax(5, 4, share=0.0), r"Expected `share` to lie in \(0, 1\]"),
-        (lambda: ClassDropout(5, 4, drop_rate=1.0), "Expected `drop_rate`"),
+        (lambda: Head(5, 4, DropMaxRule()).loss(H, Y + 4), r"Expected `y` to lie in 0\.\.3"),
+        (lambda: Head(5, 4, DropMaxRule()).loss(H, Y - 9), r"Expected `y` to lie in 0\.\.3"),
+        (lambda: Head(5, 4, DropMaxRule()).loss(H, Y[:3]), "Expected `y` to hold class indices"),
+        (lambda: Head(5, 4, DropMaxRule()).loss(H, Y.float()), "Expected `y` to hold class indices"),
+        (lambda: Head(6, 4, DropMaxRule())(H), "Expected the last axis of the features to be 6"),
+        (lambda: Head(5, 1, DropMaxRule()), "Expected at least 2 classes, but got 1"),
+        (lambda: Head(5, 4, DropMaxRule(temperature=0.0)), "Expected `temperature` to be positive"),
+        (lambda: Head(5, 4, DropMaxRule(inference="r")), "Expected `inference` to be 'q' or 'p'"),
+        (lambda: Head(5, 4, DropMaxRule())(H, samples=0), "Expected `samples` to be an integer of at least 1"),
+        (lambda: Head(5, 4, SampledSoftmaxRule(share=0.0)), r"Expected `share` to lie in \(0, 1\]"),
+        (lambda: Head(5, 4, ClassDropoutRule(drop_rate=1.0)), "Expected `drop_rate`"),
         (
             lambda: vd.convert(nn.Sequential(nn.Linear(5, 1)), recipes.dropmax()),
             "a head needs at least 2 classes",
@@ -342,21 +348,19 @@ def test_the_branches_take_no_weight_decay() -> None:
             "a head takes the place of a linear layer",
         ),
         (
-            lambda: vd.ELBO(DropMax(5, 4), vd.Gaussian(), num_data=8),
+            lambda: vd.ELBO(Head(5, 4, DropMaxRule()), vd.Gaussian(), num_data=8),
             r"Expected `likelihood` to be Categorical\(\)",
         ),
         (
-            lambda: vd.ELBO(nn.Sequential(DropMax(5, 4), DropMax(4, 4)), vd.Categorical(), 8),
+            lambda: vd.ELBO(nn.Sequential(Head(5, 4, DropMaxRule()), Head(4, 4, DropMaxRule())), vd.Categorical(), 8),
             "Expected at most one head",
         ),
         (
-            lambda: vd.ELBO(nn.Sequential(DropMax(5, 4), nn.LogSoftmax(1)), vd.Categorical(), 8)(H, Y),
+            lambda: vd.ELBO(nn.Sequential(Head(5, 4, DropMaxRule()), nn.LogSoftmax(1)), vd.Categorical(), 8)(H, Y),
             "Expected the head to be the last step",
         ),
-        (
-            lambda: vd.Recipe(gate=vd.BinaryDropout(), head=recipes.dropmax().head),
-            "Expected `head` to stand alone",
-        ),
+        (lambda: Head(5, 4, "dropmax"), "Expected `rule` to be a rule such as"),
+        (lambda: vd.HeadRecipe(vd.BinaryDropout()), "Expected `rule` to be a ClassRule"),
     ],
 )  # fmt: skip
 def test_bad_input(call, match: str) -> None:
@@ -365,16 +369,77 @@ def test_bad_input(call, match: str) -> None:
 
 
 def test_a_failed_pass_leaves_the_head_as_it_was() -> None:
-    net = nn.Sequential(DropMax(5, 4), nn.LogSoftmax(1))
+    net = nn.Sequential(Head(5, 4, DropMaxRule()), nn.LogSoftmax(1))
     with pytest.raises(VardropError):
         vd.ELBO(net, vd.Categorical(), 8)(H, Y)
     assert net(H).shape == (8, 4)
 
 
+FORMER = {
+    "DropMax": (DropMaxRule(0.2, inference="p"), {"temperature": 0.2, "inference": "p"}),
+    "Softmax": (SoftmaxRule(), {}),
+    "SampledSoftmax": (SampledSoftmaxRule(0.5), {"share": 0.5}),
+    "ClassDropout": (ClassDropoutRule(0.3), {"drop_rate": 0.3}),
+    "DeterministicAttention": (AttentionRule(), {}),
+    "Sparsemax": (SparsemaxRule(), {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_former_names_build_a_head_and_warn(name: str) -> None:
+    rule, options = FORMER[name]
+    assert getattr(vd, name) is getattr(vd.heads, name)
+    with pytest.warns(
+        DeprecationWarning, match=rf"vardrop.heads.{type(rule).__name__}\(\)"
+    ) as told:
+        head = getattr(vd, name)(5, 4, bias=False, **options)
+    assert told[0].filename == __file__
+    assert type(head) is Head
+    assert (head.in_features, head.num_classes, head.bias, head.rule) == (5, 4, None, rule)
+    assert list(head.state_dict()) == ["weight", *(f"{b}.weight" for b in rule.branches)]
+
+
+def test_another_thread_gets_log_probabilities_while_the_objective_runs() -> None:
+    """The objective asks for features; nobody else must get them from the same head."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if threading.current_thread() is threading.main_thread():
+                inside.set()
+                assert done.wait(20)
+            return x
+
+    net = nn.Sequential(nn.Linear(5, 6), Slow(), Head(6, 4, SoftmaxRule()))
+    elbo, seen = vd.ELBO(net, vd.Categorical(), num_data=8), []
+
+    def other() -> None:
+        inside.wait(20)
+        seen.append(net(H))
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    loss = elbo(H, Y).loss
+    thread.join()
+    expected = torch.log_softmax(net[2]._maps(net[0](H))[0], 1)
+    assert torch.equal(seen[0], expected)
+    torch.testing.assert_close(loss, functional.nll_loss(expected, Y))
+
+
+def test_the_objective_sees_through_a_net_that_is_compiled() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Head(6, 4, SoftmaxRule()))
+    compiled = torch.compile(net, backend="eager")
+    expected = compiled(H)
+    loss = vd.ELBO(compiled, vd.Categorical(), num_data=8)(H, Y).loss
+    torch.testing.assert_close(loss, functional.nll_loss(expected, Y))
+    assert torch.equal(compiled(H), expected)
+
+
 def test_dropmax_learns_the_digits() -> None:
     x, y = load_digits(return_X_y=True)
     x, y = torch.tensor(x).float() / 16, torch.tensor(y)
-    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), DropMax(32, 10))
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), Head(32, 10, DropMaxRule()))
     elbo = vd.ELBO(net, vd.Categorical(), num_data=1000)
     optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
     for epoch in range(8):

@@ -26,7 +26,7 @@ from vardrop.files import (
     unsealed,
     write_json,
 )
-from vardrop.recipes import Recipe
+from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
 from vardrop.values import from_json, to_json
 
@@ -65,7 +65,7 @@ class Config:
     about: About
     net: str
     own_net: bool
-    method: Recipe | None
+    method: BaseRecipe | None
     where: str | None
     exclude: str | None
     settings: Settings
@@ -122,7 +122,7 @@ class Config:
     def _from_json(cls, stored: dict[str, Any], preprocessing: Preprocessing | None) -> Config:
         data, method = stored["data"], stored["method"]
         recipe = None if method is None else from_json(method)
-        if not isinstance(recipe, Recipe | None):
+        if not isinstance(recipe, BaseRecipe | None):
             raise VardropError(f"Expected `method` to be a recipe, or null, but got {recipe!r}.")
         for name in ("net", "command"):
             check_type(name, stored[name], str, "a text")

@@ -33,7 +33,7 @@ from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError, needed
 from vardrop.files import read_tensors, remove, write_tensors
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.recipes import Recipe, sparse_vd
+from vardrop.recipes import BaseRecipe, sparse_vd
 from vardrop.training import Loop, Recorder, Settings, Step
 from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Bar, Observer, on_terminal
@@ -46,7 +46,7 @@ _SPARSE = sparse_vd()
 def fit(
     data: str | Path,
     net: str | nn.Module = "mlp",
-    recipe: Recipe | None = _SPARSE,
+    recipe: BaseRecipe | None = _SPARSE,
     *,
     out: str | Path | None = None,
     target: str | None = None,

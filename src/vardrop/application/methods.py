@@ -6,13 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from vardrop import recipes
 from vardrop.errors import VardropError
-from vardrop.recipes import Recipe
+from vardrop.recipes import METHODS, BaseRecipe
 
-METHODS: dict[str, Callable[..., Recipe]] = {
-    name: getattr(recipes, name) for name in recipes.__all__ if name != "Recipe"
-}
+__all__ = ["METHODS", "PLAIN", "Method", "method_named", "methods"]
+
 PLAIN = "none"
 
 
@@ -33,13 +31,13 @@ def methods() -> list[Method]:
     return [_described(name, function) for name, function in METHODS.items()]
 
 
-def _described(name: str, function: Callable[..., Recipe]) -> Method:
+def _described(name: str, function: Callable[..., BaseRecipe]) -> Method:
     paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
     paper = paragraphs[-1] if len(paragraphs) > 1 else ""
     return Method(name, paragraphs[0], paper)
 
 
-def method_named(name: str, options: Mapping[str, Any] | None = None) -> Recipe | None:
+def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRecipe | None:
     """The recipe of a named method, with options of that method; None for the plain net."""
     if name == PLAIN:
         return None

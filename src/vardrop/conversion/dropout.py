@@ -1,15 +1,16 @@
-"""Dropout that a net has already: modules that can be switched, and calls that cannot.
+"""Dropout that a net has already: the kind of `SwitchDropout`.
 
-A module's own code is read as bytecode, without running it. A chain of names that starts at a
-global and ends at one of torch's dropout functions is a call that no switch from outside reaches.
-So is the attention of transformers: a dropout module of which the owner reads only the rate `p`,
-or a rate of the owner's own, handed to a function while `self.training`.
+Modules can be switched, calls cannot. A module's own code is read as bytecode, without running it.
+A chain of names that starts at a global and ends at one of torch's dropout functions is a call that
+no switch from outside reaches. So is the attention of transformers: a dropout module of which the
+owner reads only the rate `p`, or a rate of the owner's own, handed to a function while
+`self.training`.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from inspect import unwrap
 from types import CodeType, FunctionType
 from typing import Any
@@ -18,7 +19,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vardrop.gates import DROPOUT_TYPES
+from vardrop.conversion.kinds import (
+    Kind,
+    described,
+    has_parameters,
+    make_plain,
+    plain_type,
+    rename,
+)
+from vardrop.conversion.layers import layer_kind
+from vardrop.gates import DROPOUT_TYPES, SwitchableDropout
+from vardrop.layers import Ties
+from vardrop.recipes import Recipe, SwitchDropout
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
@@ -32,6 +44,57 @@ _HANDED_ON = (
     "net.train() and cannot be switched from outside; set its p to 0, and gate a layer with "
     "vardrop.binary_dropout"
 )
+_NO_DROPOUT = "the net has no dropout module; give `drop_rate` to put gates before its layers"
+
+
+class Switched(Kind):
+    """Dropout modules get the switch; the layers of a net without any get gates, where given."""
+
+    def __init__(self, recipe: SwitchDropout, modules: Sequence[nn.Module], every: bool) -> None:
+        self.there = any(type(m) in DROPOUT_TYPES for m in modules)
+        self.handed = handed_on(modules)
+        gates = None if self.there or recipe.gate is None else Recipe(gate=recipe.gate)
+        self.gates = None if gates is None else layer_kind(gates, modules, every)
+
+    def reason(self, module: nn.Module) -> str | None:
+        found = dropout_reason(module, self.handed)
+        if self.there or found:
+            return found
+        if self.gates is not None:
+            return self.gates.reason(module)
+        return _NO_DROPOUT if has_parameters(module) else None
+
+    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        if self.gates is not None:
+            return self.gates.noisy_type(module)
+        return DROPOUT_TYPES.get(type(module))
+
+    def becomes(self, module: nn.Module) -> str:
+        if self.gates is not None:
+            return self.gates.becomes(module)
+        return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
+
+    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        if self.gates is not None:
+            self.gates.check(net, changes)
+
+    def change(self, module: nn.Module, noise: Ties) -> None:
+        if self.gates is not None:
+            self.gates.change(module, noise)
+        else:
+            module.__class__ = DROPOUT_TYPES[type(module)]
+
+
+@make_plain.register
+def _(module: SwitchableDropout) -> None:
+    plain = plain_type(module, DROPOUT_TYPES)
+    if plain is not None:  # a class of your own stays what it is
+        rename(module, plain)
+
+
+@described.register
+def _(module: SwitchableDropout, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
+    return SwitchDropout(), {"rate": module.p}
 
 
 def dropout_reason(module: nn.Module, handed: Set[int]) -> str | None:

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop.checks import check_net, check_type
-from vardrop.conversion.reasons import is_staged, reasons
+from vardrop.conversion.dropout import Switched
+from vardrop.conversion.heads import LastLayer
+from vardrop.conversion.kinds import Kind, own_weights
+from vardrop.conversion.layers import layer_kind
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
-from vardrop.gates import DROPOUT_TYPES
-from vardrop.heads import HEAD_TYPES
-from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.noisy import Noisy
-from vardrop.recipes import Recipe
+from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
+
+# The kind of a recipe, by its exact type: (recipe, modules, whether `where` is left out) -> Kind.
+KINDS: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], Kind]] = {
+    Recipe: layer_kind,
+    HeadRecipe: LastLayer,
+    SwitchDropout: Switched,
+}
+
+
+def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False) -> Kind:
+    """What answers for a recipe about these modules of a net."""
+    make = KINDS.get(type(recipe))
+    if make is None:
+        known = ", ".join(kind.__name__ for kind in KINDS)
+        raise VardropError(
+            f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
+        )
+    return make(recipe, modules, everywhere)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One module of the plan; `reason` is empty where it changes."""
+    """One module of the plan: what it becomes, or the reason why it stays."""
 
     name: str
     module: nn.Module
     reason: str = ""
+    becomes: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What `convert` would do; print it to read it."""
 
-    recipe: Recipe
-    steps: tuple[Step, ...] = field(default=())
+    recipe: BaseRecipe
+    steps: tuple[Step, ...]
+    kind: Kind = field(repr=False)
 
     @property
     def changes(self) -> tuple[Step, ...]:
@@ -53,35 +74,20 @@ class Plan:
         return [f"{listed(modules)}: {reason}" for reason, modules in found.items()]
 
     def __str__(self) -> str:
-        unique = {id(w): w for s in self.changes for w in _weights(s.module)}  # tied ones once
+        unique = {id(w): w for s in self.changes for w in own_weights(s.module)}  # tied ones once
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         width = max((len(s.name) for s in self.steps), default=0)
         for s in self.steps:
             kind = type(s.module).__name__
-            what = f"skip: {s.reason}" if s.reason else f"-> {_target(s.module, self.recipe)}"
+            what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
             lines.append(f"  {s.name or '(net)':<{max(width, 5)}}  {kind}  {what}")
         return "\n".join(lines)
 
 
-def _weights(module: nn.Module) -> list[Tensor]:
-    weight = getattr(module, "weight", None)
-    return [] if weight is None else [weight]
-
-
-def _target(module: nn.Module, recipe: Recipe) -> str:
-    if recipe.head is not None:
-        return f"vardrop.{HEAD_TYPES[type(recipe.head)].__name__}"
-    if type(module) in DROPOUT_TYPES:
-        return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
-    if isinstance(module, Variational):
-        return "its gate becomes dependent on the input"
-    return f"vardrop.{NOISY_TYPES[type(module)].__name__}"
-
-
 def plan(
     net: nn.Module,
-    recipe: Recipe,
+    recipe: BaseRecipe,
     where: Where | list[Where] | None = None,
     exclude: Where | list[Where] | None = None,
 ) -> Plan:
@@ -97,52 +103,26 @@ def plan(
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
     1 modules, 6 weights become noisy: Recipe(posterior=AdditiveGaussian(log_sigma2=-10.0), \
 prior=ARD(), estimator=LocalReparameterization(floor=1e-08, central_limit=False), gate=None, \
-noisy_bias=False, existing=False, head=None)
+noisy_bias=False)
       0      Linear  -> vardrop.Linear
     """
     check_net(net)
-    check_type("recipe", recipe, Recipe, "a Recipe", "Call it: vardrop.sparse_vd().")
-    inside = {
-        id(c) for m in net.modules() if isinstance(m, Noisy) for c in m.modules() if c is not m
-    }
-    modules = [(n, m) for n, m in net.named_modules() if id(m) not in inside]
-    names = [n for n, _ in modules]
-    check_selection("where", where, names)
-    check_selection("exclude", exclude, names)
-    reason = reasons([m for _, m in modules], recipe, where is None)
+    check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
+    noisy = [m for m in net.modules() if isinstance(m, Noisy)]
+    inside = {id(c) for m in noisy for c in m.modules() if c is not m}
+    modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
+    check_selection("where", where, list(modules))
+    check_selection("exclude", exclude, list(modules))
+    kind = kind_of(recipe, list(modules.values()), where is None)
     steps = []
-    for name, module in modules:
-        if (why := reason(module)) is None:
+    for name, module in modules.items():
+        if (why := kind.reason(module)) is None:
             continue
         if not selects(where, module, name):
             why = "not selected by `where`"
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
-        elif not why:
-            _check_plain(name, module, recipe)
         steps.append(Step(name, module, why))
-    return _checked(Plan(recipe, tuple(steps)))
-
-
-def _checked(todo: Plan) -> Plan:
-    if todo.recipe.head is not None and len(todo.changes) > 1:
-        names = listed([s.name for s in todo.changes])
-        raise VardropError(
-            f"Expected `where` to select one linear layer for the head, but got {names}. "
-            "Name the last one."
-        )
-    return todo
-
-
-def _check_plain(name: str, module: nn.Module, recipe: Recipe) -> None:
-    if isinstance(module, Variational) and not is_staged(recipe):
-        raise VardropError(
-            f"Expected module '{name or '(net)'}' to be plain, but got {type(module).__name__}, "
-            "which is noisy already. Leave it out with `exclude`, or call vardrop.revert first."
-        )
-    for weight in _weights(module):
-        if not weight.is_meta and not bool(torch.isfinite(weight).all()):
-            raise VardropError(
-                f"Expected the weights of module '{name or '(net)'}' to be finite, but got NaN or "
-                "infinity. Load a sound checkpoint, or train with a lower learning rate."
-            )
+    kind.check(net, {s.name: s.module for s in steps if not s.reason})
+    told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
+    return Plan(recipe, tuple(told), kind)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_net, check_type
-from vardrop.conversion.apply import apply_recipe
+from vardrop.conversion.kinds import Kind, described
+from vardrop.conversion.plan import kind_of
 from vardrop.conversion.rollback import all_or_nothing
 from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
-from vardrop.gates import DROPOUT_TYPES, DependentBetaBernoulli, Gate, SwitchableDropout
-from vardrop.heads import HEAD_TYPES, Head
-from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.layers import Ties
 from vardrop.noisy import Noisy, noisy_modules
-from vardrop.recipes import Recipe
+from vardrop.recipes import BaseRecipe
 from vardrop.values import from_json, to_json
 
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module
 _FORMAT = "vardrop noisy net 1"
+# Heads were classes of their own in files of version 0.1.
+_FORMER = dict.fromkeys(
+    ("DropMax", "Softmax", "SampledSoftmax", "ClassDropout", "DeterministicAttention", "Sparsemax"),
+    "Head",
+)
 
 
 def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -76,11 +79,17 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
     check_type("path", path, str | os.PathLike, "a path")
     tensors, values = _read(Path(path))
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
-    zeroed = any(r.posterior is not None and r.posterior.zero_mean for r in recipes.values())
-    _refuse(path, _misfits(into, values["modules"]))
-    with all_or_nothing([into], values=zeroed), torch.random.fork_rng(devices=[]):
+    entries = {n: _renewed(values["modules"][n], recipe) for n, recipe in recipes.items()}
+    modules = dict(into.named_modules())
+    kinds = {n: kind_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
+    noisy = _entries(into)
+    _refuse(path, _misfits(modules, noisy, entries, kinds))
+    rewrites = any(kind.rewrites for kind in kinds.values())
+    with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
         before = set(into.state_dict())
-        _convert(into, recipes)
+        made: Ties = {}
+        for name in kinds.keys() - noisy.keys():
+            kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
         found, tied = _tensors(into)
         _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
@@ -101,24 +110,11 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
 
 
 def _entry(name: str, module: Noisy) -> Entry | None:
-    entry: Entry = {"type": type(module).__name__}
-    if isinstance(module, Variational):
-        if module.posterior is None and module.gate is None:
-            return None  # a layer by its own class, without a method
-        gate = None if module.gate is None else module.gate.noise
-        recipe = Recipe(module.posterior, module.prior, module.estimator, gate, module.noisy_bias)
-    elif isinstance(module, Head):
-        recipe = Recipe(head=module.rule)
-    elif isinstance(module, SwitchableDropout):
-        recipe, entry["rate"] = Recipe(existing=True), module.p
-    elif isinstance(module, Gate):
-        recipe, entry["units"] = Recipe(gate=module.noise), module.units
-    else:
-        raise VardropError(
-            f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
-            f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
-        )
-    return {**entry, "recipe": to_json(recipe)}
+    found = described(module, name)
+    if found is None:
+        return None
+    recipe, more = found
+    return {"type": type(module).__name__, **more, "recipe": to_json(recipe)}
 
 
 def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -156,17 +152,27 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, values
 
 
-def _recipe(entry: Any, path: str | os.PathLike[str]) -> Recipe:
-    named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
-    recipe = from_json(entry.get("recipe")) if named else None
-    if not isinstance(recipe, Recipe):
-        raise VardropError(f"Expected {path} to describe recipes, but got {recipe!r}.")
-    return recipe
+def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
+    remedy = "It is damaged, or was not written by vardrop.save_noisy."
+    check_type(f"each module in {path}", entry, dict, "described by its recipe", remedy)
+    recipe = from_json(entry.get("recipe"))  # type: ignore[arg-type]
+    check_type(f"`recipe` in {path}", recipe, BaseRecipe, "a recipe", remedy)
+    return cast(BaseRecipe, recipe)
 
 
-def _misfits(into: nn.Module, entries: dict[str, Entry]) -> list[str]:
+def _renewed(entry: Entry, recipe: BaseRecipe) -> Entry:
+    """What this release would write in the place of an entry."""
+    kind = str(entry.get("type"))
+    return {**entry, "type": _FORMER.get(kind, kind), "recipe": to_json(recipe)}
+
+
+def _misfits(
+    modules: dict[str, nn.Module],
+    noisy: dict[str, Entry],
+    entries: dict[str, Entry],
+    kinds: dict[str, Kind],
+) -> list[str]:
     """The modules that are not there, or not what the file needs."""
-    modules, noisy = dict(into.named_modules()), _entries(into)
     found = []
     for name, entry in entries.items():
         module = modules.get(name)
@@ -174,7 +180,7 @@ def _misfits(into: nn.Module, entries: dict[str, Entry]) -> list[str]:
             found.append(f"module '{name}' is missing")
         elif name in noisy and noisy[name] != entry:
             found.append(f"module '{name or '(net)'}' is noisy in another way")
-        elif name not in noisy and _noisy_type(module, entry) != entry["type"]:
+        elif name not in noisy and _noisy_name(module, kinds[name]) != entry["type"]:
             kind = type(module).__name__
             found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
@@ -183,28 +189,9 @@ def _misfits(into: nn.Module, entries: dict[str, Entry]) -> list[str]:
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
 
 
-def _noisy_type(module: nn.Module, entry: Entry) -> str | None:
+def _noisy_name(module: nn.Module, kind: Kind) -> str | None:
     """The name of the noisy type that a plain module can become."""
-    types = {**NOISY_TYPES, **DROPOUT_TYPES}
-    if type(module) is nn.Linear and entry["type"] in {t.__name__ for t in HEAD_TYPES.values()}:
-        return str(entry["type"])
-    return types[type(module)].__name__ if type(module) in types else None
-
-
-def _convert(into: nn.Module, recipes: dict[str, Recipe]) -> None:
-    modules, noise = dict(into.named_modules()), dict[int, dict[str, Tensor]]()
-    for name, recipe in recipes.items():
-        module, gate = modules[name], recipe.gate
-        if isinstance(module, Noisy):
-            continue
-        if isinstance(gate, DependentBetaBernoulli) and not gate.joint:
-            # Its base was trained first; here both parts are made at once, and then filled.
-            apply_recipe(module, replace(recipe, gate=replace(gate, joint=True)), noise)
-            assert isinstance(module, Variational)
-            assert module.gate is not None
-            module.gate.noise = gate
-        else:
-            apply_recipe(module, recipe, noise)
+    return getattr(kind.noisy_type(module), "__name__", None)
 
 
 def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:

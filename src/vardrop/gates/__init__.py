@@ -4,7 +4,7 @@ from vardrop.gates.base import FeatureNoise, Gate, Side
 from vardrop.gates.beta_bernoulli import BetaBernoulli
 from vardrop.gates.binary import BinaryDropout
 from vardrop.gates.concrete import ConcreteDropout
-from vardrop.gates.dependent import DependentBetaBernoulli, depend
+from vardrop.gates.dependent import DependentBetaBernoulli
 from vardrop.gates.existing import (
     DROPOUT_TYPES,
     AlphaDropout,
@@ -42,5 +42,4 @@ __all__ = [
     "Side",
     "Standout",
     "SwitchableDropout",
-    "depend",
 ]

@@ -61,6 +61,19 @@ class FeatureNoise(Value, ABC):
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
         """Update the statistics in place; called in training mode only."""
 
+    @property
+    def base_noise(self) -> FeatureNoise | None:
+        """The noise of the trained gates that it takes over; None where it starts its own."""
+        return None
+
+    def why_not_over(self, noise: FeatureNoise | None) -> str:
+        """Why it cannot take over a gate of this noise (None: no gate); empty where it can."""
+        raise NotImplementedError
+
+    def over(self, gate: Gate) -> Gate:
+        """The gate of this noise that takes over a trained one, and its tensors."""
+        raise NotImplementedError
+
     @abstractmethod
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """One draw, broadcastable to x, whose units run along `axis`."""

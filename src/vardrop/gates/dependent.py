@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -59,6 +59,27 @@ class DependentBetaBernoulli(FeatureNoise):
         super().__post_init__()
         for name in ("scale", "std", "prior_std"):
             check_number(name, getattr(self, name), above=0)
+
+    @property
+    def base_noise(self) -> BetaBernoulli | None:
+        return None if self.joint else self.base
+
+    def why_not_over(self, noise: FeatureNoise | None) -> str:
+        if isinstance(noise, BetaBernoulli):
+            return ""
+        return (
+            "no Beta-Bernoulli gate to build on; convert with beta_bernoulli() and train first, "
+            "or use joint=True"
+        )
+
+    def over(self, gate: Gate) -> Gate:
+        noise = replace(self, base=cast(BetaBernoulli, gate.noise))
+        dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
+        dependent.to(gate.raw_a).train(gate.training)  # type: ignore[arg-type]
+        for name, tensor in gate.named_parameters(recurse=False):
+            setattr(dependent, name, tensor.requires_grad_(self.joint))
+        dependent.noise = noise
+        return dependent
 
     def side(self, spatial: int) -> Side:
         return self.base.side(spatial)
@@ -130,20 +151,3 @@ class DependentBetaBernoulli(FeatureNoise):
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         return self.base.relevance(tensors, units)
-
-
-def depend(gate: Gate | None, noise: DependentBetaBernoulli) -> Gate:
-    """The dependent gate that takes over a Beta-Bernoulli gate and its tensors."""
-    if gate is None or not isinstance(gate.noise, BetaBernoulli):
-        found = None if gate is None else gate.noise
-        raise VardropError(
-            f"Expected a Beta-Bernoulli gate under the dependent one, but got {found!r}. "
-            "Convert with beta_bernoulli() and train first, or use joint=True."
-        )
-    noise = replace(noise, base=gate.noise)
-    dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
-    dependent.to(gate.raw_a).train(gate.training)  # type: ignore[arg-type]
-    for name in gate._stored():
-        setattr(dependent, name, getattr(gate, name).requires_grad_(noise.joint))
-    dependent.noise = noise
-    return dependent

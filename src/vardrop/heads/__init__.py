@@ -1,27 +1,24 @@
-"""Noise on classes: DropMax and the heads it is compared with, under one interface."""
+"""Noise on classes: one head, and the rules of DropMax and of what it is compared with."""
 
 from vardrop.heads.base import ClassRule, Head, HeadParts
 from vardrop.heads.baselines import (
     AttentionRule,
-    ClassDropout,
     ClassDropoutRule,
-    DeterministicAttention,
-    SampledSoftmax,
     SampledSoftmaxRule,
-    Softmax,
     SoftmaxRule,
 )
-from vardrop.heads.dropmax import DropMax, DropMaxRule
-from vardrop.heads.sparsemax import Sparsemax, SparsemaxRule
-
-# The rule and the head that follows it.
-HEAD_TYPES: dict[type[ClassRule], type[Head]] = {
-    head.rule_type: head
-    for head in (Softmax, SampledSoftmax, ClassDropout, DeterministicAttention, DropMax, Sparsemax)
-}
+from vardrop.heads.dropmax import DropMaxRule
+from vardrop.heads.former import (
+    ClassDropout,
+    DeterministicAttention,
+    DropMax,
+    SampledSoftmax,
+    Softmax,
+    Sparsemax,
+)
+from vardrop.heads.sparsemax import SparsemaxRule
 
 __all__ = [
-    "HEAD_TYPES",
     "AttentionRule",
     "ClassDropout",
     "ClassDropoutRule",

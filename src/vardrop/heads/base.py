@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.checks import check_integer
+from vardrop.checks import check_integer, check_type
 from vardrop.errors import VardropError
 from vardrop.noisy import Noisy
 from vardrop.values import Value
 
 Branches = Mapping[str, Tensor]
+_TAP = threading.local()  # `head` and `seen`, while this thread asks for the features of a head
 
 
 class HeadParts(NamedTuple):
@@ -64,30 +66,35 @@ class ClassRule(Value, ABC):
 class Head(Noisy, nn.Linear):
     """A classifier on features: `weight` and `bias` make the logits, the rule does the rest.
 
+    `head(h)` gives class log-probabilities in one pass, and `head(h, samples=S)` their Monte-Carlo
+    average over draws; `head.loss(h, y)` is the rule's objective with its parts;
+    `head.retain_probability(h)` says which classes are still in play.
+
     Args:
         in_features: width of the features.
         num_classes: at least two.
+        rule: how logits become probabilities, such as `vardrop.heads.DropMaxRule()`.
         bias: whether the linear maps have one.
-        options: the fields of the head's rule.
+
+    >>> import torch, vardrop as vd
+    >>> head = vd.Head(5, 3, vd.heads.DropMaxRule())
+    >>> head.loss(torch.randn(4, 5), torch.tensor([0, 1, 2, 0]))._fields
+    ('loss', 'nll', 'kl', 'aux', 'entropy')
+    >>> head.eval()(torch.randn(4, 5)).shape
+    torch.Size([4, 3])
     """
 
-    rule_type: ClassVar[type[ClassRule]]
     rule: ClassRule
-    _tapped: list[Tensor] | None = None
 
     def __init__(
-        self, in_features: int, num_classes: int, bias: bool = True, **options: Any
+        self, in_features: int, num_classes: int, rule: ClassRule, bias: bool = True
     ) -> None:
-        if not hasattr(type(self), "rule_type"):
-            raise VardropError(
-                f"Expected a head with a rule, but got {type(self).__name__}, which has none. "
-                "Use Softmax, DropMax or another subclass."
-            )
         nn.Linear.__init__(self, in_features, num_classes, bias)
-        self.make_head(self.rule_type(**options))
+        self.make_head(rule)
 
     def make_head(self, rule: ClassRule) -> None:
         """Register the rule and its branches on a layer that is a plain linear layer so far."""
+        check_type("rule", rule, ClassRule, "a rule such as vardrop.heads.DropMaxRule()")
         if self.out_features < 2:
             raise VardropError(
                 f"Expected at least 2 classes, but got {self.out_features}. "
@@ -134,8 +141,8 @@ class Head(Noisy, nn.Linear):
 
     def forward(self, h: Tensor, samples: int | None = None) -> Tensor:
         """Class log-probabilities: one pass, one draw while sampling, or a mean over `samples`."""
-        if self._tapped is not None:
-            self._tapped.append(h)
+        if getattr(_TAP, "head", None) is self:
+            _TAP.seen.append(h)
             return h
         maps = self._maps(h)
         if samples is None:
@@ -170,12 +177,15 @@ class Head(Noisy, nn.Linear):
         return self.rule.retain_probability(*self._maps(h))
 
     def features(self, net: nn.Module, x: Any) -> Tensor:
-        """The features that the head sees in `net(x)`; the head must be the net's last step."""
-        self._tapped = []
+        """The features that the head sees in `net(x)`; the head must be the net's last step.
+
+        For this thread alone: others go on to get log-probabilities from the same head.
+        """
+        _TAP.head, _TAP.seen = self, []
         try:
-            output, seen = net(x), self._tapped
+            output, seen = net(x), _TAP.seen
         finally:
-            self._tapped = None
+            _TAP.head = _TAP.seen = None
         if len(seen) != 1 or output is not seen[0]:
             raise VardropError(
                 "Expected the head to be the last step of the net and to run once, but got "

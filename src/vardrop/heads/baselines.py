@@ -14,7 +14,6 @@ from vardrop.functional import uniform
 from vardrop.heads.base import (
     Branches,
     ClassRule,
-    Head,
     HeadParts,
     is_target,
     masked_nll,
@@ -105,32 +104,3 @@ class AttentionRule(ClassRule):
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         return torch.sigmoid(branches["retain"])
-
-
-class Softmax(Head):
-    """The plain softmax under the interface of heads.
-
-    >>> import torch
-    >>> Softmax(5, 3)(torch.randn(4, 5)).shape
-    torch.Size([4, 3])
-    """
-
-    rule_type: ClassVar[type[ClassRule]] = SoftmaxRule
-
-
-class SampledSoftmax(Head):
-    """Softmax trained on a uniform sample of the classes, `share` of them."""
-
-    rule_type: ClassVar[type[ClassRule]] = SampledSoftmaxRule
-
-
-class ClassDropout(Head):
-    """Softmax trained with every other class dropped at one fixed `drop_rate`."""
-
-    rule_type: ClassVar[type[ClassRule]] = ClassDropoutRule
-
-
-class DeterministicAttention(Head):
-    """Softmax whose terms are weighted by sigmoid attention, without noise."""
-
-    rule_type: ClassVar[type[ClassRule]] = AttentionRule

@@ -14,7 +14,6 @@ from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, 
 from vardrop.heads.base import (
     Branches,
     ClassRule,
-    Head,
     HeadParts,
     is_target,
     masked_nll,
@@ -73,30 +72,3 @@ class DropMaxRule(ClassRule):
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         return torch.sigmoid(branches["retain"])
-
-
-class DropMax(Head):
-    """A classifier that drops classes from its softmax, per example.
-
-    `head(h)` gives class log-probabilities, log softmax(o + log rho), in one pass, and
-    `head(h, samples=S)` their Monte-Carlo average over masks; `head.loss(h, y)` is the objective
-    with its parts; `head.retain_probability(h)` says which classes are still in play.
-
-    Args:
-        in_features: width of the features.
-        num_classes: at least two.
-        bias: whether the linear maps have one.
-        temperature: of the relaxed masks.
-        inference: "q" (the paper's), or "p" to draw from the prior in training.
-
-    >>> import torch
-    >>> head = DropMax(5, 3)
-    >>> head.loss(torch.randn(4, 5), torch.tensor([0, 1, 2, 0]))._fields
-    ('loss', 'nll', 'kl', 'aux', 'entropy')
-    >>> head.eval()(torch.randn(4, 5)).shape
-    torch.Size([4, 3])
-
-    Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
-    """
-
-    rule_type: ClassVar[type[ClassRule]] = DropMaxRule

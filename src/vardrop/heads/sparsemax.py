@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vardrop.functional import wide
-from vardrop.heads.base import Branches, ClassRule, Head, HeadParts, only_nll, per_example
+from vardrop.heads.base import Branches, ClassRule, HeadParts, only_nll, per_example
 
 
 def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,14 +55,3 @@ class SparsemaxRule(ClassRule):
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         return sparsemax(logits - logits.amax(-1, keepdim=True).detach())[0]
-
-
-class Sparsemax(Head):
-    """A classifier with sparse probabilities.
-
-    >>> import torch
-    >>> Sparsemax(5, 3)(torch.randn(4, 5)).shape
-    torch.Size([4, 3])
-    """
-
-    rule_type: ClassVar[type[ClassRule]] = SparsemaxRule

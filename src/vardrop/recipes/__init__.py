@@ -1,62 +1,24 @@
 """The named methods of the papers, each a value composed of public parts.
 
-A recipe says what is noisy (`posterior` on weights, `gate` on features, `head` on classes), against
-which prior, and how it is drawn. Combine parts freely:
-`Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
+A recipe says what is noisy, against which prior, and how it is drawn: `Recipe` on the weights and
+features of layers, `HeadRecipe` on classes, `SwitchDropout` by the dropout that a net has. Combine
+parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
+
+`METHODS` holds the functions that make them, by name: all that the files here name in `__all__`.
 """
 
-from vardrop.recipes.classes import (
-    class_dropout,
-    deterministic_attention,
-    dropmax,
-    sampled_softmax,
-    softmax,
-    sparsemax,
-)
-from vardrop.recipes.features import (
-    bayesian_compression,
-    beta_bernoulli,
-    binary_dropout,
-    concrete_dropout,
-    dependent_beta_bernoulli,
-    l0,
-    mc_dropout,
-    standout,
-    structured_pruning,
-)
-from vardrop.recipes.recipe import Recipe
-from vardrop.recipes.weights import (
-    ard,
-    bayes_by_backprop,
-    dropconnect,
-    gaussian_dropout,
-    sparse_vd,
-    variance_layer,
-    variational_dropout,
-)
+from collections.abc import Callable
 
-__all__ = [
-    "Recipe",
-    "ard",
-    "bayes_by_backprop",
-    "bayesian_compression",
-    "beta_bernoulli",
-    "binary_dropout",
-    "class_dropout",
-    "concrete_dropout",
-    "dependent_beta_bernoulli",
-    "deterministic_attention",
-    "dropconnect",
-    "dropmax",
-    "gaussian_dropout",
-    "l0",
-    "mc_dropout",
-    "sampled_softmax",
-    "softmax",
-    "sparse_vd",
-    "sparsemax",
-    "standout",
-    "structured_pruning",
-    "variance_layer",
-    "variational_dropout",
-]
+from vardrop.recipes import classes, features, weights
+from vardrop.recipes.classes import *  # noqa: F403 - what a file names in __all__ is public
+from vardrop.recipes.features import *  # noqa: F403
+from vardrop.recipes.recipe import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
+from vardrop.recipes.weights import *  # noqa: F403
+
+_NAMES = sorted([*classes.__all__, *features.__all__, *weights.__all__])
+METHODS: dict[str, Callable[..., BaseRecipe]] = {name: globals()[name] for name in _NAMES}
+
+__all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"]
+__all__ += classes.__all__
+__all__ += features.__all__
+__all__ += weights.__all__

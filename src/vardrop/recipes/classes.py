@@ -12,10 +12,19 @@ from vardrop.heads import (
     SoftmaxRule,
     SparsemaxRule,
 )
-from vardrop.recipes.recipe import Recipe
+from vardrop.recipes.recipe import HeadRecipe
+
+__all__ = [
+    "class_dropout",
+    "deterministic_attention",
+    "dropmax",
+    "sampled_softmax",
+    "softmax",
+    "sparsemax",
+]
 
 
-def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> Recipe:
+def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> HeadRecipe:
     """DropMax: learns which classes to drop for each example; `inference="p"` draws from the prior.
 
     The authors train with Adam, 1e-3, 1e-4 and 1e-5 by thirds, and a weight decay of 1e-4 on
@@ -23,41 +32,41 @@ def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> Rec
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
     """
-    return Recipe(head=DropMaxRule(temperature, inference))
+    return HeadRecipe(DropMaxRule(temperature, inference))
 
 
-def softmax() -> Recipe:
+def softmax() -> HeadRecipe:
     """The plain softmax, as a head."""
-    return Recipe(head=SoftmaxRule())
+    return HeadRecipe(SoftmaxRule())
 
 
-def sampled_softmax(share: float = 0.4) -> Recipe:
+def sampled_softmax(share: float = 0.4) -> HeadRecipe:
     """Softmax over the target and a uniform sample of the other classes, in training.
 
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation".
     """
-    return Recipe(head=SampledSoftmaxRule(share))
+    return HeadRecipe(SampledSoftmaxRule(share))
 
 
-def class_dropout(drop_rate: float = 0.6) -> Recipe:
+def class_dropout(drop_rate: float = 0.6) -> HeadRecipe:
     """Softmax with every class but the target dropped at one fixed rate, in training.
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5 (random DropMax).
     """
-    return Recipe(head=ClassDropoutRule(drop_rate))
+    return HeadRecipe(ClassDropoutRule(drop_rate))
 
 
-def deterministic_attention() -> Recipe:
+def deterministic_attention() -> HeadRecipe:
     """Softmax weighted by sigmoid attention over the classes, without noise.
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5.
     """
-    return Recipe(head=AttentionRule())
+    return HeadRecipe(AttentionRule())
 
 
-def sparsemax() -> Recipe:
+def sparsemax() -> HeadRecipe:
     """The projection of the logits onto the simplex.
 
     Martins & Astudillo 2016, "From softmax to sparsemax", eq. 21.
     """
-    return Recipe(head=SparsemaxRule())
+    return HeadRecipe(SparsemaxRule())

@@ -15,7 +15,19 @@ from vardrop.gates import (
 )
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.priors import Normal
-from vardrop.recipes.recipe import Recipe
+from vardrop.recipes.recipe import Recipe, SwitchDropout
+
+__all__ = [
+    "bayesian_compression",
+    "beta_bernoulli",
+    "binary_dropout",
+    "concrete_dropout",
+    "dependent_beta_bernoulli",
+    "l0",
+    "mc_dropout",
+    "standout",
+    "structured_pruning",
+]
 
 
 def binary_dropout(drop_rate: float = 0.5) -> Recipe:
@@ -36,7 +48,7 @@ def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
     return Recipe(gate=Standout(scale, shift))
 
 
-def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None) -> Recipe:
+def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None) -> SwitchDropout:
     """Monte-Carlo dropout: the dropout that a trained net has becomes noise that can be switched.
 
     Every dropout module keeps its own rate. In a net without any, gates of `drop_rate` are put
@@ -52,8 +64,8 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
             "Dropout that the net has already has no KL; leave out `length_scale`."
         )
     if drop_rate is None:
-        return Recipe(existing=True)
-    return Recipe(gate=BinaryDropout(drop_rate, length_scale=length_scale), existing=True)
+        return SwitchDropout()
+    return SwitchDropout(BinaryDropout(drop_rate, length_scale=length_scale))
 
 
 def concrete_dropout(

@@ -1,9 +1,12 @@
-"""The recipe: a method as a value composed of public parts."""
+"""The kinds of recipe: a method as a value composed of public parts."""
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from vardrop.checks import check_type
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator, local_reparameterization
 from vardrop.gates import FeatureNoise
@@ -15,11 +18,24 @@ from vardrop.values import Value
 
 
 @dataclass(frozen=True)
-class Recipe(Value):
-    """A method as a value: posterior and prior of the weights, estimator, gate, head.
+class BaseRecipe(Value, ABC):
+    """A method as a value, of any kind: what `convert`, `plan` and `fit` take.
 
-    `existing` switches the dropout modules that the net has, with their own rates, and gates
-    layers only where it has none. `head` replaces the last linear layer, and stands alone.
+    `Recipe` puts noise on the weights and features of layers, `HeadRecipe` on classes, and
+    `SwitchDropout` takes the dropout that a net has.
+    """
+
+
+@dataclass(frozen=True)
+class Recipe(BaseRecipe):
+    """Noise on weights and features: posterior and prior of the weights, estimator, gate.
+
+    Args:
+        posterior: of the weights; None leaves them as they are.
+        prior: of the weights; None for a method without a KL.
+        estimator: how the noise of the weights is drawn.
+        gate: noise on the inputs or outputs of each layer.
+        noisy_bias: whether the biases have the posterior and the prior too.
 
     >>> import vardrop as vd
     >>> vd.sparse_vd() == vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform())
@@ -31,26 +47,14 @@ class Recipe(Value):
     estimator: Estimator = local_reparameterization
     gate: FeatureNoise | None = None
     noisy_bias: bool = False
-    existing: bool = False
-    head: ClassRule | None = None
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        noise = self.posterior or self.gate or self.existing
-        if not noise and self.head is None:
+        if self.posterior is None and self.gate is None:
             raise VardropError(
-                "Expected `posterior`, `gate`, `existing` or `head` to be given, but got none. "
+                "Expected `posterior`, `gate`, or both, to be given, but got none. "
                 "A recipe without noise changes nothing."
-            )
-        if noise and self.head is not None:
-            raise VardropError(
-                "Expected `head` to stand alone, but got other noise beside it. Convert twice: "
-                "the head first, then the other layers."
-            )
-        if self.existing and self.posterior is not None:
-            raise VardropError(
-                f"Expected `existing` to stand without a posterior, but got {self.posterior!r}. "
-                "Convert twice: the dropout modules first, then the weights."
             )
         if self.noisy_bias and self.posterior is None:
             raise VardropError(
@@ -58,3 +62,55 @@ class Recipe(Value):
                 "Give a posterior, which is what biases are drawn from."
             )
         check_method(self.posterior, self.prior, self.estimator)
+
+    @classmethod
+    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """Version 1 described heads, and the switching of dropout, by fields of their own."""
+        if version != 1:
+            return None
+        layer = {k: v for k, v in fields.items() if k not in ("existing", "head")}
+        existing, head = fields.get("existing", False), fields.get("head")
+        check_type("existing", existing, bool, "True or False")
+        weights = [k for k in ("posterior", "prior", "noisy_bias") if layer.get(k)]
+        if head is not None:
+            _check_alone("head", [*weights, *(["gate"] if layer.get("gate") else [])] or existing)
+            return {"type": "HeadRecipe", "version": 1, "rule": head}
+        if existing:
+            _check_alone("existing", weights)
+            return {"type": "SwitchDropout", "version": 1, "gate": layer.get("gate")}
+        return {"type": "Recipe", "version": 2, **layer}
+
+
+def _check_alone(name: str, others: Any) -> None:
+    if others:
+        raise VardropError(
+            f"Expected `{name}` to stand alone, but got {others!r} beside it. Convert twice."
+        )
+
+
+@dataclass(frozen=True)
+class HeadRecipe(BaseRecipe):
+    """Noise on classes: a `Head` with this rule in the place of the last linear layer.
+
+    >>> import vardrop as vd
+    >>> vd.dropmax() == vd.HeadRecipe(vd.heads.DropMaxRule())
+    True
+    """
+
+    rule: ClassRule
+
+
+@dataclass(frozen=True)
+class SwitchDropout(BaseRecipe):
+    """The dropout modules that a net has, each with its own rate, as noise that can be switched.
+
+    Args:
+        gate: what is put before the layers of a net without any dropout module; None leaves such
+            a net alone.
+
+    >>> import vardrop as vd
+    >>> vd.mc_dropout(0.1) == vd.SwitchDropout(vd.BinaryDropout(0.1))
+    True
+    """
+
+    gate: FeatureNoise | None = None

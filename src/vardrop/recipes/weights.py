@@ -24,6 +24,16 @@ from vardrop.posteriors import (
 from vardrop.priors import ARD, LogUniform, Normal, Prior
 from vardrop.recipes.recipe import Recipe
 
+__all__ = [
+    "ard",
+    "bayes_by_backprop",
+    "dropconnect",
+    "gaussian_dropout",
+    "sparse_vd",
+    "variance_layer",
+    "variational_dropout",
+]
+
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from vardrop.estimators import flipout, per_example, weight_sample
 from vardrop.gates import BinaryDropout, GaussianDropout
 from vardrop.posteriors import AdditiveGaussian, Bernoulli
 from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, ScaleMixture, StudentT
-from vardrop.recipes import Recipe
+from vardrop.recipes import HeadRecipe, Recipe, SwitchDropout
 
 
 class Layer(NamedTuple):
@@ -61,7 +61,7 @@ LAYERS: dict[str, Layer] = {
     "transposed3d": Layer(lambda: nn.ConvTranspose3d(2, 3, 2), ((2, 2, 3, 3, 3),)),
 }
 
-RECIPES: dict[str, Recipe] = {
+RECIPES: dict[str, Recipe | SwitchDropout] = {
     "bayes_by_backprop": r.bayes_by_backprop(),
     "bayes_by_backprop-weight_sample": r.bayes_by_backprop(estimator=weight_sample),
     "bayes_by_backprop-per_example": r.bayes_by_backprop(estimator=per_example),
@@ -104,7 +104,7 @@ RECIPES: dict[str, Recipe] = {
     "bayesian_compression": r.bayesian_compression(),
 }
 
-HEADS: dict[str, Recipe] = {
+HEADS: dict[str, HeadRecipe] = {
     "dropmax": r.dropmax(),
     "dropmax-prior": r.dropmax(inference="p"),
     "softmax": r.softmax(),

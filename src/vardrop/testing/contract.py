@@ -16,15 +16,15 @@ from vardrop.conversion import convert, revert
 from vardrop.layers import Variational
 from vardrop.noisy import kl, noisy_modules, sampling
 from vardrop.objective import ELBO
-from vardrop.recipes import Recipe
+from vardrop.recipes import BaseRecipe
 
 Make = Callable[[], nn.Module]
 Inputs = tuple[Tensor, ...]
-Check = Callable[[Make, Inputs, Recipe], None]
+Check = Callable[[Make, Inputs, BaseRecipe], None]
 _Loss = Callable[..., Tensor]
 
 
-def _noisy(make: Make, recipe: Recipe) -> Variational:
+def _noisy(make: Make, recipe: BaseRecipe) -> Variational:
     layer = convert(make(), recipe)
     assert isinstance(layer, Variational)
     return layer
@@ -37,7 +37,7 @@ def _expected_plain(layer: Variational, make: Make) -> nn.Module:
     return plain.eval()
 
 
-def check_mean_mode(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_mean_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """With noise off the layer is the torch layer of its means, bit for bit.
 
     A gate multiplies its side by the expected multiplier; `revert` folds that into the weights,
@@ -71,7 +71,7 @@ def _mean_output(layer: Variational, plain: nn.Module, inputs: Inputs) -> Tensor
     return plain(gated(inputs[0]), *inputs[1:])  # type: ignore[no-any-return]
 
 
-def check_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Two draws differ, noise follows the switch, and the layer's mode is left as it was."""
     layer = _noisy(make, recipe).eval()
     with sampling(layer):
@@ -84,7 +84,7 @@ def check_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
         assert torch.equal(layer(*inputs), layer(*inputs)), "sampling(on=False) draws noise"
 
 
-def check_plain_checkpoint(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_plain_checkpoint(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """A plain checkpoint loads, missing only noise keys, and no tensor is stored twice."""
     layer, plain = _noisy(make, recipe), make().state_dict()
     result = layer.load_state_dict(plain, strict=False)
@@ -94,7 +94,7 @@ def check_plain_checkpoint(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     assert len(addresses) == len(set(addresses)), "a state_dict entry stands twice"
 
 
-def check_copies(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_copies(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """deepcopy, pickle and torch.save + weights_only bring back the same layer, after a forward."""
     layer = _noisy(make, recipe)
     layer(*inputs)
@@ -111,7 +111,7 @@ def check_copies(make: Make, inputs: Inputs, recipe: Recipe) -> None:
             assert torch.equal(mine, twin(*inputs)), "a copy draws other noise from the same seed"
 
 
-def check_gradients(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_gradients(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Every trainable tensor gets a finite gradient from ten draws and the KL."""
     layer = _noisy(make, recipe).train()
     total = torch.stack([layer(*inputs).square().mean() for _ in range(10)]).mean() + kl(layer)
@@ -122,7 +122,7 @@ def check_gradients(make: Make, inputs: Inputs, recipe: Recipe) -> None:
             assert torch.isfinite(parameter.grad).all(), f"the gradient of {name} is not finite"
 
 
-def check_stored_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_stored_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Ten draws in one step have the gradient of the same ten draws taken one at a time."""
     layer = _noisy(make, recipe).train()
     parameters = [p for p in layer.parameters() if p.requires_grad]
@@ -143,7 +143,7 @@ def check_stored_noise(make: Make, inputs: Inputs, recipe: Recipe) -> None:
 
 
 @torch.random.fork_rng()
-def check_reset(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_reset(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """`reset_parameters` starts weights and noise anew, also of a layer from the meta device."""
     torch.manual_seed(0)
     fresh = _noisy(make, recipe).state_dict()
@@ -159,7 +159,7 @@ def check_reset(make: Make, inputs: Inputs, recipe: Recipe) -> None:
             assert torch.equal(tensor, fresh[name]), f"{name} does not start anew"
 
 
-def _objective(make: Make, inputs: Inputs, recipe: Recipe) -> tuple[_Loss, list[Tensor]]:
+def _objective(make: Make, inputs: Inputs, recipe: BaseRecipe) -> tuple[_Loss, list[Tensor]]:
     """A smooth function of the parameters in float64, by a fixed draw, and where to take it."""
     layer = _noisy(lambda: make().double(), recipe).eval()
     names = [name for name, p in layer.named_parameters() if p.requires_grad]
@@ -189,7 +189,7 @@ def _gradient(value: _Loss, at: list[Tensor], create_graph: bool = False) -> lis
     )
 
 
-def check_forward_mode(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_forward_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Derivatives carried forwards (`torch.func.jvp`) are those carried backwards."""
     value, at = _objective(make, inputs, recipe)
     ways = [torch.randn_like(p) for p in at]
@@ -201,11 +201,13 @@ def check_forward_mode(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     torch.testing.assert_close(forwards, backwards, rtol=1e-8, atol=1e-10)
 
 
-def check_second_derivatives(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_second_derivatives(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """The derivative of the gradient is what differences of the gradient say."""
     value, at = _objective(make, inputs, recipe)
     ways = [torch.randn_like(p) for p in at]
-    if not at or (recipe.gate is not None and recipe.gate.input_dependent):
+    with torch.random.fork_rng():
+        gate = _noisy(make, recipe).gate
+    if not at or (gate is not None and gate.noise.input_dependent):
         return  # such a gate reads features without a gradient, which differences do not know
     step = 1e-6
 
@@ -227,7 +229,7 @@ def check_second_derivatives(make: Make, inputs: Inputs, recipe: Recipe) -> None
         torch.testing.assert_close(mine, (8 * a - b) / (12 * step), rtol=1e-5, atol=1e-5)
 
 
-def check_compile(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_compile(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """One graph in training and in evaluation; no recompilation for a second call or a new beta."""
     layer = _noisy(make, recipe)
     elbo = ELBO(layer, lambda out, _: out.square().mean(), num_data=10)
@@ -252,7 +254,7 @@ def check_compile(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     assert len(graphs) == 1, f"{len(graphs)} graphs for two evaluations"
 
 
-def check_vmap(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_vmap(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """vmap over draws gives different draws of the right shape."""
     layer = _noisy(make, recipe).eval()
     with sampling(layer), torch.no_grad():
@@ -262,14 +264,14 @@ def check_vmap(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     assert any(not torch.equal(draws[0], d) for d in draws), "vmap repeats one draw"
 
 
-def check_export(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_export(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """torch.export of the mean computes the mean."""
     layer = _noisy(make, recipe).eval()
     program = torch.export.export(layer, inputs)
     torch.testing.assert_close(program.module()(*inputs), layer(*inputs))
 
 
-def check_autocast(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_autocast(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Under bfloat16 and float16 autocast outputs, KL and gradients are finite, at zero too."""
     for dtype in (torch.bfloat16, torch.float16):
         for given in (inputs, tuple(torch.zeros_like(x) for x in inputs)):
@@ -283,7 +285,7 @@ def check_autocast(make: Make, inputs: Inputs, recipe: Recipe) -> None:
                 assert finite, f"the gradient of {name} is not finite in {dtype}"
 
 
-def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Two such layers have twice the KL; one layer used twice has it once."""
     layer = _noisy(make, recipe)
     with torch.random.fork_rng():
@@ -291,7 +293,7 @@ def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: Recipe) -> None:
     with torch.random.fork_rng():
         tied = kl(nn.ModuleList([layer, layer]))
     assert torch.equal(one, tied), "a shared module counts twice"
-    if recipe.prior is not None and type(recipe.prior).__name__ != "MonteCarlo":
+    if layer.prior is not None and type(layer.prior).__name__ != "MonteCarlo":
         two = kl(nn.ModuleList([layer, copy.deepcopy(layer)]))
         torch.testing.assert_close(two, 2 * one)
     assert noisy_modules(layer)
@@ -307,7 +309,7 @@ CHECKS: dict[str, Check] = {
 }  # fmt: skip
 
 
-def check_layer(make: Make, inputs: Inputs, recipe: Recipe) -> None:
+def check_layer(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Run every check on one plain layer under one recipe.
 
     >>> import torch, vardrop as vd

@@ -1,0 +1,78 @@
+"""Noise on classes: the kind of `HeadRecipe`, a head in the place of the last linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import nn
+
+from vardrop.conversion.kinds import (
+    Kind,
+    check_plain,
+    described,
+    has_parameters,
+    make_plain,
+    rename,
+)
+from vardrop.conversion.layers import frozen_reason
+from vardrop.conversion.selection import listed
+from vardrop.errors import VardropError
+from vardrop.heads import Head
+from vardrop.layers import Ties
+from vardrop.recipes import HeadRecipe
+
+
+class LastLayer(Kind):
+    """One linear layer becomes a head: the last, or the one that `where` names."""
+
+    def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
+        self.recipe, self.everywhere = recipe, everywhere
+        linear = [m for m in modules if self.noisy_type(m) is not None]
+        self.allowed = {id(m) for m in (linear[-1:] if everywhere else linear)}
+
+    def reason(self, module: nn.Module) -> str | None:
+        if not has_parameters(module):
+            return None
+        if self.noisy_type(module) is None:
+            return "a head takes the place of a linear layer"
+        if id(module) not in self.allowed:
+            return "not the last linear layer; name another with `where`"
+        linear = cast(nn.Linear, module)
+        if linear.out_features < 2:
+            return "one output; a head needs at least 2 classes"
+        return frozen_reason(linear.weight, self.everywhere)
+
+    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        return Head if type(module) is nn.Linear else None
+
+    def becomes(self, module: nn.Module) -> str:
+        return f"vardrop.Head with {self.recipe.rule!r}"
+
+    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        super().check(net, changes)
+        if len(changes) > 1:
+            raise VardropError(
+                f"Expected `where` to select one linear layer for the head, but got "
+                f"{listed(list(changes))}. Name the last one."
+            )
+
+    def change(self, module: nn.Module, noise: Ties) -> None:
+        module.__class__ = Head
+        Head.make_head(cast(Head, module), self.recipe.rule)
+
+
+@check_plain.register
+def _(module: Head, folded: set[int]) -> None:
+    module.check_linear()
+
+
+@make_plain.register
+def _(module: Head) -> None:
+    module.make_plain()
+    rename(module, nn.Linear)
+
+
+@described.register
+def _(module: Head, name: str) -> tuple[HeadRecipe, dict[str, Any]]:
+    return HeadRecipe(module.rule), {}

@@ -1,0 +1,228 @@
+"""Noise on the weights and features of layers: the kind of `Recipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from vardrop.conversion.kinds import (
+    Kind,
+    check_plain,
+    described,
+    has_parameters,
+    make_plain,
+    plain_type,
+    rename,
+)
+from vardrop.errors import VardropError
+from vardrop.gates import FeatureNoise, Gate
+from vardrop.layers import NOISY_TYPES, Embedding, Ties, Variational
+from vardrop.noisy import Noisy
+from vardrop.recipes import Recipe
+
+_RECURRENT = "recurrent layers run inside one torch function"
+_CELL = "recurrent cells run inside one torch function"
+# Why modules of these types, or of subclasses, stay; a noisy layer is refused where it is selected.
+_UNSUPPORTED: dict[type, str] = {
+    Variational: "",
+    Noisy: "a gate or head with noise of its own",
+    LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
+    nn.MultiheadAttention: "attention multiplies its packed weights inside one torch function",
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _RECURRENT),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _CELL),
+    nn.EmbeddingBag: "bags reduce rows inside one torch function",
+}
+
+
+def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> Kind:
+    """The kind of a recipe: new noise in plain layers, or gates on top of gates that are there."""
+    gate = recipe.gate
+    if gate is not None and gate.base_noise is not None:
+        return _TakenOver(recipe, gate, gate.base_noise)
+    return NoisyLayers(recipe, everywhere)
+
+
+class NoisyLayers(Kind):
+    """Plain layers become the noisy layers of their types."""
+
+    def __init__(self, recipe: Recipe, everywhere: bool) -> None:
+        self.recipe, self.everywhere = recipe, everywhere
+        self.rewrites = recipe.posterior is not None and recipe.posterior.zero_mean
+
+    def reason(self, module: nn.Module) -> str | None:
+        if not has_parameters(module):
+            return None
+        if type(module) in NOISY_TYPES:
+            return self._own_reason(module)
+        for base in type(module).__mro__:
+            if base in _UNSUPPORTED:
+                return _UNSUPPORTED[base]
+            if base in NOISY_TYPES:
+                return f"a subclass of {base.__name__} with behaviour of its own"
+        return "no weights that can be noisy"
+
+    def _own_reason(self, module: nn.Module) -> str:
+        weight = module._parameters.get("weight")
+        if weight is None:
+            return (
+                "its weight is computed from other tensors (weight_norm, spectral_norm) before "
+                "each pass; remove that first"
+            )
+        if not weight.is_floating_point():
+            return f"its weights are {weight.dtype}"
+        if weight.numel() == 0:
+            return "no units to gate" if self.recipe.gate is not None else "it has no weights"
+        further = _FURTHER.get(type(module))
+        found = "" if further is None else further(module, self.recipe)
+        return found or frozen_reason(weight, self.everywhere)
+
+    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        return NOISY_TYPES.get(type(module))
+
+    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        for name, module in changes.items():
+            if self.noisy_type(module) is None:
+                raise VardropError(
+                    f"Expected module '{name or '(net)'}' to be plain, but got "
+                    f"{type(module).__name__}, which is noisy already. Leave it out with "
+                    "`exclude`, or call vardrop.revert first."
+                )
+        super().check(net, changes)
+        self._check_ties(net, changes)
+
+    def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        """Refuse a second method for a weight that another module has made noisy."""
+        mine = self.recipe.posterior, self.recipe.prior
+        there = {id(m.weight): m for m in noisy_layers(net) if m.posterior}
+        for module in changes.values():
+            other = there.get(id(module.weight))
+            if mine[0] is None or other is None or mine == (other.posterior, other.prior):
+                continue
+            raise VardropError(
+                "Expected modules with one weight to have one posterior and one prior, but got "
+                f"{mine[0]!r} with {mine[1]!r} beside {other.posterior!r} with {other.prior!r}. "
+                "Convert them with the same recipe, or untie them."
+            )
+
+    def change(self, module: nn.Module, noise: Ties) -> None:
+        recipe = self.recipe
+        noisy_type = NOISY_TYPES[type(module)]
+        module.__class__ = noisy_type
+        noisy_type.make_noisy(
+            cast(Variational, module), recipe.posterior, recipe.prior, recipe.estimator,
+            recipe.gate, recipe.noisy_bias, noise,
+        )  # fmt: skip
+
+
+class _TakenOver(Kind):
+    """Gates of trained layers are taken over by gates that build on them; the weights stay."""
+
+    def __init__(self, recipe: Recipe, gate: FeatureNoise, base: FeatureNoise) -> None:
+        self.recipe, self.gate, self.base = recipe, gate, base
+
+    def reason(self, module: nn.Module) -> str | None:
+        if not has_parameters(module):
+            return None
+        there = _gate_of(module)
+        return self.gate.why_not_over(None if there is None else there.noise)
+
+    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
+        return NOISY_TYPES.get(type(module))
+
+    def becomes(self, module: nn.Module) -> str:
+        return f"its gate is taken over by {type(self.gate).__name__}"
+
+    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
+        super().check(net, changes)
+        if self.recipe.posterior is not None:
+            raise VardropError(
+                f"Expected no `posterior` beside a gate that takes over trained ones, but got "
+                f"{self.recipe.posterior!r}. The weights keep what they have; leave it out."
+            )
+
+    def change(self, module: nn.Module, noise: Ties) -> None:
+        there = _gate_of(module)
+        assert there is not None
+        module.gate = self.gate.over(there)
+
+    def restore(self, module: nn.Module, noise: Ties) -> None:
+        NoisyLayers(replace(self.recipe, gate=self.base), False).change(module, noise)
+        self.change(module, noise)
+
+
+def frozen_reason(weight: Tensor, everywhere: bool) -> str:
+    """Nobody asked for noise on weights that are not trained, as the base under an adapter is."""
+    asked = weight.requires_grad or not everywhere
+    return "" if asked else "its weights are frozen; name it with `where` if it is meant"
+
+
+def _embedding_reason(module: nn.Module, recipe: Recipe) -> str:
+    if module.max_norm is not None:
+        return "max_norm rewrites its weights in the forward pass"
+    if module.sparse:
+        return "sparse gradients do not go with a KL over all weights"
+    if recipe.gate is not None:
+        return f"an index has no features to gate ({Embedding.__name__} takes posteriors only)"
+    return ""
+
+
+# What one type of layer asks beyond the others.
+_FURTHER: dict[type[nn.Module], Callable[[nn.Module, Recipe], str]] = {
+    nn.Embedding: _embedding_reason
+}
+
+
+def noisy_layers(net: nn.Module) -> list[Variational]:
+    """The layers of a net that have a method, or could have one."""
+    return [m for m in net.modules() if isinstance(m, Variational)]
+
+
+def ties(net: nn.Module) -> Ties:
+    """The noise that is there, by the weight or bias that it belongs to."""
+    found: Ties = {}
+    for layer in noisy_layers(net):
+        for mean, tensors in layer.owned_noise():
+            found.setdefault(id(mean), {}).update(tensors)
+    return found
+
+
+def _gate_of(module: nn.Module) -> Gate | None:
+    return module.gate if isinstance(module, Variational) else None
+
+
+@check_plain.register
+def _(module: Variational, folded: set[int]) -> None:
+    if module.gate is None:
+        return
+    if module.gate.unit_mean() is not None and id(module.weight) in folded:
+        raise VardropError(
+            "Expected every gated layer to have weights of its own, but got tied weights, "
+            "into which two gates cannot be folded. Untie them first."
+        )
+    folded.add(id(module.weight))
+
+
+@make_plain.register
+def _(module: Variational) -> None:
+    plain = plain_type(module, NOISY_TYPES)
+    if plain is not None:  # a class of your own stays what it is
+        module.make_plain()
+        rename(module, plain)
+
+
+@described.register
+def _(module: Variational, name: str) -> tuple[Recipe, dict[str, Any]] | None:
+    if module.posterior is None and module.gate is None:
+        return None  # a layer by its own class, without a method
+    gate = None if module.gate is None else module.gate.noise
+    method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
+    return Recipe(*method), {}
+
+
+@described.register
+def _(module: Gate, name: str) -> tuple[Recipe, dict[str, Any]]:
+    return Recipe(gate=module.noise), {"units": module.units}
