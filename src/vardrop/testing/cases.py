@@ -1,13 +1,14 @@
-"""The one table of layers and recipes that the contract is run on; a new recipe is one row here.
+"""The one table of layers and recipes that the contract is run on.
 
 The name of a recipe begins with the function of `vardrop.recipes` that makes it ("own" where
-none does), so that a test can hold that every one of them is in the table.
+none does). A function without a row here is in the table by itself, with its default arguments;
+rows are for other arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,19 @@ HEADS: dict[str, HeadRecipe] = {
     "deterministic_attention": r.deterministic_attention(),
     "sparsemax": r.sparsemax(),
 }
+
+
+def _add_defaults() -> None:
+    """A row for each named method that has none, in the table of its kind."""
+    named = {name.partition("-")[0] for name in (*RECIPES, *HEADS)}
+    for name, method in r.METHODS.items():
+        if name not in named:
+            recipe = method()
+            table: dict[str, Any] = HEADS if isinstance(recipe, HeadRecipe) else RECIPES
+            table[name] = recipe
+
+
+_add_defaults()
 
 
 def cases() -> Iterator[tuple[str, str]]:
