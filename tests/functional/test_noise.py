@@ -1,24 +1,61 @@
 """Normal numbers that are looked up: their distribution, and where others take their place."""
 
+import math
+
 import pytest
 import torch
+from scipy.stats import poisson
 
-from tests.statistics import assert_mean
-from vardrop.functional import standard_normal
-from vardrop.functional.drawing import _NORMALS
+from tests.statistics import FAMILY_WISE, assert_mean, assert_variance
+from vardrop.functional import drawing, standard_normal
+from vardrop.functional.drawing import _MANY, _NORMALS, _TAIL
 
 _LIKE = torch.zeros(())
 
 
-def test_the_values_are_those_of_a_normal_distribution():
+def test_the_table_is_a_normal_distribution_between_its_tails():
     values = _NORMALS.double()
+    cut = -float(torch.special.ndtri(torch.tensor(_TAIL / 2, dtype=torch.float64)))
+    density = math.exp(-0.5 * cut**2) / math.sqrt(2 * math.pi)
     assert values.mean().abs() < 1e-9
-    assert (values.square().mean() - 1).abs() < 1e-6
-    assert (values.pow(4).mean() - 3).abs() < 2.5e-4
-    below = torch.special.ndtr(values)
+    assert values.abs().max() < cut
+    inside = 1 - 2 * cut * density / (1 - _TAIL)  # the variance of a truncated normal
+    assert (values.square().mean() - inside).abs() < 1e-6
+    below = (torch.special.ndtr(values) - _TAIL / 2) / (1 - _TAIL)
     rank = torch.arange(len(values)) / len(values)
     assert (below > rank - 1e-6).all()
     assert (below < rank + 1 / len(values) + 1e-6).all()
+
+
+@pytest.mark.parametrize("size", [1000, _MANY - 1, _MANY, 1 << 20])
+def test_tails_do_not_depend_on_how_many_are_drawn(size):
+    total, rounds = 1 << 23, max(1, (1 << 23) // size)
+    with drawing(size):
+        draws = torch.cat([standard_normal((size,), _LIKE) for _ in range(rounds)])
+    total = len(draws)
+    cuts = (2.0, 3.0, 3.49, 3.6, 4.0, 4.5, 5.0)
+    for side in (1, -1):
+        for cut in cuts:
+            share = 0.5 * math.erfc(cut / math.sqrt(2))
+            found = int((side * draws > cut).sum())
+            # Poisson: few numbers lie beyond 5.
+            low, high = poisson.interval(1 - FAMILY_WISE / (8 * len(cuts)), total * share)
+            assert low <= found <= high, (side, cut, found, total * share)
+    assert_mean(draws.double().mul(2.5).exp(), math.exp(2.5**2 / 2))
+
+
+def test_tails_lie_anywhere():
+    with drawing(0):
+        draws = torch.stack([standard_normal((_MANY,), _LIKE) for _ in range(500)])
+    rows, places = (draws.abs() > 3.5).nonzero().unbind(1)
+    uniform = (places.double() + 0.5) / _MANY
+    assert_mean(uniform, 0.5)
+    assert_mean((uniform - 0.5).square(), 1 / 12)
+    counts = torch.bincount(rows, minlength=500).double()
+    assert_variance(counts, float(counts.mean()))  # a Poisson number in every call
+    neighbours = draws[:, 1:][draws[:, :-1].abs() > 3.5]
+    assert_mean(neighbours, 0.0)
+    assert_mean(neighbours.square(), 1.0)
 
 
 def test_numbers_are_independent_normal():
@@ -32,7 +69,7 @@ def test_numbers_are_independent_normal():
     assert_mean(x[1:, 0].square() * x[:-1, -1].square(), 1.0)
 
 
-@pytest.mark.parametrize("shape", [(4097,), (64, 65), (3, 1366), ()])
+@pytest.mark.parametrize("shape", [(65537,), (64, 1025), (3, 21847), ()])
 def test_any_shape(shape):
     assert standard_normal(shape, _LIKE).shape == shape
 
@@ -40,24 +77,24 @@ def test_any_shape(shape):
 def test_the_generator_decides():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        first = standard_normal((5000,), _LIKE)
-        second = standard_normal((5000,), _LIKE)
+        first = standard_normal((100_000,), _LIKE)
+        second = standard_normal((100_000,), _LIKE)
         torch.manual_seed(3)
-        assert torch.equal(standard_normal((5000,), _LIKE), first)
+        assert torch.equal(standard_normal((100_000,), _LIKE), first)
     assert not torch.equal(first, second)
 
 
 def test_double_precision_is_not_looked_up():
-    x = standard_normal((5000,), _LIKE.double())
+    x = standard_normal((100_000,), _LIKE.double())
     assert x.dtype == torch.float64
     assert len(x.unique()) == len(x)
 
 
 def test_draws_under_vmap_differ():
-    x = torch.vmap(lambda _: standard_normal((5000,), _LIKE), randomness="different")(
+    x = torch.vmap(lambda _: standard_normal((100_000,), _LIKE), randomness="different")(
         torch.arange(2)
     )
-    assert x.shape == (2, 5000)
+    assert x.shape == (2, 100_000)
     assert not torch.equal(x[0], x[1])
 
 
@@ -65,7 +102,7 @@ def test_draws_under_vmap_differ():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 def test_compiled_numbers_are_the_same():
     def twice():
-        return standard_normal((5000,), _LIKE), standard_normal((5000,), _LIKE)
+        return standard_normal((100_000,), _LIKE), standard_normal((100_000,), _LIKE)
 
     compiled = torch.compile(twice, fullgraph=True)
     with torch.random.fork_rng(devices=[]):
