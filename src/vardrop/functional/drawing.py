@@ -92,10 +92,10 @@ _NORMALS = _quantiles(1 << 16)
 def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """Independent standard normal numbers, in the dtype and device of `like`.
 
-    Many float32 numbers on a CPU are looked up, 16 random bits each, in three quarters of the time of
-    `torch.randn`: 2^16 equally likely values, whose distribution function is within 2^-16 of the
-    normal one. One in 4096, at random places, is drawn exactly from beyond the table instead, so
-    that the tails are those of `torch.randn` however many numbers there are.
+    Many float32 numbers on a CPU are looked up, 16 random bits each, in three quarters of the time
+    of `torch.randn`: 2^16 equally likely values, whose distribution function is within 2^-16 of
+    the normal one. One in 4096, at random places, is drawn exactly from beyond the table instead,
+    so that the tails are those of `torch.randn` however many numbers there are.
 
     >>> import torch
     >>> standard_normal((2, 3), torch.zeros(())).shape

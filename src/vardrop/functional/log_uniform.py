@@ -134,17 +134,16 @@ def log_uniform_kl(u: Tensor) -> Tensor:
 def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
     """Exact KL to the log-uniform prior as a function of log alpha, elementwise.
 
-    `log_uniform_kl` at u = 1 / (2 alpha), and log(4 u) / 2 + gamma / 2 where u would overflow,
-    which is right to 1e-11 from u = exp(25) on.
+    `log_uniform_kl` at u = 1 / (2 alpha). From u = exp(25) on it grows by log(u) / 2, to 1e-11,
+    also where u itself would overflow.
 
     >>> import torch
     >>> log_uniform_kl_of_log(torch.tensor([0.0, -200.0]))
     tensor([  0.4267, 100.6352])
     """
     log_u = -wide(log_alpha) - math.log(2)
-    near = log_uniform_kl(log_u.clamp(max=25.0).exp())
-    far = 0.5 * log_u + (math.log(2) + 0.5 * 0.5772156649015329)
-    return torch.where(log_u > 25.0, far, near)
+    near = log_u.clamp(max=25.0)
+    return torch.add(log_uniform_kl(near.exp()), log_u - near, alpha=0.5)
 
 
 def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from vardrop.checks import check_integer, check_type
 from vardrop.errors import VardropError
+from vardrop.functional import wide
 from vardrop.noisy import Noisy
 from vardrop.values import Value
 
@@ -136,8 +137,8 @@ class Head(Noisy, nn.Linear):
                 f"Expected the last axis of the features to be {self.in_features}, "
                 f"but got shape {tuple(h.shape)}."
             )
-        logits = _wide(functional.linear(h, self.weight, self.bias))
-        return logits, {name: _wide(getattr(self, name)(h)) for name in self.rule.branches}
+        logits = wide(functional.linear(h, self.weight, self.bias))
+        return logits, {name: wide(getattr(self, name)(h)) for name in self.rule.branches}
 
     def forward(self, h: Tensor, samples: int | None = None) -> Tensor:
         """Class log-probabilities: one pass, one draw while sampling, or a mean over `samples`."""
@@ -200,10 +201,6 @@ class Head(Noisy, nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{nn.Linear.extra_repr(self)}, rule={self.rule!r}"
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def is_target(y: Tensor, logits: Tensor) -> Tensor:
