@@ -209,3 +209,20 @@ def test_proper_priors_where_the_variance_underflows(log_sigma2):
         cross = -float(prior.log_prob(torch.tensor(0.5), {}))
         assert float(value.detach()) == pytest.approx(cross - entropy, rel=1e-5)
         assert torch.autograd.grad(value, s)[0].item() == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD()])
+def test_second_derivatives_at_a_zero_weight(prior, dtype, weight):
+    w = torch.full((1, 2), weight, dtype=dtype, requires_grad=True)
+    s = torch.full((1, 2), 2.0, dtype=dtype)
+    value = kl_divergence(vd.AdditiveGaussian(), prior, w, AXES, {"log_sigma2": s}, {})
+    (slope,) = torch.autograd.grad(value, w, create_graph=True)
+    (second,) = torch.autograd.grad(slope.sum(), w)
+    exact = {vd.LogUniform(): exact_kl, vd.ARD(): exact_ard}[prior]
+    step = mp.mpf(10) ** -6
+    with mp.workdps(30):
+        up, down = (exact(weight + k * step, 2.0)[1] for k in (1, -1))
+        expected = float((up - down) / (2 * step))
+    torch.testing.assert_close(second, torch.full_like(second, expected), rtol=1e-4, atol=1e-6)

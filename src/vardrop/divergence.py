@@ -151,7 +151,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 
 @register_kl(AdditiveGaussian, ARD)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
-    return 0.5 * torch.nn.functional.softplus(-q.log_alpha(weight, qt)).sum()
+    return F.ard_kl_additive(weight, qt["log_sigma2"])
 
 
 @register_kl(MultiplicativeGaussian, ARD)

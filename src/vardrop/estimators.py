@@ -185,8 +185,8 @@ class LocalReparameterization(Estimator):
             return None
         return (
             f"local reparameterisation draws normal outputs, and the weights of {posterior!r} are "
-            "not normal; LocalReparameterization(central_limit=True) takes them as normal all "
-            "the same, which a large fan-in justifies"
+            "not normal; vardrop.estimators.LocalReparameterization(central_limit=True) takes them "
+            "as normal all the same, which a large fan-in justifies"
         )
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:

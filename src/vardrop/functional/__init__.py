@@ -26,6 +26,7 @@ from vardrop.functional.kumaraswamy import (
     kumaraswamy_log_sample,
 )
 from vardrop.functional.log_uniform import (
+    ard_kl_additive,
     dawson,
     log_uniform_kl,
     log_uniform_kl_additive,
@@ -52,6 +53,7 @@ __all__ = [
     "Convolution",
     "Dense",
     "Product",
+    "ard_kl_additive",
     "bernoulli_entropy",
     "bernoulli_kl",
     "can_fuse",

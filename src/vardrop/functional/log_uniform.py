@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from vardrop.functional.additive import additive_weights, can_share
-from vardrop.functional.blocks import in_forward_mode
+from vardrop.functional.blocks import can_block, in_forward_mode
 from vardrop.functional.log_uniform_sum import traced_kl
 from vardrop.functional.noise import log_square, wide
 
@@ -142,8 +142,8 @@ def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
     tensor([  0.4267, 100.6352])
     """
     log_u = -wide(log_alpha) - math.log(2)
-    near = log_u.clamp(max=25.0)
-    return torch.add(log_uniform_kl(near.exp()), log_u - near, alpha=0.5)
+    near, beyond = log_u.clamp(max=25.0).exp(), torch.relu(log_u - 25.0)
+    return torch.add(log_uniform_kl(near), beyond, alpha=0.5)
 
 
 def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
@@ -161,7 +161,45 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
         return additive_weights(weight, log_sigma2).kl(value)
     if torch.compiler.is_compiling() and weight.dtype == torch.float32:
         return traced_kl(weight, log_sigma2, value)
-    return log_uniform_kl_of_log(log_sigma2 - log_square(weight)).sum()
+    ratio, log_beyond, beyond = _ratio_parts(weight, log_sigma2)
+    asymptote = 0.5 * (math.log(2) + 0.5772156649015329)
+    far = torch.where(beyond, 0.5 * log_beyond + asymptote, 0.0)
+    return (log_uniform_kl(0.5 * ratio) + far).sum()
+
+
+def _ratio_parts(weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """w^2 / sigma^2 up to exp(25) and zero beyond, its logarithm beyond, and where that is.
+
+    The first part has every derivative at w = 0, which the logarithm has not.
+    """
+    log_ratio = log_square(weight) - log_sigma2
+    beyond = log_ratio > 25.0
+    least = -1.8 * math.log(torch.finfo(weight.dtype).max)  # the root of 1 / sigma^2 is finite
+    root = torch.where(beyond, 0.0, weight) * torch.exp(-0.5 * log_sigma2.clamp(min=least))
+    return root * root, torch.where(beyond, log_ratio, 0.0), beyond
+
+
+def _is_moderate(weight: Tensor, log_sigma2: Tensor) -> bool:
+    """Whether w^2 / sigma^2 stays within single precision."""
+    return bool(log_sigma2.amin() > -40) and bool(weight.abs().amax() < 1e10)
+
+
+def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
+    """KL of N(weight, exp(log_sigma2)) to the best normal prior of every weight, summed.
+
+    1/2 log(1 + w^2 / sigma^2) per weight.
+
+    >>> import torch
+    >>> ard_kl_additive(torch.ones(2), torch.zeros(2))
+    tensor(0.6931)
+
+    Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
+    """
+    weight, log_sigma2 = wide(weight), wide(log_sigma2)
+    if can_block(weight, log_sigma2) and _is_moderate(weight.detach(), log_sigma2.detach()):
+        return 0.5 * torch.log1p(weight.square() * torch.exp(-log_sigma2)).sum()
+    ratio, log_beyond, _ = _ratio_parts(weight, log_sigma2)
+    return 0.5 * (torch.log1p(ratio) + log_beyond).sum()
 
 
 def dawson(x: Tensor) -> Tensor:
