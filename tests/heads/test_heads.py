@@ -3,6 +3,8 @@
 import copy
 import pickle
 import threading
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from tests.statistics import assert_mean, z_bound
-from vardrop import recipes
+from vardrop import recipes, values
 from vardrop.errors import VardropError
 from vardrop.heads import (
     AttentionRule,
@@ -25,6 +27,7 @@ from vardrop.heads import (
     SoftmaxRule,
     SparsemaxRule,
 )
+from vardrop.heads.base import Branches
 from vardrop.heads.sparsemax import sparsemax
 
 RULES = [
@@ -310,6 +313,33 @@ def test_other_heads_refuse_to_revert(recipe: vd.HeadRecipe) -> None:
     net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe)
     with pytest.raises(VardropError, match="Expected a head that is a softmax"):
         vd.revert(net)
+
+
+def test_a_rule_of_your_own_needs_no_head_of_its_own(tmp_path) -> None:
+    @dataclass(frozen=True)
+    class Cold(SoftmaxRule):
+        temperature: float = 0.5
+        linear: ClassVar[bool] = False
+
+        def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+            return torch.log_softmax(logits / self.temperature, -1)
+
+        def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> vd.HeadParts:
+            return super().loss(logits / self.temperature, branches, y)
+
+    try:
+        recipe = vd.HeadRecipe(Cold(0.25))
+        assert vd.from_json(vd.to_json(recipe)) == recipe
+        net = vd.convert(nn.Sequential(nn.Linear(5, 4)), recipe)
+        loss = vd.ELBO(net, vd.Categorical(), num_data=8)(H, Y).loss
+        torch.testing.assert_close(loss, functional.nll_loss(net(H), Y))
+        vd.save_noisy(net, tmp_path / "net")
+        again = vd.load_noisy(tmp_path / "net", into=nn.Sequential(nn.Linear(5, 4)))
+        assert torch.equal(again(H), net(H))
+        with pytest.raises(VardropError, match="a softmax of its linear layer, but got .*Cold"):
+            vd.revert(net)
+    finally:
+        del values._TYPES["Cold"]
 
 
 def test_the_branches_take_no_weight_decay() -> None:

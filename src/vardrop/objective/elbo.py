@@ -37,8 +37,8 @@ class ELBO(nn.Module):
 
         loss = mean_batch -log p(y | x, w) + beta KL(q || p) / num_data,  w ~ q
 
-    A net that ends in a head, such as `DropMax`, is trained by the head's own objective in the
-    place of the NLL; its likelihood is `Categorical()`.
+    A net that ends in a `Head` (see `dropmax`) is trained by the head's own objective in the place
+    of the NLL; its likelihood is `Categorical()`.
 
     Wrap *this* module in DistributedDataParallel or `torch.compile`: parameters that only the KL
     sees are then synchronised too, and `beta`, a buffer, changes without a recompilation.

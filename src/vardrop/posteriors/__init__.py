@@ -13,6 +13,7 @@ Every posterior answers the same questions about a weight tensor and its noise t
 `weight` is always the posterior mean.
 """
 
+from vardrop.posteriors import bernoulli, gaussian, zero_mean
 from vardrop.posteriors.base import (
     Axes,
     Noise,
@@ -22,20 +23,19 @@ from vardrop.posteriors.base import (
     check_drop_rate,
     check_log_variance,
 )
-from vardrop.posteriors.bernoulli import Bernoulli
-from vardrop.posteriors.gaussian import AdditiveGaussian, MultiplicativeGaussian
-from vardrop.posteriors.zero_mean import ZeroMean
+from vardrop.posteriors.bernoulli import *  # noqa: F403 - what a file names in __all__ is public
+from vardrop.posteriors.gaussian import *  # noqa: F403
+from vardrop.posteriors.zero_mean import *  # noqa: F403
 
 __all__ = [
-    "AdditiveGaussian",
     "Axes",
-    "Bernoulli",
-    "MultiplicativeGaussian",
     "Noise",
     "Posterior",
     "Sharing",
     "Tensors",
-    "ZeroMean",
     "check_drop_rate",
     "check_log_variance",
 ]
+__all__ += bernoulli.__all__
+__all__ += gaussian.__all__
+__all__ += zero_mean.__all__

@@ -18,6 +18,8 @@ from vardrop.posteriors.base import (
     shared_shape,
 )
 
+__all__ = ["Bernoulli"]
+
 
 @dataclass(frozen=True)
 class Bernoulli(Posterior):

@@ -20,6 +20,8 @@ from vardrop.posteriors.base import (
     shared_shape,
 )
 
+__all__ = ["AdditiveGaussian", "MultiplicativeGaussian"]
+
 
 @dataclass(frozen=True)
 class AdditiveGaussian(Posterior):

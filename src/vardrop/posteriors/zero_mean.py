@@ -18,6 +18,8 @@ from vardrop.posteriors.base import (
     Tensors,
 )
 
+__all__ = ["ZeroMean"]
+
 
 @dataclass(frozen=True)
 class ZeroMean(Posterior):
