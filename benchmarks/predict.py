@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from vardrop.prediction import predict
-from vardrop.prediction.cost import calls, chunk_size
 from vardrop.prediction.moments import propagate
 
 SAMPLES = 32
@@ -112,8 +111,7 @@ def speed(name: str, build: Callable[[], nn.Module], batch: int, rounds: int) ->
     runs: dict[str, tuple[Run, int]] = {
         "plain": (forward, often),
         "moments": (lambda: propagate(net, x), few),
-        "auto": (lambda: predict(net, x, SAMPLES), few),
-        "local": (lambda: predict(net, x, SAMPLES, draw="local"), few),
+        "predict": (lambda: predict(net, x, SAMPLES), few),
         "weights": (lambda: predict(net, x, SAMPLES, draw="weights"), 1),
         LOOPS[0]: (lrt_loop(net, x), 1),
         LOOPS[1]: (weight_loop(net, x), 1),
@@ -124,8 +122,7 @@ def speed(name: str, build: Callable[[], nn.Module], batch: int, rounds: int) ->
         "case": f"{name} b{batch}",
         "plain, us": round(1e6 * found["plain"], 1),
         "forwards": {k: round(v / found["plain"], 1) for k, v in found.items()},
-        "faster than": {k: round(found[k] / found["auto"], 2) for k in LOOPS},
-        "auto / better way": round(found["auto"] / min(found["local"], found["weights"]), 2),
+        "faster than": {k: round(found[k] / found["predict"], 2) for k in LOOPS},
     }
 
 
@@ -144,20 +141,18 @@ def peak(run: Run) -> int:
 
 
 def memory(samples: int = 10_000) -> dict[str, object]:
-    """Peak memory of many draws against that of one chunk, both keeping one chunk of draws."""
+    """Peak memory of many draws against that of few, both keeping few."""
     net = vd.convert(mlp(784, 300, 100, 10), vd.sparse_vd()).eval()
-    x = torch.randn(256, 1, 28, 28)
-    chunk = chunk_size(calls(net, x), len(x), samples, 2**28)
+    x, few = torch.randn(256, 1, 28, 28), 9
 
     def run(draws: int) -> object:
-        return predict(net, x, draws, draw="local", chunk=chunk, keep=chunk)
+        return predict(net, x, draws, keep=few)
 
-    run(chunk)  # what a first call leaves behind
-    one, many = peak(lambda: run(chunk)), peak(lambda: run(samples))
+    run(few)  # what a first call leaves behind
+    one, many = peak(lambda: run(few)), peak(lambda: run(samples))
     return {
         "case": "memory, MLP, batch 256",
-        "chunk": chunk,
-        "one chunk, kB": one,
+        f"{few} draws, kB": one,
         f"{samples} draws, kB": many,
         "ratio": round(many / one, 2),
     }
@@ -189,7 +184,7 @@ def main() -> None:
     for case in cases:
         case["peers, forwards"] = peers[case["case"]]
         case["faster than the fastest peer"] = round(
-            min(peers[case["case"]].values()) / case["forwards"]["auto"], 2
+            min(peers[case["case"]].values()) / case["forwards"]["predict"], 2
         )
     found = {"speed": cases, "memory": memory_in_a_process_of_its_own()}
     (HERE / "predict.json").write_text(json.dumps(found, indent=1) + "\n")

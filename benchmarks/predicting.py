@@ -39,7 +39,6 @@ def measure(case: Case, settings: Settings) -> list[Row]:
     runs: dict[str, Run] = {
         "plain": repeated(forward(plain, x), often),
         "predict": lambda: vd.predict(net, x, SAMPLES),
-        "predict, local noise": lambda: vd.predict(net, x, SAMPLES, draw="local"),
         "predict, weight draws": lambda: vd.predict(net, x, SAMPLES, draw="weights"),
     }
     if case.quick or not settings.quick:

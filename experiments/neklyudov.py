@@ -24,8 +24,7 @@ from vardrop.metrics import accuracy
 from vardrop.noisy import kl, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
-from vardrop.prediction import predict
-from vardrop.prediction.selective import measure
+from vardrop.prediction import predict, select, unlabelled_kappa
 from vardrop.priors import ARD, LogUniform, Prior, StudentT
 from vardrop.recipes import Recipe, variance_layer
 from vardrop.training import Epoch, Loop
@@ -236,21 +235,13 @@ def selective_propagation(
         loop = Loop(elbo, optimizer, *data, epochs, batch_size=200, rate=rate, seed=seed)
         (watch or Watch()).fit("variance net", loop, fraction=0.7)
         net.eval()
-        kappa = measure(net, data.x[:2000], "categorical", 0.0)
+        kappa = unlabelled_kappa(elbo, data.x[:2000])
         sizes = torch.cat([k.abs().flatten() for k in kappa.values()]).sort().values
         curve = []
         for share in shares:
             least = _exceeded_by(sizes, share)
-            found = predict(
-                net,
-                test.x.split(1000),
-                samples,
-                mode="selective",
-                threshold=least,
-                kappa=kappa,
-                seed=seed,
-                keep=0,
-            )
+            some = select(net, kappa, least).net
+            found = predict(some, test.x.split(1000), samples, seed=seed, keep=0)
             right = 100 * float(accuracy(found.probs, test.y))
             curve.append({"share of sampled weights": share, "accuracy, %": right})
     figures = {

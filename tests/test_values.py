@@ -9,7 +9,7 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.posteriors import Axes
-from vardrop.prediction.selective import SelectedNoise  # noqa: F401 - a field without a default
+from vardrop.prediction.functions import SelectedNoise  # noqa: F401 - a field without a default
 from vardrop.testing import HEADS, RECIPES
 from vardrop.values import _TYPES
 

@@ -35,12 +35,14 @@ from vardrop.layers import (
     Bilinear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
     Embedding, Linear,
 )  # fmt: skip
+from vardrop.likelihoods import (
+    Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Values,
+)  # fmt: skip
 from vardrop.noisy import (
     Relevance, kl, log_alpha, relevance, sampling,
 )  # fmt: skip
 from vardrop.objective import (
-    ELBO, Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, compile, constant, cyclical,
-    linear_warmup, parameter_groups,
+    ELBO, compile, constant, cyclical, linear_warmup, parameter_groups,
 )  # fmt: skip
 from vardrop.posteriors import (
     AdditiveGaussian, MultiplicativeGaussian, ZeroMean,
@@ -112,9 +114,9 @@ __all__ = [
     "HardConcrete", "Head", "HeadParts", "HeteroscedasticGaussian", "Linear", "LogNormal",
     "LogUniform", "MonteCarlo", "MultiplicativeGaussian", "Normal", "NormalJeffreys", "Plan",
     "Prediction", "Relevance", "Run", "SampledSoftmax", "ScaleMixture", "Softmax", "Sparsemax",
-    "Standout", "StudentT", "UnregisteredKLError", "VardropError", "ZeroMean", "alpha_summary",
-    "apply_temperature", "choose_threshold", "compare", "compile", "conformal", "constant",
-    "convert", "cyclical", "distil", "draw", "draws", "estimators", "export_onnx", "export_program",
+    "Standout", "StudentT", "UnregisteredKLError", "Values", "VardropError", "ZeroMean",
+    "alpha_summary", "apply_temperature", "choose_threshold", "compare", "compile", "conformal",
+    "constant", "convert", "cyclical", "distil", "draw", "draws", "estimators", "export_onnx", "export_program",
     "fine_tune", "fit", "fit_temperature", "flipout", "from_json", "functional", "gates",
     "gradient_variance", "heads", "kappa", "kl", "kl_divergence", "layers", "likelihood_covariance",
     "linear_warmup", "load", "load_noisy", "load_run", "local_reparameterization", "log_alpha",

@@ -10,6 +10,10 @@ class VardropError(ValueError):
     """Raised for bad input, in the form "Expected `x` to ..., but got .... Remedy."."""
 
 
+class NotFiniteError(VardropError):
+    """A loss, a parameter or a prediction is NaN or infinite."""
+
+
 class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
 

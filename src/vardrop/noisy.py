@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import threading
 import warnings
-from collections.abc import Container, Hashable, Iterator
+from collections import deque
+from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MethodType
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +60,7 @@ class Noisy(nn.Module):
     """
 
     sampling: bool | None = None
+    transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a replica starts without
     _passes: float = 0  # noisy passes with gradients since the KL was last asked for
     _updates: int = 0  # of the parameters, at the first of these passes
 
@@ -137,9 +143,24 @@ def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Switch:
+    """One `sampling` that is open: what it wants, and in which thread it was entered."""
+
+    on: bool
+    thread: int
+
+
+_switching = threading.Lock()
+
+
 @contextmanager
 def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     """Switch the noise of a net on (or off) for a while; modes and BatchNorm stay as they are.
+
+    May be nested and left in any order: the one that was entered last, of those still open, counts.
+    The switch is a flag on the modules, which all threads see, so a second thread that wants to
+    switch the same modules meanwhile is refused; `predict` and `draw` work in any thread.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop()).eval()
@@ -149,19 +170,194 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     (False, True)
     """
     check_type("on", on, bool, "True or False")
-    modules = list(noisy_modules(net).values())
-    before = [m.sampling for m in modules]
-    # The fused encoder path reads weights without calling the layers, so it would skip the noise.
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+    modules, switch = list(noisy_modules(net).values()), _Switch(on, threading.get_ident())
+    settle_fused_path(net)
     try:
-        for m in modules:
-            m.sampling = on
-        torch.backends.mha.set_fastpath_enabled(fastpath and not on)
+        with _switching:
+            _check_thread(modules, switch.thread)
+            for m in modules:
+                # The first entry is what the flag was before, which comes back at the end.
+                m.__dict__.setdefault("_switches", [m.sampling]).append(switch)
+                m.sampling = on
         yield net
     finally:
-        for m, state in zip(modules, before, strict=True):
-            m.sampling = state
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+        with _switching:
+            for m in modules:
+                _leave(m, switch)
+
+
+def _check_thread(modules: list[Noisy], thread: int) -> None:
+    if any(s.thread != thread for m in modules for s in m.__dict__.get("_switches", [])[1:]):
+        raise VardropError(
+            "Expected `sampling(net)` from one thread at a time, but got a second one while "
+            "another thread is inside. Use vardrop.predict or vardrop.draw, or a copy of the net "
+            "for each thread."
+        )
+
+
+def _leave(module: Noisy, switch: _Switch) -> None:
+    switches = module.__dict__.get("_switches", [])
+    if switch not in switches:  # an exception came before this module was reached
+        return
+    switches.remove(switch)
+    if len(switches) > 1:
+        module.sampling = switches[-1].on
+    else:
+        module.sampling = module.__dict__.pop("_switches")[0]
+
+
+_FUSED = {
+    nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+    nn.TransformerEncoder: "use_nested_tensor",
+}
+
+
+def settle_fused_path(net: nn.Module) -> None:
+    """Keep encoder layers with noise inside off torch's fused path, and let the others take it.
+
+    The fused path reads weights past the layers that own them: it would miss their noise, and the
+    means of gates as well.
+    """
+    for module in net.modules():
+        if not isinstance(module, tuple(_FUSED)):
+            continue
+        if any(isinstance(m, Noisy) for m in module.modules()):
+            leave_fused_path(module)
+        elif "_fused" in module.__dict__:
+            vars(module).update(module.__dict__.pop("_fused"))
+
+
+def leave_fused_path(module: nn.Module) -> None:
+    """Keep one module off torch's fused encoder path, whatever is inside."""
+    for kind, flag in _FUSED.items():
+        if isinstance(module, kind) and getattr(module, flag):
+            module.__dict__["_fused"] = {flag: getattr(module, flag)}
+            setattr(module, flag, 0)
+
+
+def replica(net: nn.Module, instead: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
+    """A private copy of a net for one call: new module objects, the same tensors.
+
+    Flags, modes and hooks of the copy are its own; ties, plain attributes and containers that hold
+    modules are copied with them. Wrappers for compilation or data-parallel training are left off.
+    What else a module has (lists, objects) is shared.
+
+    Args:
+        net: any module; nothing of it is changed.
+        instead: modules to put in the place of others, wherever these occur.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    >>> copied = replica(net).eval()
+    >>> net.training, copied[0].weight is net[0].weight
+    (True, True)
+    """
+    _check_not_sharded(net)
+    return _Replica(instead or {}).module(net)
+
+
+_OWN = frozenset(vars(nn.Module()))  # what every module keeps for itself
+_ATOMS = {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device}
+
+
+class _Replica:
+    """What was copied so far, by identity, so that ties and cycles stay."""
+
+    def __init__(self, instead: Mapping[nn.Module, nn.Module]) -> None:
+        self.copies: dict[int, Any] = {id(m): other for m, other in instead.items()}
+
+    def module(self, module: nn.Module) -> nn.Module:
+        found: nn.Module | None = self.copies.get(id(module))
+        if found is not None:
+            return found
+        inner = _unwrapped(module)
+        if inner is not module:
+            return self.copies.setdefault(id(module), self.module(inner))
+        if isinstance(module, torch.jit.ScriptModule):  # its parts are no Python objects
+            return self.copies.setdefault(id(module), copy.deepcopy(module))
+        twin = object.__new__(type(module))
+        self.copies[id(module)] = twin
+        state = vars(twin)
+        for name, value in list(vars(module).items()):
+            if type(value) in _ATOMS:
+                state[name] = value
+            else:
+                state[name] = self.own(value) if name in _OWN else self.value(value)
+        state.pop("_compiled_call_impl", None)  # it would call the original
+        for name in module.transient if isinstance(module, Noisy) else ():
+            state.pop(name, None)
+        return twin
+
+    def own(self, value: Any) -> Any:
+        """The tables of a module: parameters, buffers, children, hooks."""
+        if not isinstance(value, dict | set):
+            return value
+        found = value.copy()
+        if isinstance(found, dict):
+            for k, v in found.items():
+                found[k] = v if type(v) in _ATOMS else self.value(v)
+        return found
+
+    def value(self, value: Any) -> Any:
+        """An attribute: itself, unless a module is inside."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if isinstance(value, nn.Module):
+            return self.module(value)
+        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+            return MethodType(value.__func__, self.module(value.__self__))
+        if kind is functools.partial:
+            function, args, options = self.container((value.func, value.args, value.keywords))
+            return functools.partial(function, *args, **options)
+        if isinstance(value, list | tuple | set | frozenset | deque | dict):
+            return self.container(value)
+        return value
+
+    def container(self, value: Any) -> Any:
+        """A container with its modules copied; the same object where it holds none."""
+        if id(value) in self.copies:
+            return self.copies[id(value)]
+        self.copies[id(value)] = value  # in a cycle
+        if isinstance(value, dict):
+            found: Any = {k: self.value(v) for k, v in value.items()}
+            changed = any(v is not value[k] for k, v in found.items())
+        else:
+            found = [self.value(v) for v in value]
+            changed = any(a is not b for a, b in zip(found, value, strict=True))
+        if changed:
+            found = _rebuilt(value, found)
+        self.copies[id(value)] = found if changed else value
+        return self.copies[id(value)]
+
+
+def _rebuilt(value: Any, items: Any) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    rebuilt = copy.copy(value)
+    if isinstance(value, frozenset):
+        return frozenset(items)
+    rebuilt.clear()
+    rebuilt.extend(items) if isinstance(value, list | deque) else rebuilt.update(items)
+    return rebuilt
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What a wrapper for compilation or data-parallel training holds; else the module itself."""
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return module.module  # type: ignore[no-any-return]
+    return module._modules.get("_orig_mod") or module  # torch.compile
+
+
+def _check_not_sharded(net: nn.Module) -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+        if any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in net.modules()):
+            raise VardropError(
+                "Expected a net whose tensors are whole, but got a sharded one. "
+                "Gather its state dict into a plain copy first."
+            )
 
 
 def untouched(x: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import functional
 import vardrop as vd
 from vardrop.diagnostics import kappa
 from vardrop.functional.drawing import drawing
-from vardrop.prediction.selective import measure
+from vardrop.prediction import select, unlabelled_kappa
 
 
 def small_net() -> nn.Sequential:
@@ -160,7 +160,7 @@ def test_a_variance_layer_before_a_relu_is_seen() -> None:
     assert not kappa(net, batch, half_square, draws=0)["0"].any()
     # Behind straight pieces the Hessian of a squared error is the Fisher matrix, whatever y is.
     ours = torch.stack([kappa(net, batch, half_square)["0"] for _ in range(runs)])
-    theirs = torch.stack([measure(net, x, "gaussian", 1.0)["0"] for _ in range(runs)])
+    theirs = torch.stack([unlabelled_kappa(net, x, vd.Gaussian(1.0))["0"] for _ in range(runs)])
     error = (ours.var(0) / runs + theirs.var(0) / runs).sqrt()
     limit = norm.isf(1e-6 / 2 / error.numel())
     assert ((ours.mean(0) - theirs.mean(0)).abs() <= limit * error).all()
@@ -173,9 +173,8 @@ def test_prediction_takes_it_for_tied_weights() -> None:
     vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
     x = torch.randn(4, 3)
     found = kappa(net, [(x, torch.randint(3, (4,)))])
-    p = vd.predict(net, x, mode="selective", threshold=0.0, kappa=found)
-    assert p.share > 0
-    assert set(measure(net, x, "categorical", 0.0)) == {"0"}
+    assert select(net, found, threshold=0.0).fraction > 0
+    assert set(unlabelled_kappa(net, x)) == {"0"}
 
 
 def test_errors() -> None:

@@ -173,7 +173,7 @@ BAD = [
     (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, samples=0), "`samples` to be an integer of at least 1"),
     (lambda: vd.ELBO(noisy(), vd.Categorical(), 5, beta=-1.0), "`beta` to be a finite number and at least 0"),
     (lambda: vd.ELBO(nn.Linear(2, 2), vd.Categorical(), 5), "to have noisy modules.*beta=0"),
-    (lambda: vd.Gaussian(std=0.0), "`std` to be positive"),
+    (lambda: vd.Gaussian(std=0.0), "`std` to be a finite number and above 0"),
     (lambda: vd.Gaussian()(torch.zeros(3, 1), torch.zeros(3)), "broadcasting would mix examples"),
     (lambda: vd.HeteroscedasticGaussian()(torch.zeros(3, 3), torch.zeros(3, 1)), "even last axis"),
     (lambda: vd.linear_warmup(5, 5), "`start` < `end`"),

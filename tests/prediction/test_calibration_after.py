@@ -13,7 +13,7 @@ import vardrop as vd
 from vardrop.errors import VardropError
 from vardrop.metrics import ece, nll
 from vardrop.prediction import Prediction, apply_temperature, conformal, fit_temperature, predict
-from vardrop.prediction.stream import Reduction
+from vardrop.prediction.result import Reduction
 
 
 def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction, Tensor]:
@@ -21,7 +21,7 @@ def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, 4, generator=generator)
     y = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
-    reduction = Reduction("categorical", 0.0, 0)
+    reduction = Reduction(vd.Categorical(), 0)
     reduction.add(factor * logits.unsqueeze(0))
     return reduction.result(), y
 
@@ -73,7 +73,7 @@ def test_conformal_intervals_cover_whatever_the_net_believes(noise_std: float) -
     net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
     x = torch.randn(2100, 2)
     y = net.eval()(x).detach() + 0.5 * torch.randn(2100, 1)
-    options = {"likelihood": "gaussian", "noise_std": noise_std, "seed": 0}
+    options = {"likelihood": vd.Gaussian(noise_std), "seed": 0}
     first, rest = predict(net, x[:100], **options), predict(net, x[100:], **options)
     lower, upper = conformal(first, y[:100], 0.9).interval(rest)
     inside = float(((y[100:] >= lower) & (y[100:] <= upper)).float().mean())
@@ -89,22 +89,88 @@ def test_too_few_rows_give_the_whole_set() -> None:
 
 def test_bad_input_is_refused() -> None:
     p, y = overconfident(20, seed=0)
-    with pytest.raises(VardropError, match="`temperature` to be positive, but got 0"):
+    with pytest.raises(
+        VardropError, match="`temperature` to be a finite number and above 0, but got 0"
+    ):
         apply_temperature(p.probs, 0.0)
     with pytest.raises(VardropError, match="classes from 0 to 3, but got 9"):
         fit_temperature(p, torch.full((20,), 9))
     with pytest.raises(VardropError, match="classes from 0 to 3, but got 9"):
         conformal(p, torch.full((20,), 9))
-    with pytest.raises(VardropError, match="`level` to lie between"):
+    with pytest.raises(VardropError, match="`level` to be a finite number and above 0 and below 1"):
         conformal(p, y, 1.5)
     with pytest.raises(VardropError, match="regression for `interval`, but got classes"):
         conformal(p, y).interval(p)
     net, x = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop()), torch.ones(3, 2)
-    values = predict(net, x, likelihood="gaussian", noise_std=1.0)
-    with pytest.raises(VardropError, match=r"shape \(3, 1\), but got \(3,\)"):
+    values = predict(net, x, likelihood=vd.Gaussian(1.0))
+    with pytest.raises(VardropError, match=r"shape \(3, 1\) of the prediction, but got \(3,\)"):
         conformal(values, torch.zeros(3))
-    certain = predict(net, x, mode="mean", likelihood="gaussian")
+    certain = predict(net, x, mode="mean", likelihood=vd.Values())
     with pytest.raises(VardropError, match="a positive `std` in every row"):
         conformal(certain, torch.zeros(3, 1))
-    with pytest.raises(VardropError, match="but got likelihood='bernoulli'"):
-        conformal(predict(net, x, likelihood="bernoulli"), torch.zeros(3, 1))
+    with pytest.raises(VardropError, match=r"but got Bernoulli\(\)"):
+        conformal(predict(net, x, likelihood=vd.Bernoulli()), torch.zeros(3, 1))
+
+
+def certain(mean: Tensor) -> Prediction:
+    """A prediction of values with mean and deviation one."""
+    reduction = Reduction(vd.Gaussian(1.0), 0)
+    reduction.add(mean.unsqueeze(0))
+    return reduction.result()
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+@pytest.mark.parametrize("dependent", [True, False])
+def test_conformal_intervals_hold_all_outputs_of_a_row(rows: int, dependent: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs, level, trials = 40, 0.9, 2000
+    noise = torch.randn(trials, rows + 1, 1 if dependent else outputs, generator=generator)
+    y = noise.expand(trials, rows + 1, outputs)
+    held, fresh = certain(torch.zeros(rows, outputs)), certain(torch.zeros(1, outputs))
+    covered = []
+    for trial in y:
+        lower, upper = conformal(held, trial[:rows], level).interval(fresh)
+        covered.append(bool(((trial[rows:] >= lower) & (trial[rows:] <= upper)).all()))
+    found, error = sum(covered) / trials, math.sqrt(level * (1 - level) / trials)
+    assert found > level - 5 * error
+    assert found < min(level + 1 / (rows + 1) + 5 * error, 1.0) or rows < 9
+
+
+def test_conformal_sets_hold_all_pixels_of_a_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, trials, rows, level = torch.randn(1, 3, generator=generator), 1500, 19, 0.9
+    p = Reduction(vd.Categorical(), 0)
+    p.add(logits.expand(1, rows, 3).unsqueeze(3).expand(1, rows, 3, 20))
+    q = Reduction(vd.Categorical(), 0)
+    q.add(logits.expand(1, 1, 3).unsqueeze(3).expand(1, 1, 3, 20))
+    held, fresh = p.result(), q.result()
+    classes = torch.multinomial(
+        logits.softmax(1).expand(trials * (rows + 1), 3), 1, generator=generator
+    )
+    y = classes.view(trials, rows + 1, 1).expand(trials, rows + 1, 20)  # pixels of a row agree
+    covered = [
+        bool(conformal(held, t[:rows], level).classes(fresh).gather(1, t[rows:].unsqueeze(1)).all())
+        for t in y
+    ]
+    assert sum(covered) / trials > level - 5 * math.sqrt(level * (1 - level) / trials)
+
+
+def test_binary_predictions_have_a_temperature_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, 1, generator=generator)
+    y = torch.bernoulli(logits.sigmoid(), generator=generator)
+    reduction = Reduction(vd.Bernoulli(), 0)
+    reduction.add(3 * logits.unsqueeze(0))
+    p = reduction.result()
+    found = fit_temperature(p, y)
+    assert found == pytest.approx(3.0, rel=0.1)
+    torch.testing.assert_close(apply_temperature(p, found), (3 * logits / found).sigmoid())
+
+
+def test_a_prediction_is_tempered_in_log_space() -> None:
+    reduction = Reduction(vd.Categorical(), 0)
+    reduction.add(torch.tensor([[[0.0, 200.0]]]))
+    p = reduction.result()
+    assert float(p.probs[0, 0]) == 0.0
+    expected = torch.tensor([[0.0, 2.0]]).softmax(1)
+    torch.testing.assert_close(apply_temperature(p, 100.0), expected)

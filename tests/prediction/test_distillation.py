@@ -51,23 +51,23 @@ def test_a_student_learns_mean_and_variance() -> None:
     net, x, plain = teacher(2, log_sigma2=-5.0, scale=1.5), inputs(), student(2)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
     distil(
-        net, x.split(64), plain, epochs=150, samples=16, likelihood="heteroscedastic", optimizer=optimizer,
+        net, x.split(64), plain, epochs=150, samples=16, likelihood=vd.HeteroscedasticGaussian(), optimizer=optimizer,
         seed=0,
     )  # fmt: skip
-    p = predict(net, x, 500, likelihood="heteroscedastic", seed=9)
+    p = predict(net, x, 500, likelihood=vd.HeteroscedasticGaussian(), seed=9)
     mean, log_variance = plain(x).detach().chunk(2, -1)
     assert (mean - p.mean).square().mean() < 0.1 * p.mean.var()
     assert (log_variance - 2 * p.std.log()).abs().mean() < 0.3
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
-def test_the_other_likelihoods_fall_in_loss(likelihood: str) -> None:
+@pytest.mark.parametrize("likelihood", [vd.Gaussian(), vd.Values(), vd.Bernoulli()], ids=repr)
+def test_the_other_likelihoods_fall_in_loss(likelihood: vd.likelihoods.Likelihood) -> None:
     net, x, plain = teacher(1), inputs(), student(1)
     reference = predict(net, x, 500, likelihood=likelihood, seed=9)
-    target = reference.probs if likelihood == "bernoulli" else reference.mean
+    target = reference.probs if reference.classifies else reference.mean
 
     def distance() -> float:
-        output = plain(x).sigmoid() if likelihood == "bernoulli" else plain(x)
+        output = plain(x).sigmoid() if reference.classifies else plain(x)
         return float((output - target).square().mean().detach())
 
     before = distance()
@@ -76,15 +76,24 @@ def test_the_other_likelihoods_fall_in_loss(likelihood: str) -> None:
     assert distance() < 0.2 * before
 
 
-def test_progress_and_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input() -> None:
     net, x = teacher(), inputs()
-    distil(net, x.split(128), student(), epochs=2, samples=2, progress=True)
-    assert capsys.readouterr().err.endswith("batches: 4\n")
-    with pytest.raises(VardropError, match="`epochs` to be at least 1"):
+    with pytest.raises(VardropError, match="`epochs` to be an integer of at least 1"):
         distil(net, x, student(), epochs=0)
-    with pytest.raises(VardropError, match="`temperature` to be positive"):
+    with pytest.raises(VardropError, match="`temperature` to be a finite number and above 0"):
         distil(net, x, student(), temperature=0.0)
     with pytest.raises(VardropError, match=r"`student` to have shape \(256, 3\), but got \(256, 2"):
         distil(net, x, student(2))
     with pytest.raises(VardropError, match="an empty loader"):
         distil(net, [], student())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_a_binary_students_loss_is_the_kl_at_the_temperature(temperature: float) -> None:
+    likelihood, generator = vd.Bernoulli(), torch.Generator().manual_seed(0)
+    p, q = torch.randn(6, 1, generator=generator), torch.randn(6, 1, generator=generator)
+    taught = vd.likelihoods.Taught(p, torch.ones_like(p), likelihood.parts(p[None]).log_probs[0])
+    a, b = (p / temperature).sigmoid(), (q / temperature).sigmoid()
+    kl = a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
+    found = likelihood.match(q, taught, temperature)
+    torch.testing.assert_close(found, temperature**2 * kl.mean())

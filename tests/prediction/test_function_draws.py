@@ -122,7 +122,7 @@ def test_a_gate_registered_twice_is_held_once() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(VardropError, match="noisy modules or dropout, but got Linear"):
         draw(nn.Linear(2, 1))
-    with pytest.raises(VardropError, match="`n` to be at least 1, but got 0"):
+    with pytest.raises(VardropError, match="`n` to be an integer of at least 1, but got 0"):
         draws(nn.Linear(2, 1), 0)
     lstm = nn.LSTM(2, 2, num_layers=2, dropout=0.5)
     with pytest.raises(VardropError, match="dropout inside LSTM"):

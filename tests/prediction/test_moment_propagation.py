@@ -13,10 +13,10 @@ from torch.nn import functional
 import vardrop as vd
 from experiments.trainings import mlp
 from tests.prediction.nets import Wrapped
+from tests.statistics import assert_mean, assert_variance
 from vardrop.errors import VardropError
 from vardrop.prediction import predict
-from vardrop.prediction.moment_rules import Pair
-from vardrop.prediction.moments import RULES, Gaussian, propagate
+from vardrop.prediction.moments import RULES, Pair, RandomTensor, propagate
 
 ACTIVATIONS = {
     "relu": functional.relu,
@@ -107,8 +107,8 @@ class Residual(nn.Module):
 def test_whole_nets_against_samples(net: nn.Module) -> None:
     torch.manual_seed(1)
     x = torch.randn(3, 1, 3) if isinstance(net[0], nn.Conv1d) else torch.randn(3, 3)
-    options = {"likelihood": "gaussian", "keep": 0}
-    sampled = predict(net, x, 20_000, draw="local", seed=0, **options)
+    options = {"likelihood": vd.Values(), "keep": 0}
+    sampled = predict(net, x, 20_000, seed=0, **options)
     found = predict(net, x, mode="moments", **options)
     scale = sampled.mean.abs().max()
     assert (found.mean - sampled.mean).abs().max() < 0.02 * scale + 6 * sampled.standard_error.max()
@@ -134,7 +134,7 @@ def test_moments_of_every_layer_against_100_000_samples(kind: str, log_sigma2: f
         if not any(isinstance(m, vd.layers.Variational) for m in net[:depth]):
             continue
         part = nn.Sequential(net[:depth], nn.Flatten())
-        p = predict(part, x, 100_000, draw="local", likelihood="gaussian", seed=1, keep=0)
+        p = predict(part, x, 100_000, likelihood=vd.Values(), seed=1, keep=0)
         found = propagate(part, x)
         # Mean: 2 % of the layer's size. Deviation: 10 % of every unit that is not almost shut,
         # for the sampled deviation of a unit that opens once in a thousand draws is no reference.
@@ -147,7 +147,7 @@ def test_uncertainty_of_the_moments_is_that_of_samples() -> None:
     torch.manual_seed(0)
     net = vd.convert(mlp(16, 64, 32, 4), vd.sparse_vd(log_sigma2=-3.0))
     x = torch.randn(8, 16)
-    sampled = predict(net, x, 20_000, draw="local", seed=0)
+    sampled = predict(net, x, 20_000, seed=0)
     found = predict(net, x, 20_000, mode="moments")
     assert (found.probs - sampled.probs).abs().max() < 0.02
     assert (found.epistemic / sampled.epistemic - 1).abs().max() < 0.1
@@ -188,9 +188,121 @@ def test_certain_numbers_cost_no_variance() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LeakyReLU(), nn.Tanh(), nn.Linear(4, 2))
     x = torch.randn(2, 3)
     found = propagate(net, x)
-    assert found.known_variance is None
+    assert found.variance is None
     torch.testing.assert_close(found.mean, net(x))
-    total = Gaussian(x, None) + Gaussian(x, torch.ones(2, 3))
-    assert torch.equal(total.variance, torch.ones(2, 3))
-    product = Gaussian(x, torch.ones(2, 3)) * Gaussian(2 * x, torch.ones(2, 3))
-    torch.testing.assert_close(product.variance, 5 * x.square() + 1)
+    one = torch.ones(2, 3)
+    total = RandomTensor(Pair(x, None)) + RandomTensor(Pair(x, one))
+    assert torch.equal(total.moments.variance, one)
+    product = RandomTensor(Pair(x, one)) * RandomTensor(Pair(2 * x, one))
+    torch.testing.assert_close(product.moments.variance, 5 * x.square() + 1)
+
+
+class Forward(nn.Module):
+    """A noisy layer, and some operation on its output."""
+
+    def __init__(self, after: object) -> None:
+        super().__init__()
+        self.layer, self.after = nn.Linear(6, 6), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.layer(x))
+
+
+def overwrite(h: Tensor) -> Tensor:
+    h.add_(1)
+    other = h
+    other *= 2
+    functional.relu(h, inplace=True)
+    return h
+
+
+def halves(h: Tensor) -> Tensor:
+    first, second = h.chunk(2, 1)
+    return torch.cat([first, second - 1, torch.ones(3, 2)], 1)
+
+
+EXACT = {
+    "minus one": lambda h: h - 1,
+    "one minus": lambda h: 1 - h,
+    "half": lambda h: h / 2,
+    "negative": lambda h: -h,
+    "slice": lambda h: h[:, :4],
+    "item": lambda h: h[..., 2, None],
+    "mean": lambda h: h.mean(1, keepdim=True),
+    "mean of two axes": lambda h: h.view(-1, 3, 2).mean((1, 2)).unsqueeze(1),
+    "sum": lambda h: h.sum(-1, keepdim=True),
+    "twice": lambda h: h + h,
+    "nothing": lambda h: h - h + 0 * h,
+    "product": lambda h: h @ torch.arange(12.0).view(6, 2),
+    "stack": lambda h: torch.stack([h, 2 * h], 1)[:, 0],
+    "halves": halves,
+    "dropout": lambda h: functional.dropout(h, 0.5, training=True),
+    "no dropout": lambda h: functional.dropout(h, 0.5, training=False),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_linear_operations_are_exact(name: str) -> None:
+    torch.manual_seed(0)
+    net = vd.convert(Forward(EXACT[name]), vd.bayes_by_backprop(log_sigma2=-2.0))
+    x, options = torch.randn(3, 6), {"likelihood": vd.Values(), "seed": 0}
+    found = predict(net, x, mode="moments", **options)
+    draws = predict(net, x, 4000, **options).draws
+    assert_mean(draws, found.mean.double())
+    assert_variance(draws, found.output_variance.double())
+
+
+def test_operations_in_place_change_the_tensor_that_is_named() -> None:
+    torch.manual_seed(0)
+    net = vd.convert(Forward(overwrite), vd.bayes_by_backprop(log_sigma2=-2.0))
+    x, options = torch.randn(3, 6), {"likelihood": vd.Values(), "seed": 0}
+    found = predict(net, x, mode="moments", **options)
+    draws = predict(net, x, 4000, **options).draws
+    assert_mean(draws, found.mean.double())
+    assert_variance(draws, found.output_variance.double())
+
+
+REFUSED = {
+    "pow": lambda h: h**3,
+    "setitem": lambda h: h.__setitem__(0, 1),
+    "gt": lambda h: h > 0,
+    "eq": lambda h: h == 0,
+    "bool": lambda h: h if h else -h,
+    "item": lambda h: h.item(),
+    "softmax": lambda h: h.softmax(1),
+    "division by a random tensor": lambda h: 1 / h,
+    "getitem with an index that is no number or slice": lambda h: h[:, [0, 0]],
+    "randn, noise of its own": lambda h: h + torch.randn(6),
+    "dropout of several elements": lambda h: functional.dropout2d(h, 0.5, True),
+    "batch_norm by the statistics": lambda h: functional.batch_norm(h, None, None, training=True),
+    "T": lambda h: h.T,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operations_without_a_rule_are_refused_by_name(name: str) -> None:
+    net = vd.convert(Forward(REFUSED[name]), vd.bayes_by_backprop())
+    with pytest.raises(VardropError, match=rf"'\(net\)' \(Forward\), which calls .*{name}"):
+        propagate(net, torch.ones(3, 6))
+
+
+@pytest.mark.parametrize(
+    "gate", [vd.LogNormal(mu=-3.0, log_sigma=1.5), vd.NormalJeffreys(log_sigma2=1.0)]
+)
+def test_gates_below_their_threshold_are_drawn_in_moments_too(gate: object) -> None:
+    torch.manual_seed(0)
+    net, x = vd.convert(nn.Linear(6, 1), vd.Recipe(gate=gate)), torch.randn(3, 6)
+    found = predict(net, x, mode="moments", likelihood=vd.Values())
+    draws = predict(net, x, 8000, likelihood=vd.Values(), seed=0).draws
+    assert_mean(draws, found.mean.double())
+    assert_variance(draws, found.output_variance.double())
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [vd.BinaryDropout(granularity="channel"), vd.LogNormal(), vd.BinaryDropout(0.5, "example")],
+)
+def test_gates_that_share_noise_between_elements_are_refused(gate: object) -> None:
+    net = nn.Sequential(vd.Gate(gate, 2, axis=1), nn.Flatten())
+    with pytest.raises(VardropError, match="for several elements together"):
+        propagate(net, torch.ones(1, 2, 3, 3))

@@ -13,8 +13,8 @@ from experiments.trainings import Watch
 from vardrop.data import load_images
 from vardrop.errors import VardropError
 from vardrop.metrics import accuracy
-from vardrop.prediction import predict
-from vardrop.prediction.selective import SelectedNoise, measure, select
+from vardrop.prediction import predict, select, unlabelled_kappa
+from vardrop.prediction.functions import SelectedNoise
 from vardrop.training import train
 
 
@@ -44,14 +44,12 @@ def variance_net() -> nn.Module:
 
 def test_a_variance_net_needs_under_half_of_its_noise(variance_net: nn.Module) -> None:
     x, _, test, y = digits()
-    kappa = measure(variance_net, x, "categorical", 0.0)
-    threshold = float(kappa["3"].abs().quantile(0.6))
+    kappa = unlabelled_kappa(variance_net, x)
+    net, fraction = select(variance_net, kappa, float(kappa["3"].abs().quantile(0.6)))
     full = predict(variance_net, test, 100, seed=0)
-    some = predict(
-        variance_net, test, 100, mode="selective", threshold=threshold, kappa=kappa, seed=0
-    )
+    some = predict(net, test, 100, seed=0)
     mean = predict(variance_net, test, mode="mean")
-    assert some.share == pytest.approx(0.4, abs=0.01)
+    assert fraction == pytest.approx(0.4, abs=0.01)
     assert accuracy(full.probs, y) > 0.95
     assert accuracy(some.probs, y) > accuracy(full.probs, y) - 0.005
     assert accuracy(mean.probs, y) < 0.2
@@ -64,39 +62,35 @@ def test_a_variance_net_on_mnist_needs_under_half_of_its_noise() -> None:
     except VardropError as error:
         pytest.skip(f"the images are not here: {error}")
     net = trained("variance net", data, epochs=3, seed=0, watch=Watch())
-    kappa = measure(net, data.x[:2000], "categorical", 0.0)
-    threshold = float(kappa["4"].abs().quantile(0.6))
+    kappa = unlabelled_kappa(net, data.x[:2000])
+    selected, fraction = select(net, kappa, float(kappa["4"].abs().quantile(0.6)))
     batches = test.x.split(1000)
     full = predict(net, batches, 100, seed=0, keep=0)
-    some = predict(
-        net, batches, 100, mode="selective", threshold=threshold, kappa=kappa, seed=0, keep=0
-    )
+    some = predict(selected, batches, 100, seed=0, keep=0)
     mean = predict(net, batches, mode="mean")
     found = [float(accuracy(p.probs, test.y)) for p in (full, some, mean)]
-    print(f"share {some.share:.3f}, accuracy of full sampling, selective, mean: {found}")
-    assert some.share == pytest.approx(0.4, abs=0.01)
+    print(f"fraction {fraction:.3f}, accuracy of full sampling, selective, mean: {found}")
+    assert fraction == pytest.approx(0.4, abs=0.01)
     assert found[0] > 0.96
     assert found[1] > found[0] - 0.005
     assert found[2] < 0.2
 
 
-def test_without_kappa_it_is_measured_on_the_first_batch(variance_net: nn.Module) -> None:
+def test_the_threshold_decides_how_much_noise_is_left(variance_net: nn.Module) -> None:
     x, *_ = digits()
-    p = predict(variance_net, x.split(600), 8, mode="selective", threshold=1e-3, seed=0)
-    assert 0 < p.share < 1
-    assert predict(variance_net, x, 8, mode="selective", threshold=0.0).share > 0.9
-    assert predict(variance_net, x, 8, mode="selective", threshold=1e9).share == 0.0
+    kappa = unlabelled_kappa(variance_net, x[:600], seed=0)
+    assert 0 < select(variance_net, kappa, 1e-3).fraction < 1
+    assert select(variance_net, kappa, 0.0).fraction > 0.9
+    assert select(variance_net, kappa, 1e9).fraction == 0.0
 
 
-@pytest.mark.parametrize("draw", ["local", "weights"])
+@pytest.mark.parametrize("draw", ["estimator", "weights"])
 def test_only_the_selected_weights_are_noisy(draw: str) -> None:
     net = vd.convert(nn.Linear(3, 2), vd.bayes_by_backprop(log_sigma2=0.0))
     kappa = {"": torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])}
     n = 4000
-    p = predict(
-        net, torch.eye(3), n, mode="selective", threshold=0.5, kappa=kappa, draw=draw,
-        likelihood="gaussian", keep=n, seed=0,
-    )  # fmt: skip
+    some = select(net, kappa, 0.5).net
+    p = predict(some, torch.eye(3), n, draw=draw, likelihood=vd.Values(), seed=0)
     variance = p.draws.var(0)
     assert variance[0, 0] == pytest.approx(1.0, abs=6 * (2 / n) ** 0.5)
     variance[0, 0] = 0
@@ -111,22 +105,26 @@ def test_kappa_of_a_linear_classifier_is_exact_in_expectation() -> None:
     probs = net.eval()(x).softmax(1)
     # - E_x p (1 - p) x^2, from the softmax; 64 probes a weight, six standard errors of a square.
     exact = -(probs * (1 - probs)).T @ x.square() / 50 * torch.exp(torch.tensor(-20.0))
-    found = measure(net, x, "categorical", 0.0)[""]
+    found = unlabelled_kappa(net, x)[""]
     assert (found / exact - 1).abs().max() < 6 * (2 / 64) ** 0.5
 
 
 @pytest.mark.parametrize(
     "likelihood, outputs, exact",
-    [("gaussian", 1, 4.0), ("bernoulli", 1, 0.25), ("heteroscedastic", 2, None)],
+    [
+        (vd.Gaussian(0.5), 1, 4.0),
+        (vd.Bernoulli(), 1, 0.25),
+        (vd.HeteroscedasticGaussian(), 2, None),
+    ],
 )
 def test_scores_of_the_other_likelihoods(
-    likelihood: str, outputs: int, exact: float | None
+    likelihood: vd.likelihoods.Likelihood, outputs: int, exact: float | None
 ) -> None:
     net = vd.convert(nn.Linear(1, outputs, bias=False), vd.bayes_by_backprop(log_sigma2=0.0))
     with torch.no_grad():
         net.weight.zero_()
         net.log_sigma2.fill_(-30.0)
-    found = measure(net, torch.ones(20_000, 1), likelihood, 0.5)[""] / -net.variance()
+    found = unlabelled_kappa(net, torch.ones(20_000, 1), likelihood)[""] / -net.variance()
     # N(0, s^2): 1 / s^2. Bernoulli: p (1 - p). Log variance: 1 for the mean, 1/2 for itself.
     expected = torch.tensor([[1.0], [0.5]]) if exact is None else torch.tensor([[exact]])
     assert (found / expected - 1).abs().max() < 6 * (2 / 64) ** 0.5
@@ -149,10 +147,11 @@ def test_selected_noise_answers_as_a_posterior() -> None:
 
 def test_bad_input_is_refused() -> None:
     net = vd.convert(nn.Linear(3, 2), vd.sparse_vd())
-    x = torch.ones(2, 3)
-    with pytest.raises(VardropError, match="`threshold` to be at least 0"):
-        select(net, x, -1.0, None, "categorical", 0.0)
+    with pytest.raises(VardropError, match="`threshold` to be a finite number and at least 0"):
+        select(net, {}, -1.0)
     with pytest.raises(VardropError, match=r"none for \[''\]"):
-        select(net, x, 0.1, {}, "categorical", 0.0)
-    with pytest.raises(VardropError, match="noisy weights for mode"):
-        predict(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), x, mode="selective", threshold=0.1)
+        select(net, {}, 0.1)
+    with pytest.raises(VardropError, match="Expected noisy weights to select from, but got none"):
+        select(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), {}, 0.1)
+    with pytest.raises(VardropError, match="a likelihood with a density"):
+        unlabelled_kappa(net, torch.ones(2, 3), vd.Values())

@@ -91,8 +91,10 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
 
 
 def _class_scores(p: Prediction, y: Tensor) -> dict[str, float]:
-    scores = {f.__name__: f for f in (metrics.accuracy, metrics.nll, metrics.brier, metrics.ece)}
-    return {name: float(f(p.probs, y)) for name, f in scores.items()}  # type: ignore[operator]
+    scores = {f.__name__: f for f in (metrics.accuracy, metrics.brier, metrics.ece)}
+    found = {name: float(f(p.probs, y)) for name, f in scores.items()}  # type: ignore[operator]
+    # From log-probabilities: a probability that has rounded to zero would make it infinite.
+    return {**found, "nll": -float(p.log_prob(y).mean())}
 
 
 def _class_arrays(p: Prediction, data: Dataset) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -18,7 +18,8 @@ from vardrop.data import About, Dataset, read_table
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
-from vardrop.objective import ELBO, Categorical, Gaussian
+from vardrop.likelihoods import Categorical, Gaussian, Likelihood
+from vardrop.objective import ELBO
 from vardrop.prediction import Prediction, predict
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
@@ -47,7 +48,7 @@ class Run:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
     >>> run.predict(run.data.test.x[:3])
-    Prediction(3 rows, gaussian, 32 draws)
+    Prediction(3 rows, Gaussian, 32 draws)
     """
 
     directory: Path
@@ -152,7 +153,7 @@ class Run:
         mean, std = found.target_mean, found.target_std
         return dataclasses.replace(
             p,
-            noise_std=p.noise_std * std,
+            likelihood=scaled_by(p.likelihood, std),
             mean=p.mean * std + mean,
             output_variance=p.output_variance * std**2,
             expected=p.expected * std**2,
@@ -186,22 +187,16 @@ def _broken_row(values: Tensor) -> int | None:
 
 def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
-    gaussian = isinstance(elbo.likelihood, Gaussian)
-    std = (
-        float(elbo.likelihood.log_std.detach().exp())
-        if isinstance(elbo.likelihood, Gaussian)
-        else 0.0
-    )
     still = samples == 0 or not noisy(elbo.net)
-    return predict(
-        elbo.net,
-        x.split(_BATCH),
-        max(samples, 1),
-        mode="mean" if still else "sample",
-        likelihood="gaussian" if gaussian else "categorical",
-        noise_std=std,
-        seed=seed,
-    )
+    mode: Literal["mean", "sample"] = "mean" if still else "sample"
+    return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, seed=seed)
+
+
+def scaled_by(likelihood: Likelihood, factor: float) -> Likelihood:
+    """The likelihood of targets that are `factor` times as large."""
+    if not isinstance(likelihood, Gaussian):
+        return likelihood
+    return Gaussian(float(likelihood.std) * factor)
 
 
 def load_same_data(config: Config, path: Path) -> Dataset:

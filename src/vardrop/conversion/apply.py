@@ -17,7 +17,7 @@ from vardrop.conversion.plan import Plan, plan
 from vardrop.conversion.rollback import all_or_nothing
 from vardrop.conversion.selection import Where
 from vardrop.errors import VardropError
-from vardrop.noisy import noisy_modules
+from vardrop.noisy import noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -54,6 +54,7 @@ def convert(
     with all_or_nothing(modules, values=todo.kind.rewrites):
         for module in modules:
             todo.kind.change(module, noise)
+    settle_fused_path(net)
     return net
 
 
@@ -79,4 +80,5 @@ def revert(net: Net) -> Net:
         check_plain(module, folded)
     for module in modules:
         make_plain(module)
+    settle_fused_path(net)
     return net

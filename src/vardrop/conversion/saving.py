@@ -17,7 +17,7 @@ from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
 from vardrop.layers import Ties
-from vardrop.noisy import Noisy, noisy_modules
+from vardrop.noisy import Noisy, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
 from vardrop.values import from_json, to_json
 
@@ -99,6 +99,7 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
         with torch.no_grad():
             for name, tensor in found.items():
                 tensor.copy_(tensors[name])
+    settle_fused_path(into)
     return into
 
 

@@ -12,9 +12,12 @@ from vardrop.functional.concrete import (
     logit_from_log,
 )
 from vardrop.functional.drawing import (
+    NoiseCalls,
     drawing,
+    drawn_from_own,
     generator,
     normal_like,
+    own_noise,
     random_signs,
     standard_normal,
     uniform,
@@ -38,7 +41,14 @@ from vardrop.functional.log_uniform_fits import (
     log_uniform_kl_sigmoid,
 )
 from vardrop.functional.noise import gaussian_output, log_square, square, wide
-from vardrop.functional.normal import expected_log1p_square, normal_entropy, normal_kl
+from vardrop.functional.normal import (
+    expected_log1p_square,
+    function_moments,
+    max_moments,
+    normal_entropy,
+    normal_kl,
+    relu_moments,
+)
 from vardrop.functional.projection import project
 from vardrop.functional.truncated_log_normal import (
     log_normal_mass,
@@ -52,6 +62,7 @@ __all__ = [
     "AdditiveWeights",
     "Convolution",
     "Dense",
+    "NoiseCalls",
     "Product",
     "ard_kl_additive",
     "bernoulli_entropy",
@@ -62,7 +73,9 @@ __all__ = [
     "concrete_mean_ratio",
     "dawson",
     "drawing",
+    "drawn_from_own",
     "expected_log1p_square",
+    "function_moments",
     "fused_output",
     "gaussian_output",
     "generator",
@@ -80,11 +93,14 @@ __all__ = [
     "log_uniform_kl_of_log",
     "log_uniform_kl_sigmoid",
     "logit_from_log",
+    "max_moments",
     "normal_entropy",
     "normal_kl",
     "normal_like",
+    "own_noise",
     "project",
     "random_signs",
+    "relu_moments",
     "shared_weights",
     "sharing",
     "square",

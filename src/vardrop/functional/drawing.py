@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _Shape = tuple[int, ...] | torch.Size
 _MANY = 1 << 16  # numbers from which on looking them up is faster
@@ -43,8 +44,8 @@ def drawing(seed: int) -> Iterator[None]:
     True
     """
     before = _thread.seed, getattr(_thread, "generators", {})
-    _thread.seed, _thread.generators = seed, {}
     try:
+        _thread.seed, _thread.generators = seed, {}
         yield
     finally:
         _thread.seed, _thread.generators = before
@@ -147,6 +148,8 @@ def normal_like(x: Tensor) -> Tensor:
     >>> normal_like(x).stride() == x.stride()
     True
     """
+    if torch._C._are_functorch_transforms_active():  # a batched tensor does not know its layout
+        return standard_normal(x.shape, x)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     if channels_last and not x.is_contiguous():
         n, c, h, w = x.shape
@@ -158,3 +161,79 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
     bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **_own(like.device))
     return bits.mul_(2).sub_(1).to(like.dtype)
+
+
+class NoiseCalls(TorchDispatchMode):
+    """Hands every random function that torch calls in this thread to `answer`, from inside too.
+
+    `answer(function, args, kwargs)` gives the result in its place. Functions that cannot draw, most
+    by far, run as they are.
+    """
+
+    def __init__(self, answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            return self.answer(function, args, dict(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def own_noise() -> NoiseCalls:
+    """Inside `drawing(seed)`: functions that know no generator draw from this thread's own too.
+
+    Dropout called as a function, `torch.randn_like`, dropout in attention and recurrent layers.
+
+    >>> import torch
+    >>> with drawing(0), own_noise():
+    ...     first = torch.nn.functional.dropout(torch.ones(8))
+    >>> with drawing(0), own_noise():
+    ...     bool((torch.nn.functional.dropout(torch.ones(8)) == first).all())
+    True
+    """
+    return NoiseCalls(drawn_from_own)
+
+
+_WITH_GENERATOR = {
+    "default": "generator",
+    "low": "low_generator",
+    "Tensor": "Tensor_generator",
+    "low_dtype": "low_generator_dtype",
+}
+_fused = threading.Lock()
+
+
+def drawn_from_own(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random function of torch with the generator of this thread, as `NoiseCalls` hands it on."""
+    tensors = (a for a in args if isinstance(a, Tensor))
+    device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
+    own = generator(torch.device(device))
+    if own is None or kwargs.get("generator") is not None:
+        return function(*args, **kwargs)
+    if any(a.name == "generator" for a in function._schema.arguments):
+        return function(*args, **{**kwargs, "generator": own})
+    name = _WITH_GENERATOR.get(function._overloadname, "")
+    if name in function.overloadpacket.overloads():
+        return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": own})
+    # A fused kernel draws from the global generator alone: it is lent a seed, by one at a time.
+    with _fused, _lent(own):
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _lent(own: torch.Generator) -> Iterator[None]:
+    """The global generator of a device with a seed from one's own; it gets its state back."""
+    device, whole = own.device, torch.default_generator
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        index = module.current_device() if device.index is None else device.index
+        whole = module.default_generators[index]
+    before = whole.get_state()
+    try:
+        whole.manual_seed(int(torch.randint(2**62, (), generator=own, device=device)))
+        yield
+    finally:
+        whole.set_state(before)

@@ -86,7 +86,7 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
-    if in_forward_mode():
+    if in_forward_mode() or not torch.is_grad_enabled():
         return torch.addcmul(mean, variance.sqrt(), noise)
     return _GaussianOutput.apply(mean, variance, noise)[0]
 

@@ -1,13 +1,17 @@
-"""Expectations under a normal distribution that the KLs to proper priors need."""
+"""Expectations under normal distributions: for KLs to proper priors, and through functions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 _NODES = 64
+_HERMITE_NODES, _LEGENDRE_NODES = 20, 8
+_FAR, _WIDE = 12.0, 4.0  # standard deviations
 _LEFT, _RIGHT = 16.0, 3.8  # beyond these the integrand is under 1e-7 of its scale
 
 
@@ -64,3 +68,94 @@ def expected_log1p_square(mean: Tensor, variance: Tensor) -> Tensor:
         end = 0.5 if k in (0, _NODES - 1) else 1.0
         total = total - end * torch.expm1(log_phi) * torch.exp(-s)
     return total * step + torch.exp(start) * second
+
+
+def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """E max(x, 0) and E max(x, 0)^2 for x ~ N(mean, variance), elementwise.
+
+    m P + s p and (m^2 + s^2) P + m s p, with P and p the normal distribution function and density
+    at m / s.
+
+    >>> import torch
+    >>> relu_moments(torch.zeros(1), torch.ones(1))
+    (tensor([0.3989]), tensor([0.5000]))
+
+    Frey & Hinton 1999, "Variational learning in nonlinear Gaussian belief networks", appendix.
+    """
+    std = variance.clamp(min=torch.finfo(mean.dtype).tiny).sqrt()
+    z = (mean / std).clamp_(-_FAR, _FAR)  # beyond it, subnormal numbers are slow
+    density = torch.exp(z.square().mul_(-0.5)).mul_(1 / math.sqrt(2 * math.pi))
+    above = torch.erf(z.mul_(math.sqrt(0.5))).add_(1).mul_(0.5)
+    first = torch.addcmul(density.mul_(std), mean, above)
+    return first, torch.addcmul(mean * first, above, std.square())
+
+
+def function_moments(
+    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """E f(x) and Var f(x) for x ~ N(mean, variance), elementwise, by 20 Gauss-Hermite nodes.
+
+    >>> import torch
+    >>> function_moments(torch.square, torch.zeros(1), torch.ones(1))
+    (tensor([1.0000]), tensor([2.0000]))
+    """
+    std = variance.sqrt()
+    first, second = torch.zeros_like(std), torch.zeros_like(std)
+    for node, weight in _hermite():
+        value = function(torch.add(mean, std, alpha=node))
+        first.add_(value, alpha=weight)
+        second.addcmul_(value, value, value=weight)
+    return first, second.sub_(first.square()).clamp_(min=0)
+
+
+def max_moments(
+    means: list[Tensor], variances: list[Tensor], rectified: bool = False
+) -> tuple[Tensor, Tensor]:
+    """E M and Var M of the maximum M of independent normals (and of 0), elementwise.
+
+    On its distribution function G, the product of theirs: for M >= a, E (M - a) = int_a^b (1 - G)
+    and E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt.
+
+    >>> import torch
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> max_moments([zero, zero], [one, one])
+    (tensor([0.5638]), tensor([0.6813]))
+    """
+    tiny = torch.finfo(means[0].dtype).tiny
+    stds = [v.clamp(min=tiny).sqrt_() for v in variances]
+    low = torch.stack([m - _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
+    high = torch.stack([m + _WIDE * s for m, s in zip(means, stds, strict=True)]).amax(0)
+    if rectified:
+        low, high = low.clamp_(min=0), high.clamp_(min=0)
+    width = high.sub_(low)
+    slopes = [s.mul_(math.sqrt(2)).reciprocal_() for s in stds]
+    starts = [(low - m).mul_(k) for m, k in zip(means, slopes, strict=True)]
+    slopes = [k.mul_(width) for k in slopes]
+    first, second = torch.zeros_like(low), torch.zeros_like(low)
+    for node, weight in _legendre():
+        below = torch.full_like(low, -(0.5 ** len(means)))  # minus G, from 1 + erf
+        for start, slope in zip(starts, slopes, strict=True):
+            below.mul_(torch.add(start, slope, alpha=node).erf_().add_(1))
+        first.add_(below.add_(1), alpha=weight)
+        second.add_(below, alpha=2 * weight * node)
+    excess = first.mul_(width)
+    variance = second.mul_(width).mul_(width).addcmul_(excess, excess, value=-1).clamp_(min=0)
+    return low.add_(excess), variance
+
+
+@cache
+def _hermite() -> tuple[tuple[float, float], ...]:
+    """Nodes and weights of Gauss-Hermite quadrature for the standard normal (Golub & Welsch)."""
+    off = torch.arange(1, _HERMITE_NODES, dtype=torch.float64, device="cpu").sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    return tuple(zip(values.tolist(), vectors[0].square().tolist(), strict=True))
+
+
+@cache
+def _legendre() -> tuple[tuple[float, float], ...]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch)."""
+    k = torch.arange(1, _LEGENDRE_NODES, dtype=torch.float64, device="cpu")
+    off = k / (4 * k.square() - 1).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
+    nodes, weights = (values + 1) / 2, vectors[0].square()
+    return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))

@@ -87,6 +87,13 @@ class FeatureNoise(Value, ABC):
         unit_mean = self.unit_mean(tensors)
         return None if unit_mean is None else along(axis, x, unit_mean.to(x.dtype))
 
+    def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of a draw, per unit or of all, where they are known.
+
+        Of the draw itself: units that the mean sets to zero by a threshold are still drawn.
+        """
+        return None
+
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
         """KL to the method's prior, summed over the units; None where it has none."""
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vardrop.checks import check_number
@@ -52,6 +53,9 @@ class BinaryDropout(FeatureNoise):
         shape = noise_shape(x, axis, self.granularity)
         kept = uniform(shape, x) >= self.drop_rate
         return kept.to(x.dtype) / (1 - self.drop_rate)
+
+    def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        return torch.ones(1), torch.full((1,), self.drop_rate / (1 - self.drop_rate))
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
         if self.length_scale is None:

@@ -80,6 +80,10 @@ class GaussianDropout(FeatureNoise):
         shape = noise_shape(x, axis, self.granularity)
         return 1 + along(axis, x, std) * standard_normal(shape, x)
 
+    def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        alpha = self.log_alpha(tensors).exp()
+        return torch.ones_like(alpha), alpha
+
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
         if self.prior is None:
             return None

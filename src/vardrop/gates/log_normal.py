@@ -77,6 +77,11 @@ class LogNormal(FeatureNoise):
         snr = truncated_log_normal_snr(*parameters)
         return torch.where(snr > self.threshold, mean.to(snr.dtype), 0.0)
 
+    def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        parameters = self.parameters(tensors)
+        mean = truncated_log_normal_log_moment(*parameters, order=1).exp()
+        return mean, (mean / truncated_log_normal_snr(*parameters)).square()
+
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         return truncated_log_normal_kl(*self.parameters(tensors)).sum()
 

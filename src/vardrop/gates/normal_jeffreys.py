@@ -51,6 +51,9 @@ class NormalJeffreys(FeatureNoise):
     def unit_mean(self, tensors: Tensors) -> Tensor:
         return tensors["mu"]
 
+    def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        return tensors["mu"], tensors["log_sigma2"].exp()
+
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         return log_uniform_kl_of_log(self.log_alpha(tensors)).sum()
 

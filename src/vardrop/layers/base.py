@@ -192,6 +192,16 @@ class Variational(Noisy):
             return None
         return shared_weights(self.weight, self._tensors(0)["log_sigma2"])
 
+    @property
+    def op(self) -> _Map | None:
+        """`op(x, weight, bias)` where the layer is one product of one input, else None."""
+        return None
+
+    def affine(self) -> Affine:
+        """The product with its posterior, of a layer that has an `op`."""
+        assert self.op is not None
+        return self._affine(self.op, None)
+
     def _affine(self, op: _Map, product: Product | None) -> Affine:
         assert self.posterior is not None
         shared = self._shared_weights()

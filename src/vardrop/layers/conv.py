@@ -7,6 +7,7 @@ padding mode.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -42,6 +43,10 @@ class _Conv(Variational):
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]
 
+    @property
+    def op(self) -> Callable[..., Tensor] | None:
+        return self._op
+
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self._gated("input", input)
@@ -54,6 +59,10 @@ class _Conv(Variational):
 
 class _ConvTranspose(_Conv):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
+
+    @property
+    def op(self) -> Callable[..., Tensor] | None:
+        return None  # its padding depends on the size asked for
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: list[int] | None = None, noise: Any = None

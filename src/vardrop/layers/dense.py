@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +37,10 @@ class Linear(Variational, nn.Linear):
     @property
     def outputs(self) -> int:
         return self.out_features
+
+    @property
+    def op(self) -> Callable[..., Tensor] | None:
+        return functional.linear
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""

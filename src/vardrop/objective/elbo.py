@@ -12,8 +12,8 @@ from vardrop.checks import check_integer, check_net, check_number, check_tensor,
 from vardrop.errors import VardropError
 from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
+from vardrop.likelihoods import Bernoulli, Categorical
 from vardrop.noisy import Noisy, kl, untouched
-from vardrop.objective.likelihoods import Bernoulli, Categorical
 
 _IGNORED = -100  # the class that torch's cross-entropy leaves out
 

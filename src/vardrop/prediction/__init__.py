@@ -4,17 +4,18 @@ from vardrop.prediction.calibration import (
     Conformal,
     apply_temperature,
     conformal,
+    distil,
     fit_temperature,
 )
-from vardrop.prediction.distillation import distil
-from vardrop.prediction.ensemble import predict
-from vardrop.prediction.functions import draw, draws
+from vardrop.prediction.functions import Selected, draw, draws, select, unlabelled_kappa
+from vardrop.prediction.predictor import predict
 from vardrop.prediction.result import Interval, Prediction
 
 __all__ = [
     "Conformal",
     "Interval",
     "Prediction",
+    "Selected",
     "apply_temperature",
     "conformal",
     "distil",
@@ -22,4 +23,6 @@ __all__ = [
     "draws",
     "fit_temperature",
     "predict",
+    "select",
+    "unlabelled_kappa",
 ]

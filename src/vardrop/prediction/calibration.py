@@ -1,40 +1,54 @@
-"""Calibration after the fact, on top of any prediction: temperature scaling and conformal sets."""
+"""What is made of predictions afterwards: a temperature, conformal sets, a student."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
+from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.prediction.predictor import batches, predict
 from vardrop.prediction.result import Interval, Prediction
 
+Student = TypeVar("Student", bound=nn.Module)
 _COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 80
 
 
-def apply_temperature(probs: Tensor, temperature: float) -> Tensor:
-    """Class probabilities raised to 1/T and normalised; classes on axis 1.
+def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
+    """Class probabilities raised to 1/T and normalised.
+
+    Args:
+        probs: class probabilities (N, C, ...), or a prediction, whose log-probabilities are exact
+            where a probability has rounded to zero or one.
+        temperature: T, as `fit_temperature` finds it.
 
     >>> import torch
     >>> apply_temperature(torch.tensor([[0.8, 0.2]]), 2.0)
     tensor([[0.6667, 0.3333]])
     """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise VardropError(f"Expected `temperature` to be positive, but got {temperature}.")
+    check_number("temperature", temperature, above=0)
+    if isinstance(probs, Prediction):
+        scaled = probs.likelihood.tempered(probs.log_probs, temperature).exp()
+        return scaled if scaled.shape == probs.probs.shape else scaled[..., 1]
     return torch.softmax(_log(probs) / temperature, 1)
 
 
 def fit_temperature(p: Prediction, y: Tensor) -> float:
-    """The temperature that minimises the NLL of `apply_temperature(p.probs, T)` on held-out data.
+    """The temperature that minimises the NLL of `apply_temperature(p, T)` on held-out data.
 
     The NLL is convex in 1/T and its derivative, E_y log p - log p[y], rises with it, so bisection
     finds the minimum; where none lies between 1/1000 and 1000 the nearer end is returned.
 
     Args:
         p: the prediction on data that did not train the net.
-        y: its classes (N,).
+        y: its classes (N, ...), or zeros and ones.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import fit_temperature, predict
@@ -45,14 +59,16 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2.
     """
-    p.log_prob(y)  # checks the classes
-    logs = _log(p.probs.double())
-    chosen = logs.gather(1, y.unsqueeze(1)).mean()
+    logs = p.log_probs.double().clamp(min=torch.finfo(torch.float32).min)
+    axis = p.likelihood.class_axis
+    assert axis is not None
+    p.likelihood.check_target(p.mean, y)
+    chosen = logs.gather(axis, y.long().unsqueeze(axis)).mean()
     low, high = math.log(1 / _HOTTEST), math.log(1 / _COLDEST)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        scaled = torch.softmax(logs * math.exp(middle), 1)
-        rises = (scaled * logs).sum(1).mean() > chosen
+        scaled = torch.softmax(logs * math.exp(middle), axis)
+        rises = (scaled * logs).sum(axis).mean() > chosen
         low, high = (low, middle) if rises else (middle, high)
     return math.exp(-0.5 * (low + high))
 
@@ -66,13 +82,14 @@ class Conformal:
     """A split-conformal rule: the largest score that still belongs to the set.
 
     Classification: the set of classes with 1 - p <= quantile. Regression: mean +- quantile * std.
+    Where a row has several targets (outputs, pixels), the sets hold all of them together.
     """
 
     level: float
     quantile: float
 
     def classes(self, p: Prediction) -> Tensor:
-        """The prediction sets of new rows, (N, C), True for the classes inside."""
+        """The prediction sets of new rows, (N, C, ...), True for the classes inside."""
         return 1 - p.probs <= self.quantile
 
     def interval(self, p: Prediction) -> Interval:
@@ -86,13 +103,15 @@ class Conformal:
 def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     """Fit sets or intervals that cover new targets with at least the given probability.
 
-    P(y in set) >= level for rows exchangeable with the held-out ones, whatever the net: the bound
-    is the ceil((n + 1) level)-th smallest score of n rows, 1 - p[y] or |y - mean| / std. Where n
-    is too small for the level it is infinite, and the set holds everything.
+    P(all targets of a row in their sets) >= level for rows exchangeable with the held-out ones,
+    whatever the net: the bound is the ceil((n + 1) level)-th smallest score of n rows. The score of
+    a row is the largest of 1 - p[y] or |y - mean| / std over its targets: rows are exchangeable,
+    the outputs or pixels of one row are not. Where n is too small for the level the bound is
+    infinite, and the set holds everything.
 
     Args:
         p: the prediction on data that did not train the net.
-        y: its targets: classes (N,), or values in the shape of `p.mean`.
+        y: its targets: classes (N, ...), or values in the shape of `p.mean`.
         level: the coverage that is guaranteed on average over calibration and new data.
 
     >>> import torch, vardrop as vd
@@ -105,9 +124,9 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     Vovk, Gammerman & Shafer 2005; Lei et al. 2018, "Distribution-free predictive inference for
     regression", sec. 2.2; Sadinle, Lei & Wasserman 2019, "Least ambiguous set-valued classifiers".
     """
-    if not 0 < level < 1:
-        raise VardropError(f"Expected `level` to lie between 0 and 1, but got {level}.")
-    scores = _scores(p, y).flatten().double()
+    check_number("level", level, above=0, below=1)
+    p.likelihood.check_target(p.mean, y)
+    scores = _scores(p, y).view(len(p), -1).amax(1).double()
     rank = math.ceil((len(scores) + 1) * level)
     if rank > len(scores):
         return Conformal(level, math.inf)
@@ -115,20 +134,94 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
 
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:
-    if p.likelihood == "categorical":
-        p.log_prob(y)  # checks the classes
+    """How far each target is from the prediction, (N, ...)."""
+    if p.likelihood.class_axis == 1:
         return 1 - p.probs.gather(1, y.unsqueeze(1)).squeeze(1)
     if p.classifies:
         raise VardropError(
-            "Expected classes or values for `conformal`, but got likelihood='bernoulli'. "
+            f"Expected classes or values for `conformal`, but got {p.likelihood!r}. "
             "Give the net two classes."
-        )
-    if y.shape != p.mean.shape:
-        raise VardropError(
-            f"Expected `y` to have shape {tuple(p.mean.shape)}, but got {tuple(y.shape)}."
         )
     if not bool((p.std > 0).all()):
         raise VardropError(
-            "Expected a positive `std` in every row, but got 0. Pass noise_std= to predict."
+            "Expected a positive `std` in every row, but got 0. "
+            "Predict with likelihood=vardrop.Gaussian(std)."
         )
     return (y - p.mean).abs() / p.std
+
+
+def distil(
+    net: nn.Module | Objective,
+    loader: Tensor | Collection[object],
+    student: Student,
+    *,
+    epochs: int = 10,
+    samples: int = 16,
+    temperature: float = 1.0,
+    likelihood: Likelihood | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    seed: int | None = None,
+    **deprecated: Any,
+) -> Student:
+    """Train a student to give the predictive distribution of a noisy net in one plain pass.
+
+    Classification: T^2 KL(p_T || student_T), with p_T the ensemble's mean probability raised to
+    1/T and normalised, and the student's logits divided by T. Regression: the KL from the normal
+    with the ensemble's mean and variance (`HeteroscedasticGaussian`), or the squared error of the
+    mean.
+
+    Args:
+        net: the noisy teacher, or an ELBO with it; it stays as it is.
+        loader: inputs, as for `predict`, passed over once per epoch.
+        student: any net with outputs of the same shape; trained in place and returned.
+        epochs: passes over the loader; the teacher draws anew in every one.
+        samples: draws of the teacher per batch.
+        temperature: T > 1 shows the student more of the small probabilities.
+        likelihood: as for `predict`.
+        optimizer: over the student's parameters; Adam with rate 1e-3 by default.
+        seed: of the teacher's draws.
+
+    >>> import torch, vardrop as vd
+    >>> from vardrop.prediction import distil
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
+    >>> student = distil(net, torch.randn(8, 4), torch.nn.Linear(4, 3), epochs=2)
+    >>> student.training
+    True
+
+    Hinton, Vinyals & Dean 2015, "Distilling the knowledge in a neural network", eq. 1; Balan et
+    al. 2015, "Bayesian dark knowledge", eq. 5.
+    """
+    model, meaning = net_and_likelihood(net, likelihood, _old(deprecated))
+    check_net(student, "student")
+    check_integer("epochs", epochs)
+    check_number("temperature", temperature, above=0)
+    chosen = optimizer or torch.optim.Adam(student.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for step, x in enumerate(batches(model, loader)):
+            own = None if seed is None else seed + epoch * 1_000_003 + step
+            taught = predict(model, x, samples, likelihood=meaning, seed=own, keep=0)
+            loss = _loss(student(x.clone()), taught, temperature)
+            chosen.zero_grad(set_to_none=True)
+            loss.backward()
+            chosen.step()
+    return student
+
+
+def _loss(output: Tensor, taught: Prediction, temperature: float) -> Tensor:
+    expected = taught.likelihood.output_shape(taught.mean.shape)
+    if output.shape != expected:
+        raise VardropError(
+            f"Expected the output of `student` to have shape {tuple(expected)}, but got "
+            f"{tuple(output.shape)}."
+        )
+    return taught.likelihood.match(output, taught.taught, temperature)
+
+
+def _old(given: dict[str, Any]) -> float | None:
+    """The `noise_std` of version 0.1, if it was given."""
+    if unknown := sorted(set(given) - {"noise_std", "progress"}):
+        raise TypeError(f"distil() got an unexpected keyword argument {unknown[0]!r}")
+    if "progress" in given:
+        text = "`progress` has no effect any more and goes with the next version."
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return given.get("noise_std")

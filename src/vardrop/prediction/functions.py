@@ -1,23 +1,55 @@
-"""Function draws: one net from the posterior, with its weights and its masks fixed."""
+"""Whole functions: nets drawn from the posterior, with their weights and their masks fixed.
+
+And nets with part of their noise: selective mean propagation samples the weights whose noise the
+likelihood feels, those with a large |kappa| (`functional.curvature.kappa`), and takes the mean of
+the others (Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks").
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
+from vardrop.functional import drawing, generator
+from vardrop.functional.curvature import diagonal_fisher
+from vardrop.functional.curvature import kappa as kappa_of
 from vardrop.layers import NOISY_TYPES, Variational
-from vardrop.noisy import Noisy
-from vardrop.posteriors import Axes
-from vardrop.prediction.modes import check_noise, drops, prepared, seeded
+from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.noisy import Noisy, replica
+from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
+from vardrop.prediction.preparation import (
+    check_noise,
+    drops,
+    guarded,
+    measured,
+    one_tensor,
+    prepared,
+    row_limit,
+    undisturbed,
+)
 
 _PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}
 _BIAS_AXES = Axes(input=(), output=(0,))
 _SEEDS = 2**62
+_BLOCK = 8  # draws that are reduced together
+_DRAWS, _PROBES = 16, 4
+_MASK = "sampled"
+
+
+def seed_of_a_call(seed: int | None) -> int:
+    """The seed, or one from the global generator, which `torch.manual_seed` makes repeatable."""
+    if seed is None:
+        return int(torch.randint(_SEEDS, (), generator=generator(torch.device("cpu"))))
+    check_integer("seed", seed, at_least=-(2**63))
+    return seed
 
 
 class HeldNoise(nn.Module):
@@ -34,42 +66,50 @@ class HeldNoise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's output for the held noise."""
-        with seeded(self.seed), prepared(self.module, noise=True):
+        with drawing(self.seed), guarded(self.module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
         return self.module(row.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
 
+    def train(self, mode: bool = True) -> HeldNoise:
+        """Set the mode of this module alone: what is held goes on drawing in every mode."""
+        self.training = mode
+        return self
+
     def redraw(self) -> None:
         """Take another seed from the current generator."""
-        self.seed = int(torch.randint(_SEEDS, ()))
+        self.seed = seed_of_a_call(None)
 
 
 class FunctionSampler:
-    """A copy of a net without noise of its own, whose weights and masks can be drawn again."""
+    """A private net without noise of its own, whose weights and masks can be drawn again."""
 
     def __init__(self, net: nn.Module) -> None:
         check_noise(net)
-        self._sources: dict[object, Callable[[], None]] = {}
-        held: dict[nn.Module, HeldNoise] = {}
-        function = copy.deepcopy(net)
+        source = prepared(net, noise=True)
+        self._drawn: dict[object, Callable[[], None]] = {}
+        self._means: dict[int, nn.Parameter] = {}
+        function = replica(source)
+        held: dict[nn.Module, nn.Module] = {}
         inside: set[nn.Module] = set()  # of a module that is held as a whole
-        for original, copied in zip(list(net.modules()), list(function.modules()), strict=True):
+        for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
             if copied in inside:
                 continue
-            if isinstance(original, Variational):
-                self._fix_layer(original, cast(Variational, copied))
-            elif isinstance(copied, Noisy) or drops(copied):
+            if isinstance(own, Variational):
+                self._fix_layer(own, cast(Variational, copied))
+            elif isinstance(own, Noisy) or drops(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
-        self.net = _replace(function, held).eval().requires_grad_(False)
+        self.net = replica(function, held)
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
-        if self.channels_last:
-            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._held = [m for m in self.net.modules() if isinstance(m, HeldNoise)]
+        self._held = [m for m in held.values() if isinstance(m, HeldNoise)]
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
+        for name, mean in list(layer.named_parameters(recurse=False)):
+            if name in ("weight", "bias"):
+                setattr(layer, name, self._own(mean))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
         if gate is None and type(layer) in _PLAIN:
@@ -79,13 +119,21 @@ class FunctionSampler:
             layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
-            self._sources.setdefault(source.kl_key(), _weight_drawer(source, layer))
+            self._drawn.setdefault(source.kl_key(), _weight_drawer(source, layer))
+
+    def _own(self, mean: nn.Parameter) -> nn.Parameter:
+        """A copy to draw into; the same one for tied parameters."""
+        last = mean.dim() == 4
+        kept = mean.detach().clone(
+            memory_format=torch.channels_last if last else torch.preserve_format
+        )
+        return self._means.setdefault(id(mean), nn.Parameter(kept, requires_grad=False))
 
     def redraw(self) -> nn.Module:
         """Draw another function; the same object is returned every time."""
         with torch.no_grad():
-            for source in self._sources.values():
-                source()
+            for fill in self._drawn.values():
+                fill()
         for module in self._held:
             module.redraw()
         return self.net
@@ -94,7 +142,7 @@ class FunctionSampler:
         """The present function's output."""
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return self.net(x)  # type: ignore[no-any-return]
+        return one_tensor(self.net(x))
 
 
 def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None]:
@@ -102,8 +150,7 @@ def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None
     assert posterior is not None
 
     def fill() -> None:
-        noise = posterior.draw(source.weight, source.axes)
-        layer.weight.copy_(posterior.sample(source.weight, noise, source._tensors(0)))
+        layer.weight.copy_(source.draw_weight())
         if source.noisy_bias and source.bias is not None and layer.bias is not None:
             noise = posterior.draw(source.bias, _BIAS_AXES)
             layer.bias.copy_(posterior.sample(source.bias, noise, source._tensors(2)))
@@ -120,15 +167,32 @@ def _hold(module: nn.Module) -> HeldNoise:
     return HeldNoise(module)
 
 
-def _replace(root: nn.Module, held: dict[nn.Module, HeldNoise]) -> nn.Module:
-    """Put the holders in the place of what they hold, wherever it is registered."""
-    if root in held:
-        return held[root]
-    for parent in list(root.modules()):
-        for name, child in parent._modules.items():
-            if child in held and not isinstance(parent, HeldNoise):
-                parent._modules[name] = held[child]
-    return root
+def _seeds(seed: int, count: int) -> list[int]:
+    """A seed for every draw; the first ones are the same for every count."""
+    found = torch.randint(_SEEDS, (count,), generator=torch.Generator().manual_seed(seed))
+    return [int(s) for s in found]
+
+
+class FunctionDraws:
+    """Whole functions: draw k is one function of all rows, of every batch of the call."""
+
+    def __init__(self, net: nn.Module, memory: int) -> None:
+        self.sampler, self.memory, self.seed = FunctionSampler(net), memory, seed_of_a_call(None)
+
+    def rows(self, x: Tensor) -> int:
+        size = measured(self.sampler.net, x)
+        return row_limit(self.sampler.net, size, x, self.memory)
+
+    def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+        seeds = _seeds(self.seed, samples)
+        for start in range(0, samples, _BLOCK):
+            yield torch.stack([self._output(x, seed) for seed in seeds[start : start + _BLOCK]])
+
+    def _output(self, x: Tensor, seed: int) -> Tensor:
+        with drawing(seed):
+            self.sampler.redraw()
+            with guarded(self.sampler.net):
+                return self.sampler(x.clone())
 
 
 def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module]:
@@ -145,25 +209,20 @@ def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module
     >>> [tuple(f(torch.ones(4, 2)).shape) for f in draws(net, 2)]
     [(4, 1), (4, 1)]
     """
-    if n < 1:
-        raise VardropError(f"Expected `n` to be at least 1, but got {n}.")
-    return _draws(net, n, seed)
+    check_net(net)
+    check_integer("n", n)
+    return _draws(net, n, seed_of_a_call(seed))
 
 
-def _draws(net: nn.Module, n: int, seed: int | None) -> Iterator[nn.Module]:
-    sampler, offset = FunctionSampler(net), 0
-    for offset in range(n):
-        with seeded(None if seed is None else _mixed(seed, offset)):
+def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
+    sampler = FunctionSampler(net)
+    for own in _seeds(seed, n):
+        with drawing(own):
             sampler.redraw()
-        yield copy.deepcopy(sampler.net)
+        yield copy.deepcopy(sampler.net).eval().requires_grad_(False)
 
 
-def _mixed(seed: int, offset: int) -> int:
-    """Another seed for every draw, so that the generator is forked only while one is drawn."""
-    generator = torch.Generator().manual_seed(seed)
-    return int(torch.randint(_SEEDS, (offset + 1,), generator=generator)[offset])
-
-
+@undisturbed
 def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     """Draw one function from the posterior of a net: a net of plain layers with frozen weights.
 
@@ -180,3 +239,156 @@ def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     (<class 'torch.nn.modules.linear.Linear'>, True)
     """
     return next(draws(net, 1, seed))
+
+
+@dataclass(frozen=True)
+class SelectedNoise(Posterior):
+    """Another posterior, with its noise only where the tensor `sampled` is one."""
+
+    whole: Posterior
+
+    @property
+    def gaussian(self) -> bool:
+        return self.whole.gaussian
+
+    @property
+    def noise_per(self) -> Sharing | None:
+        return self.whole.noise_per
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        return self.whole.symmetric
+
+    @property
+    def zero_mean(self) -> bool:  # type: ignore[override]
+        return self.whole.zero_mean
+
+    @property
+    def learned(self) -> bool:
+        return self.whole.learned
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        return {**self.whole.initial(weight, axes), _MASK: torch.ones_like(weight)}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return self.whole.variance(weight, tensors) * tensors.get(_MASK, 1)
+
+    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        return self.whole.draw(weight, axes, batch)
+
+    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return self.whole.deviation(weight, noise, tensors) * tensors.get(_MASK, 1)
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return self.whole.log_alpha(weight, tensors)
+
+
+class Selected(NamedTuple):
+    """A net with part of the noise of another, and the fraction of the weights that has it."""
+
+    net: nn.Module
+    fraction: float
+
+
+def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Selected:
+    """The net with noise only in the weights whose |kappa| exceeds the threshold.
+
+    The others are at their mean. The result shares its tensors with the net and is for prediction.
+
+    Args:
+        net: a net with noisy weights; it stays as it is.
+        kappa: by layer name, from `vardrop.kappa` or, without labels, from `unlabelled_kappa`.
+        threshold: of |kappa|; take a quantile of it.
+
+    >>> import torch, vardrop as vd
+    >>> from vardrop.prediction import predict, select, unlabelled_kappa
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
+    >>> x = torch.randn(5, 4)
+    >>> some = select(net, unlabelled_kappa(net, x), threshold=1e-3)
+    >>> predict(some.net, x, samples=8)
+    Prediction(5 rows, Categorical, 8 draws)
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
+    """
+    check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
+    selected = replica(net)
+    layers, owner = _layers(selected), _owners(selected)
+    if missing := sorted(set(owner.values()) - set(kappa)):
+        raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")
+    sampled = total = 0
+    for name, layer in layers.items():
+        mask = kappa[owner[name]].abs() > threshold
+        sampled, total = sampled + int(mask.sum()), total + mask.numel()
+        assert layer.posterior is not None
+        layer.posterior = SelectedNoise(layer.posterior)
+        layer.register_buffer(_MASK, mask.expand_as(layer.weight).to(layer.weight.dtype))
+        layer._names = ((*layer._names[0], _MASK), *layer._names[1:])
+    return Selected(selected, sampled / total)
+
+
+def _layers(net: nn.Module) -> dict[str, Variational]:
+    found = {
+        name: m
+        for name, m in net.named_modules()
+        if isinstance(m, Variational) and m.posterior is not None
+    }
+    if not found:
+        raise VardropError(
+            "Expected noisy weights to select from, but got none. Convert the net with a posterior."
+        )
+    return found
+
+
+def _owners(net: nn.Module) -> dict[str, str]:
+    """The layer under whose name the weight of each layer is counted: the first of tied ones."""
+    layers = _layers(net)
+    first = {id(layer.weight): name for name, layer in reversed(layers.items())}
+    return {name: first[id(layer.weight)] for name, layer in layers.items()}
+
+
+@undisturbed
+def unlabelled_kappa(
+    net: nn.Module | Objective,
+    x: Tensor,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+) -> dict[str, Tensor]:
+    """kappa of every noisy weight by layer name, averaged over rows, draws and y ~ p(y | x, w).
+
+    The expected Hessian is minus the Fisher matrix, whose diagonal needs first derivatives only. A
+    tied weight counts once, under the first name.
+
+    Args:
+        net: a net with noisy weights, or an ELBO with it.
+        x: inputs (N, ...).
+        likelihood: of the output; that of the ELBO, or `Categorical()`.
+        seed: makes the draws repeatable.
+    """
+    model, meaning = net_and_likelihood(net, likelihood)
+    quiet = prepared(model, noise=False)
+    found, owner = _layers(quiet), _owners(quiet)
+    layers = {name: layer for name, layer in found.items() if owner[name] == name}
+    keys = [f"{name}.weight".lstrip(".") for name in layers]
+
+    def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
+        output = functional_call(quiet, dict(zip(keys, leaves, strict=True)), (x.clone(),))
+        score = _score(output.detach(), meaning)
+        return [-f / len(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
+
+    with torch.enable_grad(), drawing(seed_of_a_call(seed)):
+        variances = [layer.variance().detach() for layer in layers.values()]
+        values = kappa_of(
+            variances, lambda: [m.draw_weight() for m in layers.values()], curvature, _DRAWS
+        )
+    return dict(zip(layers, values, strict=True))
+
+
+def _score(output: Tensor, likelihood: Likelihood) -> Callable[[], Tensor]:
+    """Draws d log p(y | output) / d output for y from the model."""
+
+    def score() -> Tensor:
+        leaf = output.clone().requires_grad_()
+        density = likelihood.log_density(leaf.unsqueeze(0), likelihood.sample(output))
+        return torch.autograd.grad(density.sum(), leaf)[0]
+
+    return score

@@ -1,111 +1,541 @@
 """Moment propagation: one analytic pass that carries mean and variance through a net.
 
-A `Gaussian` travels through the net's own forward in the place of the input, so residual sums and
-functional calls need no tracing; every torch function it meets has a rule by its name, and
+A `RandomTensor` travels through the net's own forward in the place of the input, so residual sums
+and functional calls need no tracing; every torch function it meets has a rule by its name, and
 noisy layers and gates add their variance. Units are taken as independent and as normal where a
-non-linearity needs their shape: exact through one affine layer, an approximation below it.
+non-linearity needs their shape: exact through one affine layer, an approximation below it. What has
+no rule is refused by name, noise that a forward draws by itself too.
 
 Wang & Manning 2013, "Fast dropout training", sec. 3; Frey & Hinton 1999 (rectified moments).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop.errors import VardropError
-from vardrop.gates import BinaryDropout, Gate
+from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_moments
+from vardrop.gates import Gate
+from vardrop.gates.base import along
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy
-from vardrop.prediction.modes import drops, prepared
-from vardrop.prediction.moment_pooling import POOLING
-from vardrop.prediction.moment_rules import BASIC, Pair, UnsupportedError
+from vardrop.noisy import Noisy, replica
+from vardrop.prediction.preparation import Size, drops, even, may_draw, prepared, watched
 
-RULES = {**BASIC, **POOLING}
+_BLOCK = 2**17  # elements that stay in the cache together
 
 
-class Gaussian:
-    """A tensor of independent normal numbers; a variance of None means that they are certain.
+class Pair(NamedTuple):
+    """Mean and variance of a tensor; None is a variance of zero."""
+
+    mean: Tensor
+    variance: Tensor | None
+
+    @property
+    def spread(self) -> Tensor:
+        """The variance as a tensor."""
+        return torch.zeros_like(self.mean) if self.variance is None else self.variance
+
+
+class UnsupportedError(Exception):
+    """An operation without a rule."""
+
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+
+
+class RandomTensor:
+    """A tensor of independent normal numbers that stands for the net's own tensors.
 
     With `rectified` the moments are those before a ReLU that has not been taken yet: a pooling by
     the maximum takes it along, at less cost and more exactly.
     """
 
-    def __init__(self, mean: Tensor, variance: Tensor | None, rectified: bool = False) -> None:
-        self.raw, self.rectified = Pair(mean, variance), rectified
+    def __init__(self, raw: Pair, rectified: bool = False) -> None:
+        self.raw, self.rectified = raw, rectified
 
-    def _taken(self) -> Pair:
+    @property
+    def moments(self) -> Pair:
+        """Mean and variance."""
         if self.rectified:
-            self.raw, self.rectified = Pair(*RULES["relu"](self.raw)), False
+            self.raw, self.rectified = _relu(self.raw), False
         return self.raw
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        return self._taken().mean
-
-    @property
-    def known_variance(self) -> Tensor | None:
-        """The variance, or None where the numbers are certain."""
-        return self._taken().variance
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance, zero where the numbers are certain."""
-        return torch.zeros_like(self.mean) if self.known_variance is None else self.known_variance
+    def assign(self, other: RandomTensor) -> RandomTensor:
+        """Take the value of another, as an operation in place does."""
+        self.raw, self.rectified = other.raw, other.rectified
+        return self
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return _apply(function, args, kwargs or {})
+        return _apply(getattr(function, "__name__", repr(function)), args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_nested", "layout"):
-            return getattr(self.raw.mean, name)
-        if name in ("dim", "size", "numel", "is_floating_point"):
-            return getattr(self.raw.mean, name)
-        method = getattr(Tensor, name, None)
-        if method is None or name.startswith("__"):
+        if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: _apply(method, (self, *args), kwargs)
-
-    def __add__(self, other: Any) -> Any:
-        return _apply(torch.add, (self, other), {})
-
-    __radd__ = __add__
-
-    def __mul__(self, other: Any) -> Any:
-        return _apply(torch.mul, (self, other), {})
-
-    __rmul__ = __mul__
+        if name in ("dim", "size", "numel", "is_floating_point", "stride", "is_contiguous"):
+            return getattr(self.raw.mean, name)
+        if callable(getattr(Tensor, name, None)):
+            return lambda *args, **kwargs: _apply(name, (self, *args), kwargs)
+        found = getattr(self.raw.mean, name)
+        if isinstance(found, Tensor):
+            raise UnsupportedError(name)
+        return found
 
     def __len__(self) -> int:
         return len(self.raw.mean)
 
 
-def _apply(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    name = getattr(function, "__name__", repr(function))
-    if name in ("relu", "relu_") and isinstance(args[0], Gaussian):
-        return Gaussian(*args[0]._taken(), rectified=True)
-    if name not in RULES:
-        raise UnsupportedError(name)
-    if name == "max_pool2d" and args[0].rectified:
-        return Gaussian(*RULES[name](args[0].raw, *args[1:], **kwargs, rectified=True))
-    options = {k: _unwrapped(v) for k, v in kwargs.items()}
-    return Gaussian(*RULES[name](*(_unwrapped(a) for a in args), **options))
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *args: _apply(name, (self, *args), {})
 
 
-def _unwrapped(value: Any) -> Any:
-    return value._taken() if isinstance(value, Gaussian) else value
+for _name in (
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv",
+    "itruediv", "matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "setitem", "lt", "le",
+    "gt", "ge", "eq", "ne", "bool", "float", "int", "floordiv", "mod", "invert",
+):  # fmt: skip
+    setattr(RandomTensor, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def propagate(net: nn.Module, x: Tensor) -> Gaussian:
+def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """One torch function by its name; in place where the name or an option says so."""
+    known, in_place = _known(name)
+    in_place = bool(kwargs.pop("inplace", False)) or in_place
+    if known == "relu" and isinstance(args[0], RandomTensor):
+        found: Any = RandomTensor(args[0].moments, rectified=True)
+    elif known not in RULES or "out" in kwargs:
+        raise UnsupportedError(known)
+    elif known == "max_pool2d" and args[0].rectified:
+        found = RandomTensor(RULES[known](args[0].raw, *args[1:], **kwargs, rectified=True))
+    else:
+        same = len(args) > 1 and args[0] is args[1]
+        found = _wrapped(RULES[f"{known} self" if same else known](*_pairs(args), **kwargs))
+    return args[0].assign(found) if in_place and isinstance(args[0], RandomTensor) else found
+
+
+def _known(name: str) -> tuple[str, bool]:
+    """A name as the rules have it, and whether it works in place."""
+    if name.startswith("__"):
+        bare = name.strip("_")
+        in_place = bare[1:] in ("add", "sub", "mul", "truediv") and bare[0] == "i"
+        bare = bare[1:] if in_place else bare
+    else:
+        in_place, bare = name.endswith("_"), name.removesuffix("_")
+    return _ALIASES.get(bare, bare), in_place
+
+
+_ALIASES = {
+    "radd": "add", "rmul": "mul", "truediv": "div", "true_divide": "div", "divide": "div",
+    "multiply": "mul", "subtract": "sub", "negative": "neg", "concat": "cat", "concatenate": "cat",
+}  # fmt: skip
+
+
+def _pairs(values: Sequence[Any]) -> list[Any]:
+    return [
+        v.moments if isinstance(v, RandomTensor)
+        else type(v)(_pairs(v)) if isinstance(v, list | tuple) else v
+        for v in values
+    ]  # fmt: skip
+
+
+def _wrapped(found: Any) -> Any:
+    if isinstance(found, Pair):
+        return RandomTensor(found)
+    return type(found)(_wrapped(f) for f in found) if isinstance(found, list | tuple) else found
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def _register(make: Callable[[Any], Rule], *functions: Any) -> None:
+    RULES.update({function.__name__: make(function) for function in functions})
+
+
+@_rule("relu")
+def _relu(x: Pair) -> Pair:
+    if x.variance is None:
+        return Pair(x.mean.relu(), None)
+    mean, second = relu_moments(x.mean, x.variance)
+    return Pair(mean, torch.addcmul(second, mean, mean, value=-1).clamp_(min=0))
+
+
+@_rule("leaky_relu")
+def _leaky_relu(x: Pair, negative_slope: float = 0.01) -> Pair:
+    if x.variance is None:
+        return Pair(functional.leaky_relu(x.mean, negative_slope), None)
+    mean, second = relu_moments(x.mean, x.variance)
+    leaky = negative_slope * x.mean + (1 - negative_slope) * mean
+    whole = x.mean.square() + x.variance
+    square = (1 - negative_slope**2) * second + negative_slope**2 * whole
+    return Pair(leaky, (square - leaky.square()).clamp(min=0))
+
+
+def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
+    def rule(x: Pair, *args: Any, **kwargs: Any) -> Pair:
+        if x.variance is None:
+            return Pair(function(x.mean, *args, **kwargs), None)
+        return Pair(*function_moments(lambda t: function(t, *args, **kwargs), x.mean, x.variance))
+
+    return rule
+
+
+_register(
+    _by_quadrature, torch.tanh, torch.sigmoid, functional.gelu, functional.silu,
+    functional.softplus, functional.elu, functional.hardtanh,
+)  # fmt: skip
+
+
+def _affine(function: Callable[..., Tensor]) -> Rule:
+    """y = op(x, w) + b for a certain w: the variance passes through w^2 and takes no bias."""
+
+    def rule(
+        x: Pair, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Pair:
+        mean = function(x.mean, weight, bias, *args, **kwargs)
+        if x.variance is None:
+            return Pair(mean, None)
+        return Pair(mean, function(x.variance, weight.square(), None, *args, **kwargs))
+
+    return rule
+
+
+_register(
+    _affine, functional.linear, torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d,
+    torch.conv_transpose2d, torch.conv_transpose3d,
+)  # fmt: skip
+
+
+@_rule("batch_norm")
+def _batch_norm(
+    x: Pair,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Pair:
+    if running_mean is None or running_var is None or training:
+        raise UnsupportedError("batch_norm by the statistics of the batch")
+    shape = (-1, *(1,) * (x.mean.dim() - 2))
+    scale = torch.rsqrt(running_var + eps) * (1 if weight is None else weight)
+    shift = (0 if bias is None else bias) - running_mean * scale
+    mean = x.mean * scale.view(shape) + shift.view(shape)
+    return Pair(mean, None if x.variance is None else x.variance * scale.square().view(shape))
+
+
+def _moving(function: Callable[..., Any]) -> Rule:
+    """Elements change their places, or are left out: so do their variances."""
+
+    def rule(x: Pair, *args: Any, **kwargs: Any) -> Any:
+        mean = function(x.mean, *args, **kwargs)
+        variance = None if x.variance is None else function(x.variance, *args, **kwargs)
+        if isinstance(mean, Tensor):
+            return Pair(mean, variance)
+        spreads = [None] * len(mean) if variance is None else variance
+        return tuple(Pair(m, v) for m, v in zip(mean, spreads, strict=True))
+
+    return rule
+
+
+_register(
+    _moving, torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.transpose,
+    torch.permute, torch.movedim, torch.flip, torch.chunk, torch.split, torch.unbind, torch.narrow,
+    torch.clone, torch.detach, Tensor.view, Tensor.contiguous, Tensor.t, Tensor.unflatten,
+    Tensor.to, Tensor.float, Tensor.double, Tensor.select,
+)  # fmt: skip
+
+
+@_rule("getitem")
+def _getitem(x: Pair, index: Any) -> Pair:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(p, int | slice | None) or p is Ellipsis for p in parts):
+        # An element that is taken twice would no longer be independent.
+        raise UnsupportedError("getitem with an index that is no number or slice")
+    return Pair(x.mean[index], None if x.variance is None else x.variance[index])
+
+
+def _joining(function: Callable[..., Tensor]) -> Rule:
+    def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Pair:
+        pairs = [_pair(t) for t in tensors]
+        mean = function([p.mean for p in pairs], *args, **kwargs)
+        if all(p.variance is None for p in pairs):
+            return Pair(mean, None)
+        return Pair(mean, function([p.spread for p in pairs], *args, **kwargs))
+
+    return rule
+
+
+_register(_joining, torch.cat, torch.stack)
+
+
+def _pair(value: Any) -> Pair:
+    return value if isinstance(value, Pair) else Pair(torch.as_tensor(value), None)
+
+
+@_rule("add")
+def _add(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+    a, b = _pair(a), _pair(b)
+    mean = a.mean + alpha * b.mean
+    if a.variance is None and b.variance is None:
+        return Pair(mean, None)
+    variance = a.spread + alpha**2 * b.spread
+    return Pair(mean, torch.broadcast_to(variance, mean.shape))
+
+
+@_rule("add self")
+def _double(a: Pair, _: Pair, *, alpha: float = 1) -> Pair:
+    return _mul(a, 1 + alpha)
+
+
+@_rule("sub")
+def _sub(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+    return _add(a, b, alpha=-alpha)
+
+
+@_rule("sub self")
+def _nothing(a: Pair, _: Pair, *, alpha: float = 1) -> Pair:
+    return _mul(a, 1 - alpha)
+
+
+@_rule("rsub")
+def _rsub(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+    return _add(b, a, alpha=-alpha)
+
+
+@_rule("neg")
+def _neg(a: Pair) -> Pair:
+    return Pair(-a.mean, a.variance)
+
+
+@_rule("mul")
+def _mul(a: Any, b: Any) -> Pair:
+    a, b = _pair(a), _pair(b)
+    mean = a.mean * b.mean
+    if a.variance is None and b.variance is None:
+        return Pair(mean, None)
+    va, vb = a.spread, b.spread
+    return Pair(mean, va * b.mean.square() + vb * a.mean.square() + va * vb)
+
+
+@_rule("mul self", "square")
+def _square(a: Pair, _: Pair | None = None) -> Pair:
+    mean = a.mean.square()
+    if a.variance is None:
+        return Pair(mean, None)
+    return Pair(mean + a.variance, 2 * a.variance.square() + 4 * mean * a.variance)
+
+
+@_rule("div")
+def _div(a: Any, b: Any) -> Pair:
+    a, b = _pair(a), _pair(b)
+    if b.variance is not None:
+        raise UnsupportedError("division by a random tensor")
+    return Pair(a.mean / b.mean, None if a.variance is None else a.variance / b.mean.square())
+
+
+@_rule("rtruediv")
+def _rdiv(a: Any, b: Any) -> Pair:
+    return _div(b, a)
+
+
+@_rule("matmul", "mm", "bmm")
+def _matmul(a: Any, b: Any) -> Pair:
+    a, b = _pair(a), _pair(b)
+    mean = a.mean @ b.mean
+    if a.variance is None and b.variance is None:
+        return Pair(mean, None)
+    if a.variance is None:
+        return Pair(mean, a.mean.square() @ b.spread)
+    second = b.mean.square() if b.variance is None else b.mean.square() + b.variance
+    variance = a.variance @ second
+    return Pair(mean, variance if b.variance is None else variance + a.mean.square() @ b.variance)
+
+
+@_rule("sum")
+def _sum(x: Pair, *args: Any, **kwargs: Any) -> Pair:
+    total = x.mean.sum(*args, **kwargs)
+    return Pair(total, None if x.variance is None else x.variance.sum(*args, **kwargs))
+
+
+def _averaging(function: Callable[..., Tensor]) -> Rule:
+    """A mean of n independent elements has the mean of their variances divided by n."""
+
+    def rule(x: Pair, *args: Any, **kwargs: Any) -> Pair:
+        mean = function(x.mean, *args, **kwargs)
+        if x.variance is None:
+            return Pair(mean, None)
+        if x.mean.numel() % mean.numel():
+            raise UnsupportedError(f"{function.__name__} over windows of different sizes")
+        count = x.mean.numel() / mean.numel()
+        return Pair(mean, function(x.variance, *args, **kwargs) / count)
+
+    return rule
+
+
+_register(_averaging, functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, torch.mean)
+
+
+@_rule("avg_pool1d", "avg_pool2d")
+def _avg_pool(x: Pair, kernel_size: Any, *args: Any, **kwargs: Any) -> Pair:
+    pool = functional.avg_pool2d if x.mean.dim() == 4 else functional.avg_pool1d
+    mean = pool(x.mean, kernel_size, *args, **kwargs)
+    if x.variance is None:
+        return Pair(mean, None)
+    sizes = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+    window = math.prod(sizes) if len(sizes) > 1 else sizes[0] ** (x.mean.dim() - 2)
+    return Pair(mean, pool(x.variance, kernel_size, *args, **kwargs) / window)
+
+
+@_rule("max_pool2d")
+def _max_pool2d(
+    x: Pair,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    rectified: bool = False,
+) -> Pair:
+    """The largest of a window, and with `rectified` the largest of it and zero."""
+    if x.variance is None:
+        mean = x.mean.relu() if rectified else x.mean
+        pooled = functional.max_pool2d(mean, kernel_size, stride, padding, dilation, ceil_mode)
+        return Pair(pooled, None)
+    height, width = (kernel_size,) * 2 if isinstance(kernel_size, int) else kernel_size
+    apart = stride is None or stride in (kernel_size, (height, width))
+    plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and not ceil_mode
+    if not (apart and plain):
+        raise UnsupportedError("max_pool2d with overlap, padding or dilation")
+    rows = max(1, _BLOCK * len(x.mean) // x.mean.numel())
+    parts = [
+        max_moments(_windows(m, height, width), _windows(v, height, width), rectified)
+        for m, v in zip(x.mean.split(rows), x.variance.split(rows), strict=True)
+    ]
+    return Pair(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+
+
+def _windows(t: Tensor, height: int, width: int) -> list[Tensor]:
+    rows, columns = t.shape[-2] // height * height, t.shape[-1] // width * width
+    t = t[..., :rows, :columns]
+    return [t[..., i::height, j::width] for i in range(height) for j in range(width)]
+
+
+@_rule("dropout")
+def _dropout(x: Pair, p: float = 0.5, training: bool = True, train: bool | None = None) -> Pair:
+    on = training if train is None else train
+    return _scaled(x, None, x.mean.new_tensor(p / (1 - p))) if on and p > 0 else x
+
+
+def _dropping_together(x: Pair, p: float = 0.5, training: bool = True) -> Pair:
+    if training and p > 0:
+        raise UnsupportedError("dropout of several elements together")
+    return x
+
+
+RULES.update(dict.fromkeys(("dropout1d", "dropout2d", "dropout3d"), _dropping_together))
+
+
+def _scaled(x: Pair, mean: Tensor | None, variance: Tensor) -> Pair:
+    """x times independent noise; a mean of None is one."""
+    square = x.mean.square()
+    second = square if x.variance is None else square + x.variance
+    if mean is None:
+        return Pair(x.mean, variance * second + x.spread)
+    return Pair(x.mean * mean, variance * second + x.spread * mean.square())
+
+
+def noisy_layer(layer: Variational, x: Pair) -> Pair:
+    """E y = op(m, M); Var y = op(m^2 + v, V) + op(v, M^2) for x ~ (m, v), w ~ (M, V)."""
+    if layer.op is None:
+        raise UnsupportedError("a noisy product without known moments")
+    if layer.gate is not None and layer.gate.side == "input":
+        x = gated(layer.gate, x)
+    y = Pair(layer.op(x.mean, layer.weight, layer.bias), _output_variance(layer, layer.op, x))
+    return gated(layer.gate, y) if layer.gate is not None and layer.gate.side == "output" else y
+
+
+def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Pair) -> Tensor | None:
+    parts = []
+    if layer.posterior is not None:
+        if not layer.posterior.adds_variances(layer.weight, layer.axes):
+            raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
+        second = x.mean.square()
+        second = second if x.variance is None else second.add_(x.variance)
+        variances = layer.affine().variances(floor=0.0)
+        parts.append(op(second, *(v.to(second.dtype) for v in variances)))
+    if x.variance is not None and not (layer.posterior and layer.posterior.zero_mean):
+        parts.append(op(x.variance, layer.weight.square(), None))
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
+
+
+def gated(gate: Gate, x: Pair) -> Pair:
+    """x times a gate's noise, with the moments of its draws."""
+    found = gate.noise.moments(gate.tensors)
+    if found is None:
+        raise UnsupportedError(f"{type(gate.noise).__name__}, whose variance is not known")
+    shares = getattr(gate.noise, "granularity", "channel") != "element"
+    if shares and math.prod(x.mean.shape[1:]) > gate.units:
+        raise UnsupportedError(f"{type(gate.noise).__name__} for several elements together")
+    mean, variance = (along(gate.axis, x.mean, m.to(x.mean)) for m in found)
+    return _scaled(x, mean, variance)
+
+
+class Analytic(nn.Module):
+    """Stands for a module with noise: passes on the moments of its output."""
+
+    def __init__(self, module: nn.Module, rule: Callable[[Any, Pair], Pair]) -> None:
+        super().__init__()
+        self.module, self.rule = module, rule
+
+    def forward(self, x: RandomTensor) -> RandomTensor:
+        """Mean and variance of the noisy module's output."""
+        return RandomTensor(self.rule(self.module, x.moments))
+
+
+def _noise_rule(module: nn.Module) -> Callable[[Any, Pair], Pair] | None:
+    if isinstance(module, Variational):
+        return noisy_layer
+    if isinstance(module, Gate):
+        return gated
+    if isinstance(module, nn.Dropout):
+        return lambda m, x: _dropout(x, m.p)
+    return _refuse if isinstance(module, Noisy) or drops(module) else None
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise UnsupportedError("noise of its own")
+
+
+def _refuse_draw(function: Any, *_: Any) -> NoReturn:
+    raise UnsupportedError(f"{function.overloadpacket.__name__}, noise of its own")
+
+
+def analytic(quiet: nn.Module) -> nn.Module:
+    """A net through which a `RandomTensor` can pass, from a prepared one without noise."""
+    rules = {m: _noise_rule(m) for m in quiet.modules()}
+    return replica(quiet, {m: Analytic(m, rule) for m, rule in rules.items() if rule is not None})
+
+
+def propagate(net: nn.Module, x: Tensor) -> Pair:
     """Mean and variance of a noisy net's output, in one pass.
 
     >>> import torch, vardrop as vd
@@ -113,6 +543,11 @@ def propagate(net: nn.Module, x: Tensor) -> Gaussian:
     >>> propagate(net, torch.ones(1, 2)).variance
     tensor([[2.]])
     """
+    return passed(analytic(prepared(net, noise=False)), x)
+
+
+def passed(net: nn.Module, x: Tensor) -> Pair:
+    """Mean and variance of the output of a net that `analytic` made."""
     if x.dtype == torch.float16:
         raise VardropError(
             "Expected `x` in a dtype that holds variances, but got float16, in which they vanish. "
@@ -120,115 +555,45 @@ def propagate(net: nn.Module, x: Tensor) -> Gaussian:
         )
     if x.dim() == 4:  # convolutions are faster with the channels last
         x = x.contiguous(memory_format=torch.channels_last)
-    with prepared(net, noise=False), _analytic(net) as entered, torch.no_grad():
+    with torch.no_grad():
         try:
-            output = net(Gaussian(x, None))
+            output = _run(net, x)
         except UnsupportedError as error:
-            name, module = entered[-1] if entered else ("(net)", net)
             raise VardropError(
-                f"Expected modules with known moments, but got '{name}' "
-                f"({type(module).__name__}), which calls {error}. "
-                'Predict with mode="sample".'
+                f"Expected modules with known moments, but got {_failing(net, x)}, which calls "
+                f'{error}. Predict with mode="sample".'
             ) from None
-    if not isinstance(output, Gaussian):
+    if not isinstance(output, RandomTensor):
         raise VardropError(
             f"Expected the net to return one tensor, but got {type(output).__name__}. "
             "Wrap the net in a module that picks the output."
         )
-    return output
+    return output.moments
 
 
-def output_draws(output: Gaussian, samples: int, seed: int) -> Tensor:
-    """Normal draws (S, N, ...) from the output's moments, from a generator of their own."""
-    generator = torch.Generator(output.mean.device).manual_seed(seed)
-    noise = torch.randn(
-        (samples, *output.mean.shape), generator=generator,
-        dtype=output.mean.dtype, device=output.mean.device,
-    )  # fmt: skip
-    return torch.addcmul(output.mean, output.variance.sqrt(), noise)
+def _run(net: nn.Module, x: Tensor) -> Any:
+    with NoiseCalls(_refuse_draw) if may_draw(net) else nullcontext():
+        return net(RandomTensor(Pair(x, None)))
 
 
-@contextmanager
-def _analytic(net: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """Let noisy modules pass on moments for a while; yields the modules that are being run."""
-    entered: list[tuple[str, nn.Module]] = []
-    with ExitStack() as stack:
-        for name, module in net.named_modules():
-            entry = (name or "(net)", module)
-            stack.callback(
-                module.register_forward_pre_hook(lambda *_, e=entry: entered.append(e)).remove
-            )
-            stack.callback(module.register_forward_hook(lambda *_: entered.pop() and None).remove)
-            if (rule := _module_rule(module)) is not None:
-                # An attribute of the object hides the forward of its class.
-                module.__dict__["forward"] = rule
-                stack.callback(module.__dict__.pop, "forward")
-        yield entered
+def _failing(net: nn.Module, x: Tensor) -> str:
+    """The module in which an operation without a rule is called."""
+    with ExitStack() as hooks:
+        entered = watched(net, hooks)
+        try:
+            _run(net, x)
+        except UnsupportedError:
+            name, module = entered[-1] if entered else ("(net)", net)
+            inner = module.module if isinstance(module, Analytic) else module
+            return f"'{name}' ({type(inner).__name__})"
+    return "the net"
 
 
-def _module_rule(module: nn.Module) -> Callable[..., Gaussian] | None:
-    if isinstance(module, Variational):
-        return lambda x: _noisy_layer(module, x)
-    if isinstance(module, Gate):
-        return lambda x: _gate(module, x)
-    if isinstance(module, nn.Dropout):
-        return lambda x: _scaled(x, None, torch.tensor(module.p / (1 - module.p)).to(x.mean))
-    if isinstance(module, Noisy) or drops(module):
-        return _refuse
-    return None
-
-
-def _refuse(*_: Any, **__: Any) -> Gaussian:
-    raise UnsupportedError("noise of its own")
-
-
-def _noisy_layer(layer: Variational, x: Gaussian) -> Gaussian:
-    """E y = op(m, M); Var y = op(m^2 + v, V) + op(v, M^2) for x ~ (m, v), w ~ (M, V)."""
-    op = getattr(layer, "_op", functional.linear if isinstance(layer, nn.Linear) else None)
-    if op is None or isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        raise UnsupportedError("a noisy product without known moments")
-    if layer.gate is not None and layer.gate.side == "input":
-        x = _gate(layer.gate, x)
-    y = Gaussian(op(x.mean, layer.weight, layer.bias), _output_variance(layer, op, x))
-    return _gate(layer.gate, y) if layer.gate is not None and layer.gate.side == "output" else y
-
-
-def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Gaussian) -> Tensor | None:
-    certain = x.known_variance is None
-    parts = []
-    if layer.posterior is not None:
-        if not layer.posterior.adds_variances(layer.weight, layer.axes):
-            raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
-        affine = layer._affine(op, None)
-        bias = None
-        if affine.bias is not None and affine.bias_tensors is not None:
-            bias = layer.posterior.variance(affine.bias, affine.bias_tensors)
-        second = x.mean.square() if certain else x.mean.square().add_(x.variance)
-        variance = layer.variance().to(second.dtype)
-        parts.append(op(second, variance, None if bias is None else bias.to(second.dtype)))
-    if not certain and not (layer.posterior and layer.posterior.zero_mean):
-        parts.append(op(x.variance, layer.weight.square(), None))
-    return None if not parts else parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
-
-
-def _gate(gate: Gate, x: Gaussian) -> Gaussian:
-    mean = gate.noise.mean(x.mean, gate.axis, gate.tensors)
-    if type(gate.noise) is BinaryDropout:
-        alpha = torch.tensor(gate.noise.drop_rate / (1 - gate.noise.drop_rate)).to(x.mean)
-    elif (log_alpha := gate.noise.log_alpha(gate.tensors)) is not None:
-        shape = [1] * x.mean.dim()
-        shape[gate.axis] = log_alpha.numel()
-        alpha = log_alpha.exp().to(x.mean).view(shape)
-    else:
-        raise UnsupportedError(f"{type(gate.noise).__name__}, whose variance is not known")
-    return _scaled(x, mean, alpha)
-
-
-def _scaled(x: Gaussian, mean: Tensor | None, alpha: Tensor) -> Gaussian:
-    """x times noise of mean `mean` and variance alpha mean^2."""
-    square = x.mean.square()
-    second = square if x.known_variance is None else square + x.known_variance
-    variance = alpha * second + x.variance
-    if mean is None:
-        return Gaussian(x.mean, variance)
-    return Gaussian(x.mean * mean, variance * mean.square())
+def output_draws(output: Pair, samples: int, seed: int, memory: int) -> Iterator[Tensor]:
+    """Normal draws (s, N, ...) from the output's moments, from a generator of their own."""
+    mean, std = output.mean, output.spread.sqrt()
+    own = torch.Generator(mean.device).manual_seed(seed)
+    for size in even(samples, max(1, memory // Size(mean.numel()).bytes(1))):
+        shape = (size, *mean.shape)
+        noise = torch.randn(shape, generator=own, dtype=mean.dtype, device=mean.device)
+        yield torch.addcmul(mean, std, noise)

@@ -1,25 +1,21 @@
-"""A prediction: what the draws say together, and how much they disagree."""
+"""A prediction: what the draws say together and how much they disagree, reduced as they come."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop.errors import VardropError
-from vardrop.prediction.outputs import (
-    CLASS_AXIS,
-    Likelihood,
-    binary_entropy,
-    entropy,
-    gaussian_log_prob,
-    interpret,
-)
+from vardrop.checks import check_number
+from vardrop.errors import NotFiniteError, VardropError
+from vardrop.likelihoods import Likelihood, Taught, entropy
 
 _BISECTIONS = 60
+_FEWEST = 16  # draws before a standard error is believed
 
 
 class Interval(NamedTuple):
@@ -33,18 +29,18 @@ class Interval(NamedTuple):
 class Prediction:
     """The predictive distribution of N rows, reduced over draws.
 
-    Classification (`categorical`, `bernoulli`): `probs` is the mean probability, `entropy` its
-    entropy, and
+    Classification (`Categorical`, `Bernoulli`): `probs` is the mean probability, `log_probs` its
+    logarithm (taken before anything rounds to zero or one), `entropy` its entropy, and
 
         entropy = aleatoric + epistemic,   epistemic = I(y; w) = H[E p] - E H[p] >= 0.
 
-    Regression (`gaussian`, `heteroscedastic`): `aleatoric` and `epistemic` are variances, and
+    Regression (`Gaussian`, `HeteroscedasticGaussian`): `aleatoric` and `epistemic` are variances,
 
         std^2 = aleatoric + epistemic,   aleatoric = E Var[y | w],   epistemic = Var E[y | w].
 
-    `mean` is the mean output (logits for classification), `samples` the draws a row, `draws` the
-    outputs that were kept (K, N, ...), `standard_error` the one of the mean probability (or value),
-    `share` the part of the weights that was sampled, for mode="selective".
+    `mean` is the mean output (logits for classification), `samples` the draws of each row, `draws`
+    the outputs that were kept (K, N, ...), `standard_error` the one of the mean probability (or
+    value). `log_probs` has an entry per class: (N, C, ...), or (N, ..., 2) for a zero and a one.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import predict
@@ -57,15 +53,14 @@ class Prediction:
     """
 
     likelihood: Likelihood
-    noise_std: float
     mean: Tensor
     output_variance: Tensor
     expected: Tensor
-    mean_probs: Tensor | None
     standard_error: Tensor
     samples: Tensor
     draws: Tensor
-    share: float | None = None
+    mean_log_probs: Tensor | None = None
+    mean_probs: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -73,7 +68,7 @@ class Prediction:
     def __repr__(self) -> str:
         least, most = int(self.samples.min()), int(self.samples.max())
         count = f"{most}" if least == most else f"{least} to {most}"
-        return f"Prediction({len(self)} rows, {self.likelihood}, {count} draws)"
+        return f"Prediction({len(self)} rows, {type(self.likelihood).__name__}, {count} draws)"
 
     @property
     def classifies(self) -> bool:
@@ -83,19 +78,27 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """The mean probability: of every class, or of a one."""
-        if self.mean_probs is None:
+        return self._classes(self.mean_probs, "probs")
+
+    @property
+    def log_probs(self) -> Tensor:
+        """The logarithm of the mean probability of every class, or of a zero and a one."""
+        return self._classes(self.mean_log_probs, "log_probs")
+
+    def _classes(self, found: Tensor | None, name: str) -> Tensor:
+        if found is None:
             raise VardropError(
-                f"Expected a classification for `probs`, but got likelihood={self.likelihood!r}. "
+                f"Expected a classification for `{name}`, but got likelihood={self.likelihood!r}. "
                 "Use mean and std."
             )
-        return self.mean_probs
+        return found
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of the mean probability, in nats: the total uncertainty."""
-        if self.likelihood == "categorical":
-            return entropy(self.probs, CLASS_AXIS - 1)
-        return binary_entropy(self.probs)
+        axis, log_probs = self.likelihood.class_axis, self._classes(self.mean_log_probs, "entropy")
+        assert axis is not None
+        return entropy(log_probs, log_probs.exp(), axis)
 
     @property
     def aleatoric(self) -> Tensor:
@@ -116,15 +119,19 @@ class Prediction:
             return self.output_variance.sqrt()
         return (self.output_variance + self.expected).sqrt()
 
+    @property
+    def taught(self) -> Taught:
+        """What a student learns from it."""
+        return Taught(self.mean, self.std, self.mean_log_probs)
+
     def interval(self, level: float = 0.95) -> Interval:
         """Central interval of the mixture of the kept draws.
 
         Regression: quantiles of 1/K sum_k N(mean_k, variance_k), found on its distribution
         function. Classification: quantiles of the probability over the draws.
         """
-        if not 0 < level < 1:
-            raise VardropError(f"Expected `level` to lie between 0 and 1, but got {level}.")
-        parts = interpret(self._kept(), self.likelihood, self.noise_std)
+        check_number("level", level, above=0, below=1)
+        parts = self.likelihood.parts(self._kept())
         tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], device=self.mean.device)
         if parts.probs is not None or not bool(parts.aleatoric.any()):
             values = parts.location if parts.probs is None else parts.probs
@@ -135,44 +142,14 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x) of every row, (N,): the log of the mean density, never the mean of the log.
 
-        Regression: log 1/K sum_k N(y; mean_k, variance_k), by log-sum-exp over the kept draws.
+        A row of one class or one binary target takes all draws. Values, and several targets of a
+        row together, take the kept ones: log 1/K sum_k prod_t p(y_t | draw k).
         """
-        if self.likelihood == "categorical":
-            return self._log_class(y)
-        expected = self.mean.shape
-        if y.shape != expected:
-            raise VardropError(
-                f"Expected `y` to have shape {tuple(expected)}, but got {tuple(y.shape)}. "
-                "Reshape the target."
-            )
-        if self.likelihood == "bernoulli":
-            chosen = torch.where(y > 0, self.probs, 1 - self.probs)
-            return chosen.log().flatten(1).sum(1) if y.dim() > 1 else chosen.log()
-        parts = interpret(self._kept(), self.likelihood, self.noise_std)
-        if not bool((parts.aleatoric > 0).all()):
-            raise VardropError(
-                "Expected `noise_std` to be positive for a density, but got 0. "
-                "Pass noise_std= to predict."
-            )
-        each = gaussian_log_prob(y, parts.location, parts.aleatoric)
-        each = each.flatten(2).sum(2) if each.dim() > 2 else each
-        return torch.logsumexp(each, 0) - torch.tensor(float(len(each))).log()
-
-    def _log_class(self, y: Tensor) -> Tensor:
-        classes = self.probs.shape[1]
-        if y.is_floating_point() or y.shape != self.probs[:, 0].shape:
-            raise VardropError(
-                f"Expected `y` to hold class indices of shape {tuple(self.probs[:, 0].shape)}, "
-                f"but got {y.dtype} of shape {tuple(y.shape)}."
-            )
-        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
-            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise VardropError(
-                f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
-                "The net's output has no such class."
-            )
-        chosen = self.probs.gather(1, y.unsqueeze(1)).squeeze(1).log()
-        return chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen
+        self.likelihood.check_target(self.mean, y)
+        axis = self.likelihood.class_axis
+        if axis is None or y[0].numel() != 1:
+            return self.likelihood.log_prob(self._kept(), y)
+        return self.log_probs.gather(axis, y.long().unsqueeze(axis)).flatten()
 
     def _kept(self) -> Tensor:
         if len(self.draws) == 0:
@@ -199,20 +176,121 @@ def mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
     return 0.5 * (low + high)
 
 
-def join(parts: Sequence[Prediction], share: float | None = None) -> Prediction:
+def join(parts: Sequence[Prediction]) -> Prediction:
     """The predictions of several batches as one; as many draws stay as every batch kept."""
     first, kept = parts[0], min(len(p.draws) for p in parts)
     if len(parts) == 1:
-        return first if share is None else replace(first, share=share)
+        return first
+    classes = parts if first.classifies else ()
     return Prediction(
         likelihood=first.likelihood,
-        noise_std=first.noise_std,
         mean=torch.cat([p.mean for p in parts]),
         output_variance=torch.cat([p.output_variance for p in parts]),
         expected=torch.cat([p.expected for p in parts]),
-        mean_probs=torch.cat([p.probs for p in parts]) if first.classifies else None,
         standard_error=torch.cat([p.standard_error for p in parts]),
         samples=torch.cat([p.samples for p in parts]),
         draws=torch.cat([p.draws[:kept] for p in parts], 1) if kept else first.draws[:0],
-        share=share,
+        mean_log_probs=torch.cat([p.log_probs for p in classes]) if classes else None,
+        mean_probs=torch.cat([p.probs for p in classes]) if classes else None,
     )
+
+
+class Moments:
+    """Mean and sum of squared deviations of a stream, merged block by block.
+
+    Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample
+    variances", eq. 2.1.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor
+        self.square: Tensor
+
+    def add(self, values: Tensor) -> None:
+        """Take in values (S, ...)."""
+        block = values.shape[0]
+        mean = values.sum(0).div_(block)
+        square = (values - mean).square_().sum(0)
+        if self.count == 0:
+            self.count, self.mean, self.square = block, mean, square
+            return
+        total, shift = self.count + block, mean - self.mean
+        self.mean = self.mean + shift * (block / total)
+        self.square = self.square + square + shift.square() * (self.count * block / total)
+        self.count = total
+
+    @property
+    def variance(self) -> Tensor:
+        """The unbiased variance; zero for a single value."""
+        return self.square / max(self.count - 1, 1)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Of the mean."""
+        return (self.square / (self.count * max(self.count - 1, 1))).sqrt_()
+
+
+class Reduction:
+    """The draws of one batch, reduced: but for the kept ones, memory does not grow with them."""
+
+    def __init__(self, likelihood: Likelihood, keep: int) -> None:
+        self.likelihood, self.keep = likelihood, keep
+        self.location, self.probs = Moments(), Moments()
+        self.aleatoric: Tensor | None = None
+        self.log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
+        self.kept: list[Tensor] = []
+
+    def add(self, outputs: Tensor) -> None:
+        """Take in outputs (S, N, ...)."""
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        room = self.keep - sum(len(k) for k in self.kept)
+        if room > 0:
+            self.kept.append(outputs if room >= outputs.shape[0] else outputs[:room].clone())
+        parts = self.likelihood.parts(outputs)
+        self.location.add(parts.location)
+        each = parts.aleatoric.sum(0)
+        self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
+        if parts.log_probs is not None and parts.probs is not None:
+            self.probs.add(parts.probs)
+            total = torch.logsumexp(parts.log_probs, 0)
+            self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
+
+    @property
+    def _settling(self) -> Moments:
+        return self.probs if self.probs.count else self.location
+
+    def settled(self, tolerance: float | None) -> bool:
+        """Whether the standard error of every mean probability (or value) is below a tolerance."""
+        if tolerance is None or self.location.count < _FEWEST:
+            return False
+        return bool(self._settling.standard_error.max() < tolerance)
+
+    def _draws(self, like: Tensor) -> Tensor:
+        if len(self.kept) == 1:
+            return self.kept[0]
+        return torch.cat(self.kept) if self.kept else like.new_zeros(0)
+
+    def result(self) -> Prediction:
+        """The prediction from the draws so far."""
+        mean, count = self.location.mean, self.location.count
+        if bool(mean.isnan().any()):
+            row = int(mean.isnan().view(len(mean), -1).any(1).int().argmax()) + 1
+            raise NotFiniteError(
+                f"Expected finite predictions, but got NaN or infinity in row {row}. Its values "
+                "are too large for this net, or the net's parameters are not finite."
+            )
+        assert self.aleatoric is not None
+        logs = None if self.log_sum is None else self.log_sum - math.log(count)
+        return Prediction(
+            likelihood=self.likelihood,
+            mean=mean,
+            # A log-probability that is -inf in some draws has no finite variance.
+            output_variance=self.location.variance.nan_to_num_(math.inf, math.inf),
+            expected=self.aleatoric / count,
+            standard_error=self._settling.standard_error,
+            samples=torch.full((len(mean),), count, device=mean.device),
+            draws=self._draws(mean),
+            mean_log_probs=None if logs is None else logs.clamp_(max=0),
+            mean_probs=self.probs.mean if self.probs.count else None,
+        )

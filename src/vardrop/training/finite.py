@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.errors import VardropError
 from vardrop.noisy import Noisy, untouched
 from vardrop.objective import ELBO
 from vardrop.training.processes import own_generators
-
-
-class NotFiniteError(VardropError):
-    """A loss or a parameter is NaN or infinite."""
 
 
 def broken_parameter(module: nn.Module) -> str | None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from vardrop.checks import check_integer
-from vardrop.errors import VardropError
+from vardrop.errors import NotFiniteError, VardropError
 from vardrop.objective import ELBO
-from vardrop.training.finite import NotFiniteError
 from vardrop.training.processes import (
     ALONE,
     World,

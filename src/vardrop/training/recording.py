@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_choice, check_integer, check_number
-from vardrop.errors import VardropError
+from vardrop.errors import NotFiniteError, VardropError
 from vardrop.files import (
     append,
     read_json,
@@ -36,7 +36,7 @@ from vardrop.training.checkpoint import (
     prefixed,
     under,
 )
-from vardrop.training.finite import NotFiniteError, broken_parameter
+from vardrop.training.finite import broken_parameter
 from vardrop.training.loop import Epoch, Loop
 from vardrop.training.observers import Observer
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vardrop.errors import VardropError
+from vardrop.errors import NotFiniteError, VardropError
 from vardrop.objective import ELBO
-from vardrop.training.finite import NotFiniteError, culprit
+from vardrop.training.finite import culprit
 from vardrop.training.processes import ALONE, World
 
 Precision = Literal["float32", "bfloat16"]

@@ -1,0 +1,429 @@
+"""Likelihoods: what a net's output says of its target, for training and for prediction alike.
+
+| likelihood                | output                             | target                   |
+|---------------------------|------------------------------------|--------------------------|
+| `Categorical`             | logits (N, C, ...)                 | classes (N, ...)         |
+| `Bernoulli`               | logits (N, ...)                    | zeros and ones (N, ...)  |
+| `Gaussian`                | means (N, ...)                     | values (N, ...)          |
+| `HeteroscedasticGaussian` | means, log variances (N, ..., 2 T) | values (N, ..., T)       |
+| `Values`                  | values (N, ...)                    | none: it has no density  |
+
+Called as a module, each gives the negative log-likelihood of an example: summed over its targets
+(pixels, tokens, outputs), averaged over examples. Of draws (S, N, ...) it gives their parts and
+log E p(y | draw), in log space throughout.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vardrop.checks import check_number, shown
+from vardrop.errors import VardropError
+from vardrop.functional import generator, standard_normal
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Parts(NamedTuple):
+    """Draws (S, N, ...) by meaning.
+
+    `location` is what is averaged into the mean. `log_probs` has an entry per outcome, along the
+    likelihood's class axis, and `probs` is what a user calls the probability: of every class, or
+    of a one. `aleatoric` is the entropy (classes) or the variance (values) of the target given the
+    draw.
+    """
+
+    location: Tensor
+    aleatoric: Tensor
+    log_probs: Tensor | None = None
+    probs: Tensor | None = None
+
+
+class Taught(NamedTuple):
+    """What a student learns: the predictive mean, deviation and log-probabilities of N rows."""
+
+    mean: Tensor
+    std: Tensor
+    log_probs: Tensor | None
+
+
+class Likelihood(nn.Module, ABC):
+    """p(y | output)."""
+
+    class_axis: ClassVar[int | None] = None  # where outcomes run in the log-probabilities (N, ...)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean NLL of an example, in nats: summed over its targets, averaged over examples."""
+        return -_per_row(self.log_density(output.unsqueeze(0), target).squeeze(0), 1).mean()
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean NLL of an example; the same as calling the likelihood."""
+        return self.forward(output, target)
+
+    @abstractmethod
+    def parts(self, draws: Tensor) -> Parts:
+        """Outputs (S, N, ...) by meaning."""
+
+    @abstractmethod
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log p of every target under every draw, (S, N, ...)."""
+
+    def log_prob(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log p(y | x) of every row, (N,), from outputs (S, N, ...).
+
+        log 1/S sum_s prod_t p(y_t | draw s): the targets of a row together, never the mean of
+        logarithms, and finite wherever one draw is.
+        """
+        each = _per_row(self.log_density(draws, y), 2)
+        return torch.logsumexp(each, 0) - math.log(len(each))
+
+    @abstractmethod
+    def sample(self, output: Tensor) -> Tensor:
+        """One target drawn for every row of the output."""
+
+    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+        """How far a student's output is from a predictive distribution."""
+        return functional.mse_loss(output, taught.mean)
+
+    def locations(self, output: Tensor) -> Tensor:
+        """The part of an output that is averaged into the mean."""
+        return output
+
+    def output_shape(self, mean: torch.Size) -> torch.Size:
+        """The shape of an output whose locations have this shape."""
+        return mean
+
+    def check_target(self, mean: Tensor, y: Tensor) -> None:
+        """Refuse a target that does not fit locations (N, ...)."""
+        _check_same_shape("y", y, mean.shape)
+
+    def fixed(self) -> Likelihood:
+        """The same with its tensors as they are now, which no training changes."""
+        return self
+
+    def tempered(self, log_probs: Tensor, temperature: float) -> Tensor:
+        """Log-probabilities (N, ...) divided by a temperature and normalised."""
+        if self.class_axis is None:
+            raise VardropError(f"Expected class probabilities, but got {self!r}.")
+        return functional.log_softmax(log_probs / temperature, self.class_axis)
+
+
+class Categorical(Likelihood):
+    """-log softmax(output)[target]; output (N, C, ...), target (N, ...) of class indices.
+
+    >>> import torch
+    >>> Categorical()(torch.zeros(1, 2), torch.tensor([1]))
+    tensor(0.6931)
+    """
+
+    class_axis: ClassVar[int | None] = 1
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if output.dim() <= 2:
+            return functional.cross_entropy(output, target)
+        return _per_row(functional.cross_entropy(output, target, reduction="none"), 1).mean()
+
+    def parts(self, draws: Tensor) -> Parts:
+        if draws.dim() < 3:
+            raise VardropError(
+                f"Expected the output to have shape (N, classes, ...), but got "
+                f"{tuple(draws.shape[1:])}. Pass likelihood=vardrop.Bernoulli() or "
+                "vardrop.Gaussian() for one value."
+            )
+        # torch's softmax is slow along a short axis.
+        shifted = draws - draws.amax(2, keepdim=True)
+        probs = shifted.exp()
+        total = probs.sum(2, keepdim=True)
+        log_probs = shifted.sub_(total.log())
+        probs.div_(total)
+        return Parts(draws, entropy(log_probs, probs, 2), log_probs, probs)
+
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        self.check_target(draws[0], y)
+        index = y.unsqueeze(1).expand(len(draws), -1, *(-1,) * y.dim())
+        return draws.log_softmax(2).gather(2, index).squeeze(2)
+
+    def check_target(self, mean: Tensor, y: Tensor) -> None:
+        classes, expected = mean.shape[1], mean[:, 0].shape
+        if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
+            raise VardropError(
+                f"Expected `y` to hold class indices of shape {tuple(expected)}, "
+                f"but got {y.dtype} of shape {tuple(y.shape)}."
+            )
+        if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < classes):
+            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise VardropError(
+                f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
+                "The net's output has no such class."
+            )
+
+    def sample(self, output: Tensor) -> Tensor:
+        probs = output.softmax(1).movedim(1, -1)
+        own = generator(output.device)
+        drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
+        return drawn.view(probs.shape[:-1])
+
+    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+        """T^2 KL(p_T || softmax(output / T)), p_T the teacher's probability at temperature T."""
+        log_probs = functional.log_softmax(output / temperature, 1)
+        return _tempered_kl(self, log_probs, taught, temperature)
+
+
+class Bernoulli(Likelihood):
+    """-log p(target) for independent binary targets; output holds logits.
+
+    >>> import torch
+    >>> Bernoulli()(torch.zeros(2), torch.tensor([0.0, 1.0]))
+    tensor(0.6931)
+    """
+
+    class_axis: ClassVar[int | None] = -1  # of log-probabilities (N, ..., 2), of a zero and a one
+
+    def parts(self, draws: Tensor) -> Parts:
+        log_probs, probs = _two_sides(draws), draws.sigmoid()
+        return Parts(draws, entropy(log_probs, log_probs.exp(), -1), log_probs, probs)
+
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        _check_same_shape("target", y, draws.shape[1:])
+        target = y.to(draws.dtype).expand_as(draws)
+        return -functional.binary_cross_entropy_with_logits(draws, target, reduction="none")
+
+    def check_target(self, mean: Tensor, y: Tensor) -> None:
+        super().check_target(mean, y)
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise VardropError("Expected `y` to hold zeros and ones, but got other values.")
+
+    def sample(self, output: Tensor) -> Tensor:
+        return torch.bernoulli(output.sigmoid(), generator=generator(output.device))
+
+    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+        """T^2 KL of the two-sided distributions at temperature T."""
+        return _tempered_kl(self, _two_sides(output / temperature), taught, temperature)
+
+
+class Gaussian(Likelihood):
+    """-log N(target; output, std^2) with one standard deviation, fixed or learned.
+
+    >>> import torch
+    >>> likelihood = Gaussian(std=1.0)
+    >>> likelihood(torch.zeros(1, 1), torch.zeros(1, 1)), likelihood.std
+    (tensor(0.9189), tensor(1.))
+    """
+
+    log_std: Tensor
+
+    def __init__(self, std: float = 1.0, learned: bool = False) -> None:
+        super().__init__()
+        check_number("std", std, above=0, remedy="Pass vardrop.Values() for outputs without noise.")
+        value = torch.tensor(math.log(std))
+        if learned:
+            self.log_std = nn.Parameter(value)
+        else:
+            self.register_buffer("log_std", value)
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation of the targets as it is now, detached."""
+        return self.log_std.detach().exp()
+
+    def parts(self, draws: Tensor) -> Parts:
+        return Parts(draws, self.std.square().to(draws).expand_as(draws))
+
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        _check_same_shape("target", y, draws.shape[1:])
+        z = (y - draws) * torch.exp(-self.log_std)
+        return -(0.5 * (z.square() + _LOG_2PI) + self.log_std)
+
+    def sample(self, output: Tensor) -> Tensor:
+        return output + self.std * standard_normal(output.shape, output)
+
+    def fixed(self) -> Gaussian:
+        found = Gaussian()
+        found.log_std = self.log_std.detach().clone()
+        return found
+
+    def extra_repr(self) -> str:
+        return f"std={float(self.std):.4g}"
+
+
+class HeteroscedasticGaussian(Likelihood):
+    """-log N(target; mean, exp(log_variance)): the net's last axis holds means, then log variances.
+
+    >>> import torch
+    >>> HeteroscedasticGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))
+    tensor(0.9189)
+    """
+
+    def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        if output.shape[-1] % 2:
+            raise VardropError(
+                "Expected the output to hold a mean and a log variance per target, so an even last "
+                f"axis, but got {output.shape[-1]} entries."
+            )
+        mean, log_variance = output.chunk(2, dim=-1)
+        return mean, log_variance
+
+    def parts(self, draws: Tensor) -> Parts:
+        mean, log_variance = self._split(draws)
+        return Parts(mean, log_variance.exp())
+
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        mean, log_variance = self._split(draws)
+        _check_same_shape("target", y, mean.shape[1:])
+        square = (y - mean).square() * torch.exp(-log_variance)
+        return -0.5 * (square + log_variance + _LOG_2PI)
+
+    def sample(self, output: Tensor) -> Tensor:
+        mean, log_variance = self._split(output)
+        return mean + torch.exp(0.5 * log_variance) * standard_normal(mean.shape, mean)
+
+    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+        """The KL from the normal with the teacher's mean and variance, without its constant."""
+        mean, log_variance = self._split(output)
+        square = (taught.mean - mean).square() + taught.std.square()
+        return 0.5 * (square * torch.exp(-log_variance) + log_variance).mean()
+
+    def locations(self, output: Tensor) -> Tensor:
+        return self._split(output)[0]
+
+    def output_shape(self, mean: torch.Size) -> torch.Size:
+        return torch.Size((*mean[:-1], 2 * mean[-1]))
+
+
+class Values(Likelihood):
+    """Outputs as they are, with no model of the targets' noise; for prediction only.
+
+    >>> import torch
+    >>> Values().parts(torch.ones(8, 2, 1)).aleatoric.sum()
+    tensor(0.)
+    """
+
+    def parts(self, draws: Tensor) -> Parts:
+        return Parts(draws, draws.new_zeros(()).expand_as(draws))
+
+    def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        raise VardropError(
+            "Expected a likelihood with a density, but got Values(). "
+            "Pass likelihood=vardrop.Gaussian(std) with the deviation of the targets."
+        )
+
+    def sample(self, output: Tensor) -> Tensor:
+        return output
+
+
+def entropy(log_probs: Tensor, probs: Tensor, axis: int) -> Tensor:
+    """-sum p log p along an axis, with 0 log 0 = 0.
+
+    >>> import torch
+    >>> probs = torch.tensor([0.5, 0.5, 0.0])
+    >>> entropy(probs.log(), probs, 0)
+    tensor(0.6931)
+    """
+    return -(probs * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(axis)
+
+
+def _two_sides(logits: Tensor) -> Tensor:
+    """log p of a zero and of a one, on a new last axis."""
+    return functional.logsigmoid(torch.stack([-logits, logits], -1))
+
+
+def _tempered_kl(
+    likelihood: Likelihood, log_probs: Tensor, taught: Taught, temperature: float
+) -> Tensor:
+    assert taught.log_probs is not None
+    axis = likelihood.class_axis
+    assert axis is not None
+    target = likelihood.tempered(taught.log_probs, temperature)
+    probs = target.exp()
+    lowest = torch.finfo(target.dtype).min
+    gap = probs * (target.clamp(min=lowest) - log_probs.clamp(min=lowest))
+    return temperature**2 * _per_row(gap.sum(axis), 1).mean()
+
+
+def _per_row(values: Tensor, leading: int) -> Tensor:
+    """Sums over the axes behind the first `leading` ones."""
+    return values.flatten(leading).sum(leading) if values.dim() > leading else values
+
+
+def _check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
+    if y.shape != expected:
+        raise VardropError(
+            f"Expected `{name}` to have the shape {tuple(expected)} of the prediction, but got "
+            f"{tuple(y.shape)}: broadcasting would mix examples. Reshape the target."
+        )
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A net with its likelihood, such as an ELBO."""
+
+    net: nn.Module
+    likelihood: Any
+
+
+def net_and_likelihood(
+    net: nn.Module | Objective, likelihood: Likelihood | str | None, noise_std: float | None = None
+) -> tuple[nn.Module, Likelihood]:
+    """What a verb works on: from an objective, or from a net and a likelihood beside it.
+
+    >>> import torch
+    >>> net_and_likelihood(torch.nn.Linear(2, 1), None)[1]
+    Categorical()
+    """
+    if isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        net = net.module
+    given: Any = likelihood
+    if isinstance(net, Objective):
+        given = net.likelihood if given is None else given
+        net = net.net
+    if not isinstance(net, nn.Module):
+        raise VardropError(
+            f"Expected `net` to be a torch.nn.Module or an ELBO, but got {shown(net)}."
+        )
+    return net, _as_likelihood(given, noise_std)
+
+
+_WORDS: dict[str, Callable[[], Likelihood]] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "heteroscedastic": HeteroscedasticGaussian,
+}
+
+
+def _as_likelihood(given: Any, noise_std: float | None) -> Likelihood:
+    if noise_std is not None or isinstance(given, str):
+        warnings.warn(
+            "Words for likelihoods and `noise_std` go with the next version: pass an object, "
+            "likelihood=vardrop.Gaussian(std), or the ELBO in the place of the net.",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        return _from_words(given, noise_std or 0.0)
+    if given is None:
+        return Categorical()
+    if not isinstance(given, Likelihood):
+        raise VardropError(
+            "Expected `likelihood` to be one of vardrop's, such as vardrop.Categorical(), but got "
+            f"{shown(given)}. Pass likelihood= what the output means."
+        )
+    return given
+
+
+def _from_words(given: Any, noise_std: float) -> Likelihood:
+    check_number("noise_std", noise_std, at_least=0)
+    if given == "gaussian":
+        return Gaussian(noise_std) if noise_std else Values()
+    if given is None or isinstance(given, Likelihood):
+        return given or Categorical()
+    if given not in _WORDS:
+        known = ", ".join(("gaussian", *_WORDS))
+        raise VardropError(f"Expected `likelihood` to be one of {known}, but got {given!r}.")
+    return _WORDS[given]()

@@ -1,0 +1,271 @@
+"""`predict`: the predictive distribution of a noisy net, by samples, means or moments."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.checks import check_choice, check_integer, check_number
+from vardrop.errors import VardropError
+from vardrop.functional import drawing
+from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.prediction.functions import FunctionDraws, seed_of_a_call, select, unlabelled_kappa
+from vardrop.prediction.moments import analytic, output_draws, passed
+from vardrop.prediction.preparation import (
+    check_noise,
+    may_draw,
+    measured,
+    prepared,
+    row_limit,
+    undisturbed,
+)
+from vardrop.prediction.result import Prediction, Reduction, join
+from vardrop.prediction.ways import EstimatorDraws, MeanPass, Way
+
+Mode = Literal["sample", "mean", "moments"]
+Draw = Literal["estimator", "local", "weights"]
+_SETTLING = 32  # draws between two looks at the tolerance
+
+
+@undisturbed
+def predict(
+    net: nn.Module | Objective,
+    x: Tensor | Iterable[object],
+    samples: int = 32,
+    *,
+    mode: Mode = "sample",
+    draw: Draw = "estimator",
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+    memory: int = 2**28,
+    tolerance: float | None = None,
+    keep: int | None = None,
+    **deprecated: Any,
+) -> Prediction:
+    """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
+
+    The net runs in eval mode with its noise on, on a private replica: the net itself, its modes and
+    its BatchNorm are never touched, so several threads may predict with one net at a time.
+
+    Args:
+        net: a net with a posterior, gates, heads or dropout, whose output is one tensor; or an
+            ELBO, which brings its likelihood along, a learned deviation included.
+        x: inputs (N, ...), or a loader of batches, each a tensor or a tuple that begins with one.
+        samples: how many draws.
+        mode: "sample"; "mean", the net without noise (weight scaling); "moments", one analytic pass
+            that carries mean and variance (then `samples` normal draws at the output).
+        draw: "estimator", as the layers draw in training, whatever the batch. By request: "local",
+            fresh noise for every example and position; "weights", whole functions: draw k is one
+            net, so that examples and positions vary together. Dense layers have the same marginals
+            in all three; a convolution keeps the covariance between positions with "weights" and
+            drops it with "local", which changes the uncertainty behind pooling or a dense layer.
+        likelihood: what the output means: `Categorical()` logits by default (classes on axis 1),
+            `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and log
+            variances, or `Values()` without a noise of the targets.
+        seed: makes the call repeatable whatever other threads draw, and leaves the global generator
+            alone; without it a seed is drawn from there.
+        memory: bytes that draws may take at once, beside those that are kept.
+        tolerance: stop a batch early, once the standard error of each mean probability (of each
+            mean value in regression) is below it.
+        keep: how many draws to keep for intervals and for densities of values; all by default.
+
+    >>> import torch, vardrop as vd
+    >>> from vardrop.prediction import predict
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    >>> predict(net, torch.randn(5, 4), samples=8, seed=0)
+    Prediction(5 rows, Categorical, 8 draws)
+
+    Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 6; Wang & Manning 2013, "Fast
+    dropout training" (moments).
+    """
+    old = _Deprecated.take(deprecated)
+    model, meaning = net_and_likelihood(net, likelihood, old.noise_std)
+    way, chosen = old.words(draw, mode)
+    options = _Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
+    if options.mode != "mean":
+        check_noise(model)
+    results: list[Prediction] = []
+    # What draws nothing takes no seed from the global generator.
+    draws = options.mode == "sample" or (options.mode == "mean" and may_draw(model))
+    with drawing(seed_of_a_call(seed)) if draws else nullcontext(), torch.no_grad():
+        predictor: _Predictor | None = None
+        for batch in batches(model, x):
+            if predictor is None:
+                model = old.selected(model, batch, meaning)
+                predictor = _Predictor(model, options, seed)
+            results += predictor(batch)
+    return join(results)
+
+
+@dataclass(frozen=True)
+class _Options:
+    samples: int
+    mode: Mode
+    draw: Draw
+    likelihood: Likelihood
+    memory: int
+    tolerance: float | None
+    keep: int | None
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, ("sample", "mean", "moments"))
+        check_choice("draw", self.draw, ("estimator", "local", "weights"))
+        check_integer("samples", self.samples)
+        check_integer("memory", self.memory)
+        if self.keep is not None:
+            check_integer("keep", self.keep, at_least=0)
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, above=0)
+
+    def reduction(self) -> Reduction:
+        keep = self.samples if self.keep is None else min(self.keep, self.samples)
+        return Reduction(self.likelihood, keep)
+
+
+class _Predictor:
+    """A net with the options of one call; what can serve several batches is made once."""
+
+    def __init__(self, net: nn.Module, options: _Options, seed: int | None) -> None:
+        self.options, self.seed = options, 0 if seed is None else seed
+        if options.mode == "moments":
+            self.quiet = prepared(net, noise=False)
+            self.net = analytic(self.quiet)
+        else:
+            self.way = _way(net, options)
+
+    def __call__(self, x: Tensor) -> Iterator[Prediction]:
+        """The predictions of a batch, in as many parts as the memory asks for."""
+        return self._by_moments(x) if self.options.mode == "moments" else self._by_draws(x)
+
+    def _by_draws(self, x: Tensor) -> Iterator[Prediction]:
+        for part in x.split(self.way.rows(x)):
+            reduction = self.options.reduction()
+            for block in self.way(part, self.options.samples):
+                reduction.add(_checked(block, len(part)))
+                if reduction.settled(self.options.tolerance):
+                    break
+            yield reduction.result()
+
+    def _by_moments(self, x: Tensor) -> Iterator[Prediction]:
+        samples, memory, locations = (
+            self.options.samples, self.options.memory, self.options.likelihood.locations
+        )  # fmt: skip
+        rows = row_limit(self.quiet, measured(self.quiet, x), x, memory) if len(x) > 2 else len(x)
+        for part in x.split(rows):
+            found, reduction = passed(self.net, part), self.options.reduction()
+            for block in output_draws(found, samples, self.seed, memory):
+                reduction.add(_checked(block, len(part)))
+            yield replace(
+                reduction.result(),
+                mean=locations(found.mean),
+                output_variance=locations(found.spread),
+            )
+
+
+def _way(net: nn.Module, options: _Options) -> Way:
+    if options.mode == "mean":
+        return MeanPass(net)
+    if options.draw == "weights":
+        return FunctionDraws(net, options.memory)
+    block = options.block or (None if options.tolerance is None else _SETTLING)
+    return EstimatorDraws(net, options.memory, options.draw == "local", block)
+
+
+def _checked(block: Tensor, rows: int) -> Tensor:
+    if block.dim() < 2 or block.shape[1] != rows:
+        raise VardropError(
+            f"Expected the output to have {rows} rows as the input has, but got shape "
+            f"{tuple(block.shape[1:])}."
+        )
+    return block
+
+
+def batches(net: nn.Module, data: Tensor | Iterable[object]) -> Iterator[Tensor]:
+    """The inputs of a tensor or loader, checked, on the device of the net."""
+    reference = next(net.parameters(), None)
+    count = 0
+    for batch in [data] if isinstance(data, Tensor) else data:
+        x = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(x, Tensor):
+            raise VardropError(
+                f"Expected batches to be tensors, or tuples that begin with the input, but got "
+                f"{type(batch).__name__}. Wrap the loader."
+            )
+        _check_values(x)
+        count += 1
+        yield x if reference is None else x.to(reference.device)
+    if count == 0:
+        raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
+
+
+def _check_values(x: Tensor) -> None:
+    if x.dim() == 0 or len(x) == 0:
+        raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
+    # The sum is one cheap pass, and finite unless a value is not, or it overflows.
+    if x.is_floating_point() and not (math.isfinite(float(x.sum())) or bool(x.isfinite().all())):
+        bad = int((~x.isfinite()).sum())
+        raise VardropError(
+            f"Expected `x` to be finite, but got {bad} values that are NaN or infinite. "
+            "Clean the input first."
+        )
+
+
+@dataclass(frozen=True)
+class _Deprecated:
+    """Arguments of version 0.1 that still work, with a warning, until the next one."""
+
+    noise_std: float | None = None
+    chunk: int | None = None
+    progress: bool | None = None
+    threshold: float | None = None
+    kappa: dict[str, Tensor] | None = None
+
+    @classmethod
+    def take(cls, given: dict[str, Any]) -> _Deprecated:
+        """Those that were given; a TypeError for any other."""
+        known = {field: given[field] for field in given if field in cls.__dataclass_fields__}
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(f"predict() got an unexpected keyword argument {unknown[0]!r}")
+        if "progress" in known:
+            _warn("`progress` has no effect any more and goes with the next version.")
+        if "chunk" in known:
+            _warn("`chunk` goes with the next version: `memory` decides how much runs at once.")
+            check_integer("chunk", known["chunk"])
+        return cls(**known)
+
+    def words(self, draw: Any, mode: Any) -> tuple[Draw, Mode]:
+        """`draw` and `mode` in today's words."""
+        if draw == "auto":
+            _warn('draw="auto" is draw="estimator" now: the layers decide, not the cost.')
+            draw = "estimator"
+        if mode == "selective":
+            _warn(
+                'mode="selective" goes with the next version: predict with the net of '
+                "vardrop.prediction.select(net, kappa, threshold)."
+            )
+            check_number(
+                "threshold", self.threshold, at_least=0, remedy="Take a quantile of |kappa|."
+            )
+            mode = "sample"
+        elif self.threshold is not None or self.kappa is not None:
+            raise VardropError('Expected mode="selective" with `threshold` and `kappa`.')
+        return draw, mode
+
+    def selected(self, net: nn.Module, x: Tensor, likelihood: Likelihood) -> nn.Module:
+        """The net, with part of its noise where a threshold asks for it."""
+        if self.threshold is None:
+            return net
+        kappa = unlabelled_kappa(net, x, likelihood) if self.kappa is None else self.kappa
+        return select(net, kappa, self.threshold).net
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, DeprecationWarning, stacklevel=4)

@@ -1,0 +1,214 @@
+"""A net as one call needs it: a private replica with its noise on or off, and what it will hold.
+
+The net that the user has is never touched, so several threads may predict with it at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch as functorch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+
+from vardrop.errors import VardropError
+from vardrop.estimators import (
+    LocalReparameterization,
+    PerExample,
+    check_estimator,
+    local_reparameterization,
+)
+from vardrop.functional import NoiseCalls, drawn_from_own, own_noise
+from vardrop.gates import DROPOUT_TYPES
+from vardrop.layers import Variational
+from vardrop.noisy import Noisy, leave_fused_path, replica
+from vardrop.values import Value
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+_TENSORS = 6  # of the largest activation's size that live at once
+
+
+def undisturbed(verb: _Verb) -> _Verb:
+    """Leave torch's modes of the thread as they were, also when an interrupt cuts a call short.
+
+    It may come inside torch's own context managers, after they have changed something.
+    """
+
+    @functools.wraps(verb)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        grad, depth = torch.is_grad_enabled(), functorch.get_dynamic_layer_stack_depth()
+        modes = len(_get_current_dispatch_mode_stack())
+        try:
+            return verb(*args, **kwargs)
+        except BaseException:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            while len(_get_current_dispatch_mode_stack()) > modes:
+                _pop_mode()
+            torch.set_grad_enabled(grad)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a plain torch module drops features at random in training mode."""
+    if isinstance(module, tuple(DROPOUT_TYPES)):
+        return float(module.p) > 0  # type: ignore[arg-type]
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
+
+
+def check_noise(net: nn.Module) -> None:
+    """Raise unless the net has a source of noise."""
+    if not any(isinstance(m, Noisy) or drops(m) for m in net.modules()):
+        kinds = sorted({type(m).__name__ for m in net.modules()})
+        raise VardropError(
+            f"Expected `net` to have noisy modules or dropout, but got {', '.join(kinds)}. "
+            'Call vardrop.convert(net, recipe) first, or predict with mode="mean".'
+        )
+
+
+def prepared(net: nn.Module, noise: bool, local: bool = False) -> nn.Module:
+    """A replica in eval mode with its noise on or off, and nothing done in place.
+
+    With `local`, layers with noisy weights draw by local reparameterisation, whatever their own.
+    """
+    twin = replica(net)
+    for module in twin.modules():
+        module.training = noise and drops(module)
+        leave_fused_path(module)
+        if type(module) in DROPOUT_TYPES:  # the same dropout, from a generator of one's own
+            module.__class__ = DROPOUT_TYPES[type(module)]
+        if isinstance(module, Noisy):
+            module.training, module.sampling = False, noise
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
+        if local and isinstance(module, Variational) and module.posterior is not None:
+            check_estimator(local_reparameterization, module.posterior)
+            module.estimator = local_reparameterization
+    return twin
+
+
+def one_tensor(output: object) -> Tensor:
+    """The output, if it is one tensor."""
+    if not isinstance(output, Tensor):
+        raise VardropError(
+            f"Expected the net to return one tensor, but got {type(output).__name__}. "
+            "Wrap the net in a module that picks the output."
+        )
+    return output
+
+
+_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.FractionalMaxPool2d,
+            nn.FractionalMaxPool3d)  # fmt: skip
+
+
+def guarded(net: nn.Module) -> AbstractContextManager[object]:
+    """A context in which all noise of a net comes from the generator of the call.
+
+    Modules of torch and of this library that ask for a generator need none; a forward, a posterior
+    or a hook that others wrote may draw by itself, so torch's random functions are watched there.
+    """
+    return own_noise() if may_draw(net) else nullcontext()
+
+
+def may_draw(net: nn.Module) -> bool:
+    """Whether a forward could draw noise that no switch reaches."""
+    return any(map(_draws_unasked, net.modules()))
+
+
+def _draws_unasked(module: nn.Module) -> bool:
+    known = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
+    values = (v for v in vars(module).values() if isinstance(v, Value))
+    foreign = any(not type(v).__module__.startswith("vardrop.") for v in values)
+    return not known or foreign or isinstance(module, _DRAWING) or not plain_forward(module)
+
+
+def plain_forward(module: nn.Module) -> bool:
+    """Whether a call of the module is the forward of its class and nothing else."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+class Size(NamedTuple):
+    """What one draw holds: elements per row, and elements whatever the rows."""
+
+    row: int
+    draw: int = 0
+
+    def bytes(self, rows: int) -> int:
+        """The memory of one draw."""
+        return (self.row * rows + self.draw) * _TENSORS * torch.get_default_dtype().itemsize
+
+
+def measured(net: nn.Module, x: Tensor) -> Size:
+    """The largest output behind the first noise, from a pass of a private net on two rows."""
+    try:
+        return _measured(net, x[:2])
+    except Exception:
+        if len(x) <= 2:
+            raise
+        return _measured(net, x)  # a forward may be made for batches of one size
+
+
+def _measured(net: nn.Module, x: Tensor) -> Size:
+    largest, weights, noisy = 1, 0, False
+
+    def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal noisy
+        noisy = True
+        return drawn_from_own(function, args, kwargs)
+
+    def record(module: nn.Module, _: object, output: object) -> None:
+        nonlocal largest, weights
+        if not noisy:
+            return
+        parts = output if isinstance(output, tuple) else (output,)
+        elements = sum(t.numel() for t in parts if isinstance(t, Tensor)) // len(x)
+        drawn = _drawn_weights(module)
+        if isinstance(module, Variational) and isinstance(module.estimator, PerExample):
+            elements, drawn = max(elements, drawn), 0
+        largest, weights = max(largest, elements), max(weights, drawn)
+
+    with ExitStack() as hooks, NoiseCalls(answer):
+        for module in net.modules():
+            if isinstance(module, Noisy) or not any(True for _ in module.children()):
+                hooks.callback(module.register_forward_hook(record).remove)
+        net(x.clone())
+    return Size(largest, weights)
+
+
+def _drawn_weights(module: nn.Module) -> int:
+    """How many weights a module draws for one output."""
+    if not isinstance(module, Variational) or module.posterior is None:
+        return 0
+    local = type(module.estimator) is LocalReparameterization
+    return 0 if local else module.weight.numel()
+
+
+def row_limit(net: nn.Module, size: Size, x: Tensor, memory: int) -> int:
+    """How many rows one draw can hold; all of them where rows are normalised together."""
+    kinds = nn.modules.batchnorm._NormBase
+    if any(isinstance(m, kinds) and m.running_mean is None for m in net.modules()):
+        return len(x)
+    return max(1, memory // size.bytes(1))
+
+
+def even(samples: int, most: int) -> list[int]:
+    """Blocks of about one size, none larger than `most`."""
+    size = -(-samples // -(-samples // most))
+    return [min(size, samples - start) for start in range(0, samples, size)]
+
+
+def watched(net: nn.Module, hooks: ExitStack) -> list[tuple[str, nn.Module]]:
+    """The modules of a private net that are being run, by name, innermost last."""
+    entered: list[tuple[str, nn.Module]] = []
+    for name, module in net.named_modules():
+        entry = (name or "(net)", module)
+        before = module.register_forward_pre_hook(lambda *_, e=entry: entered.append(e))
+        after = module.register_forward_hook(lambda *_: entered.pop() and None)
+        hooks.callback(before.remove)
+        hooks.callback(after.remove)
+    return entered

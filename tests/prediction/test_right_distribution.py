@@ -1,0 +1,300 @@
+"""Draws have the distribution of the layers' estimators, whatever else happens in the call."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import vardrop as vd
+from tests.prediction.nets import Wrapped
+from tests.statistics import assert_mean, assert_variance, z_bound
+from vardrop.functional import drawing
+from vardrop.prediction import predict
+from vardrop.prediction.ways import EstimatorDraws
+
+
+def pooled_net() -> nn.Module:
+    """Pooling over positions of one kernel: their covariance decides the variance."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(6), nn.Flatten())
+    return vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_rows_uncertainty_does_not_depend_on_the_rows_beside_it(wrapped: bool) -> None:
+    net = Wrapped(pooled_net()) if wrapped else pooled_net()
+    x = torch.randn(1, 1, 8, 8).repeat(64, 1, 1, 1)
+    n, options = 1000, {"likelihood": vd.Values()}
+    alone = predict(net, x[:1], n, seed=0, **options).draws[:, 0]
+    assert_variance(predict(net, x, n, seed=1, **options).draws[:, 0], alone.var(0).double())
+    # Positions are independent: the variance of a mean of 36 is a 36th of the mean variance.
+    squares = functional.avg_pool2d(functional.conv2d(x[:1].square(), torch.ones(1, 1, 3, 3)), 6)
+    assert_variance(alone, (squares * math.exp(-2.0) / 36).flatten().double())
+
+
+def test_whole_functions_keep_the_covariance_between_positions() -> None:
+    net, x, n = pooled_net(), torch.ones(1, 1, 8, 8), 1000
+    whole = predict(net, x, n, draw="weights", likelihood=vd.Values(), seed=0).draws[:, 0]
+    assert_variance(whole, torch.full((2,), 9 * math.exp(-2.0)).double())
+
+
+def test_local_draws_are_given_to_layers_with_another_estimator_on_request() -> None:
+    recipe = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.weight_sample)
+    net = vd.convert(nn.Linear(3, 1), recipe)
+    x, n = torch.ones(2, 3), 4000
+    own = predict(net, x, n, likelihood=vd.Values(), seed=0).draws.squeeze(-1)
+    assert torch.corrcoef(own.T)[0, 1] > 0.999
+    local = predict(net, x, n, draw="local", likelihood=vd.Values(), seed=0).draws.squeeze(-1)
+    assert abs(torch.corrcoef(local.T)[0, 1]) < z_bound(1) / math.sqrt(n)
+    assert net.estimator == vd.weight_sample
+
+
+class Functional(nn.Module):
+    """Noise that no module owns and no switch reaches, before the first noisy layer."""
+
+    def __init__(self, noise: str) -> None:
+        super().__init__()
+        self.layer, self.noise = nn.Linear(6, 1), noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.noise == "dropout":
+            return self.layer(functional.dropout(x, 0.5, training=True))
+        return self.layer(x + torch.randn_like(x))
+
+
+class Jitter(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(x.shape)
+
+
+@pytest.mark.parametrize("block", [1, 8, None])
+@pytest.mark.parametrize("name", ["dropout", "randn_like", "module"])
+def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(
+    name: str, block: int | None
+) -> None:
+    net = nn.Sequential(Jitter(), nn.Linear(6, 1)) if name == "module" else Functional(name)
+    layer = net[1] if name == "module" else net.layer
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-20.0), where="1" if name == "module" else None)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.bias.zero_()
+    with torch.no_grad(), drawing(0):
+        draws = torch.cat(list(EstimatorDraws(net, 2**28, block=block)(torch.ones(2, 6), 1500)))
+    assert_mean(draws, 6.0)
+    assert_variance(draws, torch.full((2, 1), 6.0).double())
+
+
+@pytest.mark.parametrize("draw", ["estimator", "weights"])
+@pytest.mark.parametrize("first", [nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True)])
+def test_a_net_that_begins_in_place_leaves_the_input_alone(first: nn.Module, draw: str) -> None:
+    net = nn.Sequential(first, nn.Dropout(0.5, inplace=True), nn.Linear(6, 1))
+    with torch.no_grad():
+        net[2].weight.fill_(1.0)
+        net[2].bias.zero_()
+    x = torch.tensor([[1.0, -1.0] * 3]).repeat(3, 1)
+    kept = x.clone()
+    p = predict(net, x, 600, draw=draw, likelihood=vd.Values(), seed=0)
+    assert torch.equal(x, kept)
+    assert_mean(p.draws, 3.0 if isinstance(first, nn.ReLU) else 0.0)
+    for mode in ("mean", "moments"):
+        predict(net, x, mode=mode, likelihood=vd.Values())
+        assert torch.equal(x, kept)
+
+
+class Overwriting(nn.Module):
+    """A forward that overwrites its input by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mul_(2).relu_())
+
+
+@pytest.mark.parametrize("draw", ["estimator", "weights"])
+def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw: str) -> None:
+    net = vd.convert(Overwriting(), vd.bayes_by_backprop(log_sigma2=-20.0))
+    x = torch.ones(2, 3)
+    p = predict(net, x, 64, draw=draw, likelihood=vd.Values(), seed=0)
+    assert torch.equal(x, torch.ones(2, 3))
+    torch.testing.assert_close(p.mean, net.layer(2 * x).detach(), atol=1e-3, rtol=1e-3)
+    assert p.std.max() < 1e-3
+
+
+@pytest.mark.parametrize("block", [1, 16, None])
+def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(2, track_running_stats=False, affine=False)
+    net = vd.convert(nn.Sequential(nn.Conv2d(1, 2, 2), norm, nn.Flatten()), vd.sparse_vd(0.0))
+    x, n = torch.randn(2, 1, 3, 3), 1500
+    with torch.no_grad(), vd.sampling(net.eval()):
+        loop = torch.stack([net(x) for _ in range(n)])
+    with torch.no_grad(), drawing(1):
+        draws = torch.cat(list(EstimatorDraws(net, 2**28, block=block)(x, n)))
+    # Statistics of one draw: every channel of every draw has mean zero and variance one.
+    channels = draws.view(n, 2, 2, 4).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(channels.mean(2), torch.zeros(n, 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(channels.var(2, unbiased=False), torch.ones(n, 2), atol=1e-3, rtol=0)
+    difference = (draws.var(0) - loop.var(0)).abs()
+    error = torch.stack([(d - d.mean(0)).square().var(0) / n for d in (draws, loop)]).sum(0).sqrt()
+    assert (difference / error).max() < z_bound(difference.numel())
+
+
+def test_rows_that_are_normalised_together_are_not_split() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    net = vd.convert(nn.Sequential(nn.Linear(3, 4), norm), vd.sparse_vd(log_sigma2=-40.0))
+    x = torch.randn(8, 3)
+    p = predict(net, x, 4, memory=1, likelihood=vd.Values(), seed=0)
+    torch.testing.assert_close(p.mean, net.eval()(x).detach(), atol=1e-3, rtol=1e-3)
+
+
+def test_a_whole_function_is_one_function_of_all_batches() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 1))
+    vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
+    x, options = torch.randn(4, 5), {"draw": "weights", "likelihood": vd.Values(), "seed": 0}
+    for data, more in (([x, x], {}), (torch.cat([x, x]), {"memory": 2000})):
+        draws = predict(net, data, 8, **options, **more).draws
+        torch.testing.assert_close(draws[:, :4], draws[:, 4:])
+        torch.testing.assert_close(draws[:, :4], predict(net, x, 8, **options).draws)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_encoder_layers_draw_past_torchs_fused_path(rate: float) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=rate, batch_first=True).eval()
+    net = nn.Sequential(layer, nn.Flatten())
+    if rate == 0:
+        vd.convert(net, vd.sparse_vd(log_sigma2=-3.0), where="*linear*")
+    p = predict(net, torch.randn(2, 3, 8), 32, likelihood=vd.Values(), seed=0)
+    assert (p.std > 1e-3).all()
+    assert torch.backends.mha.get_fastpath_enabled()
+    again = predict(net, torch.randn(2, 3, 8), 32, likelihood=vd.Values(), seed=0)
+    assert not torch.equal(p.mean, again.mean)
+
+
+def test_densities_and_intervals_use_every_draw() -> None:
+    net = vd.convert(nn.Linear(1, 1), vd.bayes_by_backprop(log_sigma2=0.0))
+    p = predict(net, torch.ones(1, 1), 400, likelihood=vd.Gaussian(0.1), seed=0)
+    assert len(p.draws) == 400
+    assert len(predict(net, torch.ones(1, 1), 400, keep=100, seed=0).draws) == 100
+
+
+class TestLogSpace:
+    """Probabilities that round to zero or one have finite logarithms all the same."""
+
+    @staticmethod
+    def line(likelihood: vd.likelihoods.Likelihood, logit: float) -> vd.Prediction:
+        outputs = 2 if isinstance(likelihood, vd.Categorical) else 1
+        net = vd.convert(nn.Linear(1, outputs), vd.bayes_by_backprop(log_sigma2=-60.0))
+        with torch.no_grad():
+            net.bias.zero_()
+            net.weight.copy_(torch.tensor([[1.0], [0.0]])[:outputs])
+        return predict(net, torch.tensor([[logit]]), 8, likelihood=likelihood, seed=0)
+
+    @pytest.mark.parametrize("logit", [15.0, 17.0, 20.0, 90.0, 300.0])
+    def test_binary(self, logit: float) -> None:
+        p = self.line(vd.Bernoulli(), logit)
+        assert float(p.log_prob(torch.zeros(1, 1))) == pytest.approx(-logit, rel=1e-4)
+        p = self.line(vd.Bernoulli(), -logit)
+        assert float(p.log_prob(torch.ones(1, 1))) == pytest.approx(-logit, rel=1e-4)
+
+    @pytest.mark.parametrize("logit", [20.0, 110.0, 1000.0])
+    def test_classes(self, logit: float) -> None:
+        p = self.line(vd.Categorical(), logit)
+        assert float(p.log_prob(torch.tensor([1]))) == pytest.approx(-logit, rel=1e-4)
+        assert p.entropy.isfinite().all()
+        assert p.epistemic.isfinite().all()
+
+    def test_several_blocks_of_draws(self) -> None:
+        net = vd.convert(nn.Linear(1, 2, bias=False), vd.bayes_by_backprop(log_sigma2=4.0))
+        x = torch.tensor([[50.0]])
+        p = predict(net, x, 96, tolerance=1e-9, seed=0)  # in blocks of 32
+        exact = p.draws.double().log_softmax(2).logsumexp(0) - math.log(96)
+        torch.testing.assert_close(p.log_probs.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_classes_of_probability_zero_have_finite_uncertainties() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 4))
+    vd.convert(vd.convert(net, vd.sparsemax(), where="2"), vd.sparse_vd(-2.0), where="0")
+    p = predict(net, 3 * torch.randn(4, 5), 64, seed=0)
+    probs = p.draws.double().exp()
+    assert (probs == 0).any()
+    aleatoric = -torch.special.xlogy(probs, probs).sum(2).mean(0)
+    entropy = -torch.special.xlogy(probs.mean(0), probs.mean(0)).sum(1)
+    torch.testing.assert_close(p.aleatoric.double(), aleatoric, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(p.epistemic.double(), entropy - aleatoric, rtol=1e-4, atol=1e-5)
+    assert not p.std.isnan().any()
+
+
+def test_a_net_with_nan_predicts_nothing() -> None:
+    net = vd.convert(nn.Linear(2, 3), vd.sparse_vd())
+    with torch.no_grad():
+        net.weight[0, 0] = math.nan
+    with pytest.raises(vd.VardropError, match="finite predictions, but got NaN .* in row 1"):
+        predict(net, torch.ones(2, 2))
+
+
+class TestDeprecated:
+    """Arguments of version 0.1 warn and do what they did."""
+
+    net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop(log_sigma2=-2.0))
+    x = torch.ones(3, 2)
+
+    def test_words_and_noise_std(self) -> None:
+        with pytest.warns(DeprecationWarning, match="Words for likelihoods and `noise_std`"):
+            old = predict(self.net, self.x, 8, likelihood="gaussian", noise_std=0.5, seed=0)
+        new = predict(self.net, self.x, 8, likelihood=vd.Gaussian(0.5), seed=0)
+        assert torch.equal(old.draws, new.draws)
+        assert torch.equal(old.std, new.std)
+
+    def test_auto(self) -> None:
+        with pytest.warns(DeprecationWarning, match="the layers decide, not the cost"):
+            old = predict(self.net, self.x, 8, draw="auto", likelihood=vd.Values(), seed=0)
+        assert torch.equal(
+            old.draws, predict(self.net, self.x, 8, likelihood=vd.Values(), seed=0).draws
+        )
+
+    def test_chunk_and_progress(self) -> None:
+        with pytest.warns(DeprecationWarning, match="`memory` decides how much runs at once"):
+            predict(self.net, self.x, 8, chunk=3, likelihood=vd.Values())
+        with pytest.warns(DeprecationWarning, match="`progress` has no effect"):
+            predict(self.net, self.x, 8, progress=True, likelihood=vd.Values())
+        with pytest.warns(DeprecationWarning, match="`progress` has no effect"):
+            vd.distil(self.net, self.x, nn.Linear(2, 1), epochs=1, progress=True)
+
+    def test_selective(self) -> None:
+        kappa = {"": torch.tensor([[1.0, 0.0]])}
+        options = {"mode": "selective", "threshold": 0.5, "likelihood": vd.Values()}
+        with pytest.warns(DeprecationWarning, match='mode="selective" goes'):
+            p = predict(self.net, self.x, 2000, kappa=kappa, seed=0, **options)
+        assert_variance(p.draws, torch.full((3, 1), math.exp(-2.0)).double())
+        with pytest.raises(vd.VardropError, match='Expected mode="selective" with `threshold`'):
+            predict(self.net, self.x, threshold=0.5)
+
+    def test_unknown_arguments(self) -> None:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'chunks'"):
+            predict(self.net, self.x, chunks=3)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+            vd.distil(self.net, self.x, nn.Linear(2, 1), epoch=3)
+
+
+def test_an_objective_predicts_with_its_own_likelihood() -> None:
+    net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
+    elbo = vd.ELBO(net, vd.Gaussian(0.3, learned=True), num_data=10)
+    x = torch.ones(3, 2)
+    p = vd.predict(elbo, x, 8, seed=0)
+    torch.testing.assert_close(p.aleatoric, torch.full((3, 1), 0.09))
+    assert torch.equal(p.draws, predict(net, x, 8, likelihood=elbo.likelihood, seed=0).draws)
+    before = p.interval(0.9)
+    with torch.no_grad():
+        elbo.likelihood.log_std.fill_(3.0)
+    assert torch.equal(p.interval(0.9).lower, before.lower)  # a prediction does not change later
+    student = vd.distil(elbo, x, nn.Linear(2, 1), epochs=1)
+    assert student(x).shape == (3, 1)

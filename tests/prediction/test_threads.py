@@ -1,0 +1,195 @@
+"""One net serves several threads, and an interrupt leaves it as it was."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import vardrop as vd
+from vardrop.prediction import draw, predict, unlabelled_kappa
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Residual(nn.Module):
+    """BatchNorm, dropout as a module and as a function, noisy layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+        self.norm, self.drop = nn.BatchNorm1d(12), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        h = h + self.norm(self.b(h)).relu()
+        return self.c(self.drop(functional.dropout(h, 0.2, training=True)))
+
+
+class Plain(nn.Module):
+    """As moments can carry it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c, self.drop = nn.Linear(8, 12), nn.Linear(12, 3), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.drop(self.a(x).relu()))
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def noisy(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return vd.convert(make(), vd.sparse_vd(log_sigma2=-4.0))
+
+
+def state(net: nn.Module) -> list[object]:
+    modules = list(net.modules())
+    return [
+        [type(m) for m in modules],
+        [m.training for m in modules],
+        [getattr(m, "sampling", None) for m in modules],
+        [getattr(m, "estimator", None) for m in modules],
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
+        [set(vars(m)) for m in modules],
+        [t.tolist() for t in net.state_dict().values()],
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_grad_enabled(),
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch.get_rng_state().tolist(),
+    ]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor]]] = {
+    "draws of a chain": (chain, lambda net, s: predict(net, X, 8, seed=s).draws),
+    "draws under vmap": (Residual, lambda net, s: predict(net, X, 8, seed=s).draws),
+    "whole functions": (Residual, lambda n, s: predict(n, X, 8, seed=s, draw="weights").draws),
+    "mean": (chain, lambda net, s: predict(net, X, mode="mean").mean),
+    "mean with noise of its own": (Residual, lambda n, s: predict(n, X, mode="mean", seed=s).mean),
+    "moments": (Plain, lambda net, s: predict(net, X, 8, mode="moments", seed=s).probs),
+    "one function": (Plain, lambda net, s: draw(net, seed=s)(X)),
+    "kappa": (chain, lambda net, s: unlabelled_kappa(net, X, seed=s)["0"]),
+}
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_concurrent_calls_give_what_they_give_alone(name: str, often: None) -> None:
+    make, call = CASES[name]
+    net, threads, rounds = noisy(make), 4, 6
+    net.train()
+    alone = [call(net, seed).clone() for seed in range(threads)]
+    before, found, barrier = state(net), [], threading.Barrier(threads + 1)
+
+    def work(seed: int) -> None:
+        barrier.wait()
+        for _ in range(rounds):
+            found.append((seed, call(net, seed)))
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    while any(worker.is_alive() for worker in workers):
+        torch.rand(3)  # the global generator is anybody's
+    for worker in workers:
+        worker.join()
+    assert len(found) == threads * rounds
+    assert all(torch.equal(result, alone[seed]) for seed, result in found)
+    assert state(net)[:-1] == before[:-1]
+
+
+def test_training_goes_on_in_another_thread(often: None) -> None:
+    net = noisy(Residual)
+    elbo = vd.ELBO(net, vd.Categorical(), 100).train()
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
+    y, modes, stop = torch.zeros(16, dtype=torch.long), [], threading.Event()
+
+    def train() -> None:
+        for _ in range(15):
+            elbo(X, y).loss.backward()
+            optimizer.step()
+            modes.append((net.norm.training, net.a.is_sampling, net.drop.training))
+        stop.set()
+
+    worker = threading.Thread(target=train)
+    worker.start()
+    while not stop.is_set():
+        predict(net, X, 4)
+    worker.join()
+    assert modes == [(True, True, True)] * 15
+    assert all(m.training for m in net.modules())
+
+
+def test_a_head_in_a_training_step_predicts_all_the_same(often: None) -> None:
+    torch.manual_seed(0)
+    net = vd.convert(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), vd.dropmax())
+    elbo, y, stop = vd.ELBO(net, vd.Categorical(), 100), torch.zeros(16).long(), threading.Event()
+
+    def train() -> None:
+        for _ in range(60):
+            elbo(X, y)
+        stop.set()
+
+    worker = threading.Thread(target=train)
+    worker.start()
+    shapes = {tuple(predict(net, X, 2).probs.shape)}
+    while not stop.is_set():
+        shapes.add(tuple(predict(net, X, 2).probs.shape))
+    worker.join()
+    assert shapes == {(16, 3)}
+
+
+def test_unseeded_calls_follow_the_global_generator() -> None:
+    net = noisy(Residual)
+    torch.manual_seed(3)
+    first, second = predict(net, X, 8).draws, predict(net, X, 8).draws
+    torch.manual_seed(3)
+    assert torch.equal(predict(net, X, 8).draws, first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no timer to interrupt by")
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupt_leaves_net_and_torch_as_they_were(name: str) -> None:
+    make, call = CASES[name]
+    net = noisy(make).train()
+    call(net, 0)
+    before, interrupted = state(net), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for attempt in range(40):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + attempt))
+                call(net, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:  # between two calls
+        pass
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupted > 0
+    assert state(net) == before
