@@ -8,9 +8,8 @@ elbo(x, y).loss.backward()
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from vardrop import (
-    estimators, functional, gates, heads, layers, metrics, posteriors, priors, recipes,
-)  # fmt: skip
+from vardrop import estimators, functional, gates, heads, layers, metrics, posteriors, priors
+from vardrop import recipes
 from vardrop.conversion import (
     Plan, convert, load_noisy, plan, revert, save_noisy, to_variance,
 )  # fmt: skip

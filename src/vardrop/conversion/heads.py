@@ -59,7 +59,7 @@ class LastLayer(Kind):
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         module.__class__ = Head
-        Head.make_head(cast(Head, module), self.recipe.rule)
+        cast(Head, module).make_head(self.recipe.rule)
 
 
 @check_plain.register

@@ -97,7 +97,7 @@ def plain_type(
     return {noisy: plain for plain, noisy in types.items()}.get(type(module))
 
 
-def rename(module: Noisy, plain: type[nn.Module]) -> None:
+def rename(module: nn.Module, plain: type[nn.Module]) -> None:
     """Give a module that has lost its noise its torch class back."""
     module.__dict__.pop("sampling", None)
-    module.__class__ = plain  # type: ignore[assignment]
+    module.__class__ = plain

@@ -109,13 +109,10 @@ class NoisyLayers(Kind):
             )
 
     def change(self, module: nn.Module, noise: Ties) -> None:
-        recipe = self.recipe
-        noisy_type = NOISY_TYPES[type(module)]
-        module.__class__ = noisy_type
-        noisy_type.make_noisy(
-            cast(Variational, module), recipe.posterior, recipe.prior, recipe.estimator,
-            recipe.gate, recipe.noisy_bias, noise,
-        )  # fmt: skip
+        r = self.recipe
+        method = r.posterior, r.prior, r.estimator, r.gate, r.noisy_bias
+        module.__class__ = NOISY_TYPES[type(module)]
+        cast(Variational, module).make_noisy(*method, noise)
 
 
 class _TakenOver(Kind):

@@ -156,7 +156,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
     remedy = "It is damaged, or was not written by vardrop.save_noisy."
     check_type(f"each module in {path}", entry, dict, "described by its recipe", remedy)
-    recipe = from_json(entry.get("recipe"))  # type: ignore[arg-type]
+    recipe = from_json(entry.get("recipe"))
     check_type(f"`recipe` in {path}", recipe, BaseRecipe, "a recipe", remedy)
     return cast(BaseRecipe, recipe)
 
