@@ -1,6 +1,9 @@
 """What is shipped: files beside the code, public names."""
 
+import ast
 import re
+import subprocess
+import sys
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -8,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import vardrop as vd
+from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
-BESIDE = ("py.typed", "report/page.html")
+BESIDE = ("__init__.pyi", "py.typed", "report/page.html")
 
 
 def test_files_beside_the_code_are_found():
@@ -40,6 +44,32 @@ def test_no_file_is_read_through_pickle():
     assert len(code) > 100
     found = [f"{p}: {line}" for p in code for line in UNSAFE.findall(p.read_text())]
     assert not found
+
+
+LATER = (
+    "torch._dynamo",
+    "sympy",
+    "safetensors",
+    "pandas",
+    "sklearn",
+    "matplotlib",
+    "rich",
+    "typer",
+    "jinja2",
+)
+
+
+def test_the_import_waits_for_nothing_that_few_need():
+    code = f"import sys, vardrop; print([m for m in {LATER} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_type_checkers_are_told_the_same_names():
+    stub = ast.parse((ROOT / "src" / "vardrop" / "__init__.pyi").read_text())
+    told = [a.asname for s in stub.body if isinstance(s, ast.ImportFrom) for a in s.names]
+    told.remove(None)  # the star of the recipes
+    assert sorted([*told, *recipes.__all__]) == vd.__all__
 
 
 def test_public_names_are_there_and_once():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop.errors import VardropError
@@ -165,11 +166,12 @@ def _counted(elbo: ELBO, x: Any, y: Any) -> ELBOParts:
     return elbo.counted(elbo.parts, x, y)
 
 
-_apart: Callable[[ELBO, Any, Any], ELBOParts] = torch.compiler.disable(
-    _counted,
-    recursive=False,
-    reason="`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL "
-    "and one without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile.",
+# torch.compiler.disable would do, but it imports the compiler: a second for all who never compile.
+_apart: Any = _disable_dynamo(_counted, recursive=False)
+_apart._torchdynamo_disable = True
+_apart._torchdynamo_disable_msg = (
+    "`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL and one "
+    "without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile."
 )
 
 
