@@ -300,12 +300,12 @@ def test_moments_where_a_mask_serves_all_weights_of_an_input(make, shape, adds):
     x = torch.randn(shape)
     assert layer.posterior.adds_variances(layer.weight, layer.axes) == adds
     if not adds:
-        for verb in (lambda: vd.predict(layer, x, mode="moments", likelihood="gaussian"),
+        for verb in (lambda: vd.predict(layer, x, mode="moments", likelihood=vd.Gaussian(1.0)),
                      lambda: vd.noise_level(layer, x)):  # fmt: skip
             with pytest.raises(vd.VardropError, match="share noise|independent noise"):
                 verb()
         return
-    found = vd.predict(layer, x, mode="moments", likelihood="gaussian")
+    found = vd.predict(layer, x, mode="moments", likelihood=vd.Gaussian(1.0))
     draws = draws_of(layer, x, 4000)
     assert_mean(draws, found.mean)
     assert_variance(draws, found.epistemic)
