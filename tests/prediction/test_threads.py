@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import suppress
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -180,15 +181,14 @@ def test_an_interrupt_leaves_net_and_torch_as_they_were(name: str) -> None:
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
         for attempt in range(40):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + attempt))
-                call(net, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:  # between two calls
-        pass
+            with suppress(KeyboardInterrupt):  # it may also come between two calls
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + attempt))
+                    call(net, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert interrupted > 0
