@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from contextlib import suppress
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import torch
