@@ -179,9 +179,24 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
     with torch.no_grad():
         net[0].weight[0, 0] = 0
     plan = vd.plan_shrink(net, x)
-    assert "'2' (DropMax) stays noisy: it has no plain twin." in plan.notes
+    assert "'2' (Head) stays noisy: it has no plain twin." in plan.notes
     small = plan.apply(net)
     write(small, tmp_path / "net")
     again = (vd.load if write is vd.save else vd.unpack)(tmp_path / "net", into=make())
     with torch.no_grad():
         assert torch.allclose(again(x), small(x), atol=1e-6 if write is vd.save else 0.05)
+
+
+def test_units_before_one_that_is_put_back_go_by_the_plan_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 5), nn.ReLU(),
+        nn.Linear(5, 2),
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        net[6].weight.zero_()  # everything before is dead, and every layer keeps one unit
+    x = torch.randn(2, 3)
+    plan = vd.plan_shrink(net, x)
+    small = plan.apply(net)
+    assert [m.out_features for m in small if isinstance(m, nn.Linear)] == [1, 1, 1, 2]
+    torch.testing.assert_close(small(x), net(x))

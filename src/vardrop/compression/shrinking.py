@@ -61,7 +61,7 @@ class ShrinkPlan:
         proof: the inputs on which the small net was compared with the masked one.
         deviations: posterior deviations of the weights that are left, by name, for `pack`.
         thresholds: on each module's relevance, by name.
-        units: what goes.
+        units: what goes, and what is zero but stays to keep shapes whole.
         selects: the inputs that a layer still reads, by its name, where it drops some.
         example: the example input.
     """
@@ -93,7 +93,7 @@ class ShrinkPlan:
             small = trial.net
             for name, keep in self.selects.items():
                 small = replaced(small, name, _selecting(affine_layers(small)[name], keep))
-            if len(trial.gone) != len(self.units) or not Probes(plain, self.example).equal(small):
+            if len(trial.zeroed) != len(self.units) or not Probes(plain, self.example).equal(small):
                 raise VardropError(
                     "Expected `net` to be the one that was planned for, but got another, or it "
                     "has changed since. Call vardrop.plan_shrink again."
@@ -222,7 +222,7 @@ def planned(
         proof=str(probes),
         deviations=trial.deviations,
         thresholds={name: r.threshold for name, r in rule.items()},
-        units=tuple(trial.gone),
+        units=tuple(trial.zeroed),
         selects=trial.selects,
         example=inputs,
     )
@@ -253,7 +253,7 @@ class _Trial:
         self.net = copy.deepcopy(plain)
         self.notes: list[str] = []
         self.selects: dict[str, tuple[int, ...]] = {}
-        self.gone: list[Unit] = []
+        self.zeroed: list[Unit] = []
         self.deviations = dict(deviations)
         if found:
             self._cut(Removal(self.net, inputs, found, flow))
@@ -261,11 +261,12 @@ class _Trial:
             self._select_inputs(inputs)
 
     def _cut(self, removal: Removal) -> None:
-        self.gone = rebalanced(self.net, removal.removed)
-        self.deviations = cut_out(self.net, self.gone, self.deviations)
+        self.zeroed = removal.removed
+        gone = rebalanced(self.net, self.zeroed)
+        self.deviations = cut_out(self.net, gone, self.deviations)
         for (name, why), count in removal.stays.items():
             self.notes.append(f"{count} units of '{name}' stay: {why}.")
-        if back := len(removal.removed) - len(self.gone):
+        if back := len(self.zeroed) - len(gone):
             self.notes.append(f"{back} units stay to keep shapes whole.")
 
     def _select_inputs(self, inputs: Inputs) -> None:
