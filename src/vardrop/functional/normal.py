@@ -97,7 +97,7 @@ def function_moments(
 
     >>> import torch
     >>> function_moments(torch.square, torch.zeros(1), torch.ones(1))
-    (tensor([1.0000]), tensor([2.0000]))
+    (tensor([1.]), tensor([2.0000]))
     """
     std = variance.sqrt()
     first, second = torch.zeros_like(std), torch.zeros_like(std)
@@ -114,12 +114,12 @@ def max_moments(
     """E M and Var M of the maximum M of independent normals (and of 0), elementwise.
 
     On its distribution function G, the product of theirs: for M >= a, E (M - a) = int_a^b (1 - G)
-    and E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt.
+    and E (M - a)^2 = 2 int_a^b (t - a) (1 - G) dt, by eight nodes, right to about half a per cent.
 
     >>> import torch
     >>> zero, one = torch.zeros(1), torch.ones(1)
     >>> max_moments([zero, zero], [one, one])
-    (tensor([0.5638]), tensor([0.6813]))
+    (tensor([0.5614]), tensor([0.6823]))
     """
     tiny = torch.finfo(means[0].dtype).tiny
     stds = [v.clamp(min=tiny).sqrt_() for v in variances]
