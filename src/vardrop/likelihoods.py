@@ -19,7 +19,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -361,9 +361,8 @@ def _check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
         )
 
 
-@runtime_checkable
 class Objective(Protocol):
-    """A net with its likelihood, such as an ELBO."""
+    """A net with its likelihood, such as an ELBO: anything that has both."""
 
     net: nn.Module
     likelihood: Any
@@ -378,17 +377,18 @@ def net_and_likelihood(
     >>> net_and_likelihood(torch.nn.Linear(2, 1), None)[1]
     Categorical()
     """
-    if isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        net = net.module
+    model: Any = net
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
     given: Any = likelihood
-    if isinstance(net, Objective):
-        given = net.likelihood if given is None else given
-        net = net.net
-    if not isinstance(net, nn.Module):
+    if hasattr(model, "likelihood") and hasattr(model, "net"):
+        given = model.likelihood if given is None else given
+        model = model.net
+    if not isinstance(model, nn.Module):
         raise VardropError(
             f"Expected `net` to be a torch.nn.Module or an ELBO, but got {shown(net)}."
         )
-    return net, _as_likelihood(given, noise_std)
+    return model, _as_likelihood(given, noise_std)
 
 
 _WORDS: dict[str, Callable[[], Likelihood]] = {

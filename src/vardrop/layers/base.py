@@ -200,11 +200,13 @@ class Variational(Noisy):
     def affine(self) -> Affine:
         """The product with its posterior, of a layer that has an `op`."""
         assert self.op is not None
-        return self._affine(self.op, None)
+        return self._map(self.op, None, None)
 
     def _affine(self, op: _Map, product: Product | None) -> Affine:
+        return self._map(op, product, self._shared_weights())
+
+    def _map(self, op: _Map, product: Product | None, shared: AdditiveWeights | None) -> Affine:
         assert self.posterior is not None
-        shared = self._shared_weights()
         return Affine(
             op=op,
             posterior=self.posterior,

@@ -146,7 +146,8 @@ class _Predictor:
         return self._by_moments(x) if self.options.mode == "moments" else self._by_draws(x)
 
     def _by_draws(self, x: Tensor) -> Iterator[Prediction]:
-        for part in x.split(self.way.rows(x)):
+        rows = self.way.rows(x)
+        for part in (x,) if rows >= len(x) else x.split(rows):
             reduction = self.options.reduction()
             for block in self.way(part, self.options.samples):
                 reduction.add(_checked(block, len(part)))
@@ -231,6 +232,8 @@ class _Deprecated:
     @classmethod
     def take(cls, given: dict[str, Any]) -> _Deprecated:
         """Those that were given; a TypeError for any other."""
+        if not given:
+            return _NOTHING
         known = {field: given[field] for field in given if field in cls.__dataclass_fields__}
         if unknown := sorted(set(given) - set(known)):
             raise TypeError(f"predict() got an unexpected keyword argument {unknown[0]!r}")
@@ -265,6 +268,9 @@ class _Deprecated:
             return net
         kappa = unlabelled_kappa(net, x, likelihood) if self.kappa is None else self.kappa
         return select(net, kappa, self.threshold).net
+
+
+_NOTHING = _Deprecated()
 
 
 def _warn(text: str) -> None:

@@ -29,6 +29,7 @@ from vardrop.noisy import Noisy, leave_fused_path, replica
 from vardrop.values import Value
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
+_DROPOUTS = tuple(DROPOUT_TYPES)
 _TENSORS = 6  # of the largest activation's size that live at once
 
 
@@ -56,7 +57,7 @@ def undisturbed(verb: _Verb) -> _Verb:
 
 def drops(module: nn.Module) -> bool:
     """Whether a plain torch module drops features at random in training mode."""
-    if isinstance(module, tuple(DROPOUT_TYPES)):
+    if isinstance(module, _DROPOUTS):
         return float(module.p) > 0  # type: ignore[arg-type]
     return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
 
@@ -190,10 +191,11 @@ def _drawn_weights(module: nn.Module) -> int:
 
 def row_limit(net: nn.Module, size: Size, x: Tensor, memory: int) -> int:
     """How many rows one draw can hold; all of them where rows are normalised together."""
-    kinds = nn.modules.batchnorm._NormBase
-    if any(isinstance(m, kinds) and m.running_mean is None for m in net.modules()):
-        return len(x)
-    return max(1, memory // size.bytes(1))
+    fit, kinds = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
+    together = fit < len(x) and any(
+        isinstance(m, kinds) and m.running_mean is None for m in net.modules()
+    )
+    return len(x) if together else fit
 
 
 def even(samples: int, most: int) -> list[int]:

@@ -16,6 +16,7 @@ from vardrop.likelihoods import Likelihood, Taught, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
+_SAFE = 1e-30  # a sum of probabilities whose logarithm is right in single precision
 
 
 class Interval(NamedTuple):
@@ -253,7 +254,7 @@ class Reduction:
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.log_probs is not None and parts.probs is not None:
             self.probs.add(parts.probs)
-            total = torch.logsumexp(parts.log_probs, 0)
+            total = _log_sum(parts.log_probs, parts.probs)
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
@@ -273,20 +274,17 @@ class Reduction:
 
     def result(self) -> Prediction:
         """The prediction from the draws so far."""
-        mean, count = self.location.mean, self.location.count
-        if bool(mean.isnan().any()):
-            row = int(mean.isnan().view(len(mean), -1).any(1).int().argmax()) + 1
-            raise NotFiniteError(
-                f"Expected finite predictions, but got NaN or infinity in row {row}. Its values "
-                "are too large for this net, or the net's parameters are not finite."
-            )
+        mean, count, variance = self.location.mean, self.location.count, self.location.variance
+        if not math.isfinite(float(mean.sum())):  # one cheap pass, which may overflow
+            _check_no_nan(mean)
+            # A log-probability that is -inf in some draws has no finite variance.
+            variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
         logs = None if self.log_sum is None else self.log_sum - math.log(count)
         return Prediction(
             likelihood=self.likelihood,
             mean=mean,
-            # A log-probability that is -inf in some draws has no finite variance.
-            output_variance=self.location.variance.nan_to_num_(math.inf, math.inf),
+            output_variance=variance,
             expected=self.aleatoric / count,
             standard_error=self._settling.standard_error,
             samples=torch.full((len(mean),), count, device=mean.device),
@@ -294,3 +292,21 @@ class Reduction:
             mean_log_probs=None if logs is None else logs.clamp_(max=0),
             mean_probs=self.probs.mean if self.probs.count else None,
         )
+
+
+def _check_no_nan(mean: Tensor) -> None:
+    broken = mean.isnan().view(len(mean), -1).any(1)
+    if bool(broken.any()):
+        raise NotFiniteError(
+            "Expected finite predictions, but got NaN or infinity in row "
+            f"{int(broken.int().argmax()) + 1}. Its values are too large for this net, or the "
+            "net's parameters are not finite."
+        )
+
+
+def _log_sum(log_probs: Tensor, probs: Tensor) -> Tensor:
+    """log sum p over draws, by the probabilities themselves unless one might have underflown."""
+    total = (probs if probs.shape == log_probs.shape else log_probs.exp()).sum(0)
+    if float(total.amin()) > _SAFE:
+        return total.log_()
+    return torch.logsumexp(log_probs, 0)

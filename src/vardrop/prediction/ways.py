@@ -44,6 +44,7 @@ from vardrop.prediction.preparation import (
     watched,
 )
 
+_EXACT = (torch.float32, torch.float64)
 _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a repeated call
 
 
@@ -87,8 +88,7 @@ class EstimatorDraws:
     ) -> None:
         self.source, self.memory, self.local, self.block = net, memory, local, block
         self._twin: nn.Module | None = None
-        self._chains: dict[torch.Size, Chain | None] = {}
-        self._sizes: dict[torch.Size, Size] = {}
+        self._plans: dict[torch.Size, tuple[Chain | None, Size]] = {}
 
     @property
     def net(self) -> nn.Module:
@@ -97,26 +97,22 @@ class EstimatorDraws:
             self._twin = prepared(self.source, noise=True, local=self.local)
         return self._twin
 
-    def _chain(self, x: Tensor) -> Chain | None:
-        if x.shape[1:] not in self._chains:
-            self._chains[x.shape[1:]] = chain(self.source, x, self.local)
-        return self._chains[x.shape[1:]]
-
-    def _size(self, x: Tensor) -> Size:
-        if x.shape[1:] not in self._sizes:
-            found = self._chain(x)
-            self._sizes[x.shape[1:]] = measured(self.net, x) if found is None else found.size
-        return self._sizes[x.shape[1:]]
+    def _known(self, x: Tensor) -> tuple[Chain | None, Size]:
+        """The chain, if the net is one for such inputs, and what a draw holds."""
+        if x.shape[1:] not in self._plans:
+            found = chain(self.source, x, self.local)
+            size = measured(self.net, x) if found is None else found.size
+            self._plans[x.shape[1:]] = found, size
+        return self._plans[x.shape[1:]]
 
     def rows(self, x: Tensor) -> int:
-        size = self._size(x)
-        return row_limit(self.source, size, x, self.memory)
+        return row_limit(self.source, self._known(x)[1], x, self.memory)
 
     def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+        found, size = self._known(x)
         most = min(self.memory, _WORKING_SET) if x.device.type == "cpu" else self.memory
-        fit = max(1, most // self._size(x).bytes(len(x)))
+        fit = max(1, most // size.bytes(len(x)))
         sizes = even(samples, min(fit, self.block or samples))
-        found = self._chain(x)
         if found is not None:
             return side_by_side(found, x, sizes)
         return together(self.net, x, sizes)
@@ -266,7 +262,10 @@ def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     """A net as a chain whose noise begins with local reparameterisation of a layer, or None."""
     modules = _links(net)
     start = next((i for i, m in enumerate(modules) if isinstance(m, Noisy) or drops(m)), -1)
-    if start < 0 or not isinstance(modules[start], Variational):
+    first = modules[start]
+    if start < 0 or not isinstance(first, Variational):
+        return None
+    if torch.is_autocast_enabled(first.weight.device.type):
         return None
     found = {m: _local(m, local) for m in modules if isinstance(m, Variational)}
     estimators = {m: e for m, e in found.items() if e is not None}
@@ -302,11 +301,10 @@ def _local(layer: Variational, local: bool) -> LocalReparameterization | None:
     estimator = local_reparameterization if local else layer.estimator
     if layer.gate is not None or layer.posterior is None:
         return None
-    autocast = torch.is_autocast_enabled(layer.weight.device.type)
-    exact = layer.weight.dtype in (torch.float32, torch.float64) and not autocast
-    if type(estimator) is not LocalReparameterization or not exact:
+    if type(estimator) is not LocalReparameterization or layer.weight.dtype not in _EXACT:
         return None
-    check_estimator(estimator, layer.posterior)
+    if local:
+        check_estimator(estimator, layer.posterior)
     return estimator
 
 
