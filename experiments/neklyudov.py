@@ -18,10 +18,9 @@ from experiments.trainings import Record, Watch, batches, images, learned
 from vardrop.conversion import convert, to_variance
 from vardrop.data import Images
 from vardrop.diagnostics import accuracies, transition
-from vardrop.diagnostics.passes import evaluating
 from vardrop.estimators import local_reparameterization
 from vardrop.metrics import accuracy
-from vardrop.noisy import kl, sampling
+from vardrop.noisy import evaluating, kl, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
 from vardrop.prediction import predict, select, unlabelled_kappa

@@ -16,9 +16,8 @@ from experiments.trainings import Watch, images, learned
 from vardrop.conversion import convert
 from vardrop.data import Images
 from vardrop.diagnostics import Accuracies, accuracies
-from vardrop.diagnostics.passes import evaluating
 from vardrop.errors import VardropError
-from vardrop.noisy import sampling
+from vardrop.noisy import evaluating, sampling
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.recipes import Recipe, binary_dropout, variance_layer
 from vardrop.training import Loop

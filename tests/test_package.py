@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.resources import files
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_no_file_is_read_through_pickle():
     assert len(code) > 100
     found = [f"{p}: {line}" for p in code for line in UNSAFE.findall(p.read_text())]
     assert not found
+
+
+NAMED = {"sklearn": "scikit-learn"}
+BROUGHT = {"numpy": "constriction", "PIL": "matplotlib"}  # by a package of the extra
+
+
+def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    extras["app"] += extras["compress"]
+    code = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
+    calls = re.findall(r'needed\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code.replace(">>> needed", ""))
+    assert {"safetensors", "pandas", "matplotlib"} <= {package for package, _ in calls}
+    for package, extra in calls:
+        assert BROUGHT.get(package, NAMED.get(package, package)) in extras[extra or "app"], package
 
 
 LATER = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from numbers import Integral, Real
 from types import UnionType
@@ -97,21 +96,6 @@ def check_tensor(name: str, value: Any, remedy: str = "") -> None:
     """
     remedy = remedy or f"Convert it with torch.as_tensor({name})."
     check_type(name, value, Tensor, "a tensor", remedy)
-
-
-def require(module: str, package: str, extra: str = "compress") -> Any:
-    """Import an optional package, or say how to install it.
-
-    >>> require("math", "math").pi > 3
-    True
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as missing:
-        raise VardropError(
-            f"Expected the package {package} to be installed, but got: {missing}. "
-            f"Install vardrop[{extra}]."
-        ) from missing
 
 
 def shown(value: Any) -> str:

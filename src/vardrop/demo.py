@@ -13,7 +13,7 @@ from vardrop.application import Run, compress, evaluate, fit
 from vardrop.application.config import free_directory, prepare
 from vardrop.recipes import sparse_vd
 from vardrop.report import report
-from vardrop.training.observers import Bar, Observer, on_terminal
+from vardrop.training.observers import Observer, ProgressBar, on_terminal
 
 _NET, _OUT_OF_DISTRIBUTION = "lenet5", "photos"
 # Chosen on validation data. A tenth of the KL keeps more weights than the full one would: there
@@ -51,7 +51,7 @@ def main(out: str | Path | None = None) -> Table:
 
 
 def _bar(label: str) -> Observer:
-    return Bar(label) if on_terminal() else Observer()
+    return ProgressBar(label) if on_terminal() else Observer()
 
 
 def _table(plain: Run, sparse: Run) -> Table:

@@ -28,8 +28,7 @@ from torch.nn import functional
 from vardrop.checks import check_number, shown
 from vardrop.errors import VardropError
 from vardrop.functional import generator, standard_normal
-
-_LOG_2PI = math.log(2 * math.pi)
+from vardrop.functional.normal import LOG_2PI
 
 
 class Parts(NamedTuple):
@@ -240,7 +239,7 @@ class Gaussian(Likelihood):
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         _check_same_shape("target", y, draws.shape[1:])
         z = (y - draws) * torch.exp(-self.log_std)
-        return -(0.5 * (z.square() + _LOG_2PI) + self.log_std)
+        return -(0.5 * (z.square() + LOG_2PI) + self.log_std)
 
     def sample(self, output: Tensor) -> Tensor:
         return output + self.std * standard_normal(output.shape, output)
@@ -279,7 +278,7 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_variance = self._split(draws)
         _check_same_shape("target", y, mean.shape[1:])
         square = (y - mean).square() * torch.exp(-log_variance)
-        return -0.5 * (square + log_variance + _LOG_2PI)
+        return -0.5 * (square + log_variance + LOG_2PI)
 
     def sample(self, output: Tensor) -> Tensor:
         mean, log_variance = self._split(output)

@@ -143,6 +143,24 @@ def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
     return found
 
 
+def has_noise(net: nn.Module) -> bool:
+    """Whether a net has noisy modules."""
+    return any(isinstance(m, Noisy) for m in net.modules())
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Run a net in evaluation mode for a while; every module gets its own mode back."""
+    training = [m for m in net.modules() if m.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @dataclass(frozen=True, eq=False)
 class _Switch:
     """One `sampling` that is open: what it wants, and in which thread it was entered."""

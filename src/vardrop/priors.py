@@ -15,9 +15,8 @@ from torch.nn import functional
 from vardrop.checks import check_integer, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import wide
+from vardrop.functional.normal import LOG_2PI
 from vardrop.values import Value
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Normal(Proper):
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         scale = self.scale(weight, tensors)
         z = (weight - self.location(weight, tensors)) / scale
-        return -0.5 * z.square() - scale.log() - 0.5 * _LOG_2PI
+        return -0.5 * z.square() - scale.log() - 0.5 * LOG_2PI
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class ScaleMixture(Proper):
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         def component(share: float, std: float) -> Tensor:
-            return math.log(share / std) - 0.5 * (weight / std).square() - 0.5 * _LOG_2PI
+            return math.log(share / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
 
         wide, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
         # In log space, so that the gradient does not vanish beyond a few std1; the second

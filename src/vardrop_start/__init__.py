@@ -1,6 +1,8 @@
 """Starts the program `vardrop`: a stop or a missing package while it is imported is one line.
 
-It lies beside the package because importing anything inside `vardrop` imports torch first.
+It lies beside the package because Python imports `vardrop` before anything inside it, and with that
+torch, which takes a second or more: no code of the package can run before. `import vardrop` cannot
+leave torch out, since its classes are torch modules and register themselves when they are imported.
 """
 
 from __future__ import annotations

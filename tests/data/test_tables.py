@@ -1,4 +1,4 @@
-"""Tables: types, holes, categories and scale learned on the training part, and clear errors."""
+"""Tables: types, missing values, categories and scale learned on the training part, and clear errors."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def test_a_table_becomes_tensors(tmp_path, name):
     assert (data.task, data.kind, data.classes) == ("regression", "table", ())
     assert data.about.outputs == 1
     assert data.sizes() == {"train": 42, "validation": 6, "test": 12}
-    assert data.shape == (5,)  # area and its holes, two towns, garden
+    assert data.shape == (5,)  # area and its missing values, two towns, garden
     assert float(data.train.y.mean()) == pytest.approx(0, abs=1e-5)
     assert float(data.train.y.std(correction=0)) == pytest.approx(1, abs=1e-4)
     assert float(data.train.x[:, 0].mean()) == pytest.approx(0, abs=1e-5)

@@ -144,12 +144,12 @@ def test_a_compiled_step_gives_the_same_numbers():
 
 def test_shares_of_processes_make_the_mean_of_the_batch():
     batch = torch.arange(5)
-    shares = [World(rank, 3).share(batch) for rank in range(3)]
+    shares = [World(rank, 3).slice(batch) for rank in range(3)]
     assert torch.cat([rows for rows, _ in shares]).tolist() == batch.tolist()
     values = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0])
     mean = sum(weight * values[rows].mean() for rows, weight in shares) / 3
     assert float(mean) == pytest.approx(float(values.mean()))
-    rows, weight = World(2, 3).share(torch.arange(2))
+    rows, weight = World(2, 3).slice(torch.arange(2))
     assert len(rows) == 1
     assert weight == 0.0
 

@@ -9,7 +9,14 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.training import Loop, Recorder, read_history
-from vardrop.training.observers import Bar, JsonLines, Observer, Several, TensorBoard, Words
+from vardrop.training.observers import (
+    JsonLines,
+    Observer,
+    ObserverList,
+    ProgressBar,
+    TensorBoard,
+    TextObserver,
+)
 
 
 def trained(directory, observer: Observer, recipe):
@@ -62,7 +69,7 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
 
 
 def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
-    watch = Several([JsonLines(), Words()])
+    watch = ObserverList([JsonLines(), TextObserver()])
     watch.describe("target y")
     trained(tmp_path, watch, vd.sparse_vd())
     out, err = capsys.readouterr()
@@ -75,7 +82,7 @@ def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
 
 
 def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys):
-    bar = Bar("sparse")
+    bar = ProgressBar("sparse")
     trained(tmp_path, bar, vd.sparse_vd())
     (task,) = bar._bar.tasks
     assert task.description == "sparse: epoch 2/2"

@@ -25,7 +25,7 @@ from vardrop.compression import (
 from vardrop.errors import VardropError
 from vardrop.files import write_tensors
 from vardrop.layers import Variational
-from vardrop.training.recording import noisy
+from vardrop.noisy import has_noise
 
 SMALL = "small.safetensors"
 MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
@@ -42,15 +42,15 @@ def compress(
     Args:
         run: a run whose method selects weights or units.
         max_drop: how much may be lost on validation data: of accuracy, so that 0.002 is 0.2 points
-            (where nothing is given); in regression, by which share the RMSE may grow, so that 0.01
-            is 1 % (where nothing is given), whatever the units of the target.
-        sparsity: the share to drop, instead.
+            (where nothing is given); in regression, by which fraction the RMSE may grow, so that
+            0.01 is 1 % (where nothing is given), whatever the units of the target.
+        sparsity: the fraction to drop, instead.
         onnx: also write the small net as ONNX to this file.
 
     Returns:
-        The small plain net, and the plan that says what went. results.json has the figures.
+        The small plain net, and the plan that says what went. results.json has the measurements.
     """
-    if not noisy(run.net):
+    if not has_noise(run.net):
         raise VardropError(
             f"Expected a run with a method to compress, but {run.directory} is plain. "
             "Train with a method such as sparse_vd."
@@ -73,7 +73,7 @@ def _compressed(
     if max_drop is not None:
         check_number("max_drop", max_drop, at_least=0)
     x, y = run.data.validation
-    # The logarithm turns a share of the RMSE into a difference, whatever its units.
+    # The logarithm turns a fraction of the RMSE into a difference, whatever its units.
     chosen = choose_threshold(
         run.net, (x, y), metric if rises else lambda output, y: -_log(metric(output, y)),
         max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
@@ -82,7 +82,7 @@ def _compressed(
     example = x[:1]
     plan = plan_shrink(run.net, example, chosen)
     small = plan.apply(run.net)
-    found = {"score": score, **_figures(run, small, plan, metric, float(chosen))}
+    found = {"score": score, **_measurements(run, small, plan, metric, float(chosen))}
     found["bytes"] = save(small, run.directory / SMALL)
     if onnx is not None:
         found["onnx_bytes"] = export_onnx(small, onnx, example)
@@ -112,7 +112,7 @@ def _metric(run: Run) -> tuple[str, Callable[[Tensor, Tensor], float]]:
 
 
 @torch.no_grad()
-def _figures(
+def _measurements(
     run: Run,
     small: nn.Module,
     plan: ShrinkPlan,

@@ -16,8 +16,7 @@ from vardrop.data import Dataset, Part, load_out_of_distribution
 from vardrop.files import write_tensors
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.noisy import log_alpha, relevance
-from vardrop.training.recording import noisy
+from vardrop.noisy import has_noise, log_alpha, relevance
 
 if TYPE_CHECKING:
     from vardrop.objective import ELBO
@@ -137,7 +136,7 @@ def _told_apart(p: Prediction, other: Prediction) -> dict[str, float]:
 @torch.no_grad()
 def _layer_arrays(run: Run) -> dict[str, Tensor]:
     """log alpha and weights of the noisy layers, before and after the method's own pruning."""
-    if not noisy(run.net):
+    if not has_noise(run.net):
         return {}
     layers = {n: m for n, m in run.net.named_modules() if isinstance(m, Variational)}
     arrays = {f"log_alpha.{name}": la for name, la in log_alpha(run.net).items()}

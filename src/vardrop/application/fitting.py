@@ -32,13 +32,14 @@ from vardrop.data import Dataset, Part, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError, needed
 from vardrop.files import read_tensors, remove, write_tensors
+from vardrop.noisy import has_noise
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.recipes import BaseRecipe, sparse_vd
 from vardrop.training import Loop, Recorder, Settings, Step
 from vardrop.training.checkpoint import load_module
-from vardrop.training.observers import Bar, Observer, on_terminal
+from vardrop.training.observers import Observer, ProgressBar, on_terminal
 from vardrop.training.processes import World, joined, own_generators, seed_generators
-from vardrop.training.recording import BEST, CHECKPOINT, noisy, read_checkpoint
+from vardrop.training.recording import BEST, CHECKPOINT, read_checkpoint
 
 _SPARSE = sparse_vd()
 
@@ -183,7 +184,7 @@ def _train(
     world: World, resuming: bool,
 ) -> Run:  # fmt: skip
     phase = _phase_of(config, path) if resuming else None
-    watch = observer or (Bar() if on_terminal() and world.first else Observer())
+    watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
     net.to(world.device)
     with own_generators(world.device):
         if config.settings.pretrain and phase != "fit":
@@ -208,7 +209,7 @@ def _phase(
     name: str, resuming: bool,
 ) -> ELBO:  # fmt: skip
     """One part of the training: the plain net (pretrain) or the noisy one (fit)."""
-    settings, plain = config.settings, name == "pretrain" or not noisy(net)
+    settings, plain = config.settings, name == "pretrain" or not has_noise(net)
     device = world.device
     seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
     x, y = (t.to(device) for t in data.train)

@@ -19,13 +19,14 @@ from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.likelihoods import Categorical, Gaussian, Likelihood
+from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Prediction, predict
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
 from vardrop.training.finite import broken_parameter
 from vardrop.training.processes import own_generators
-from vardrop.training.recording import BEST, noisy, read_standing
+from vardrop.training.recording import BEST, read_standing
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +81,7 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record an epoch."""
+        """One record per epoch."""
         return read_history(self.directory)
 
     @property
@@ -187,7 +188,7 @@ def _broken_row(values: Tensor) -> int | None:
 
 def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
-    still = samples == 0 or not noisy(elbo.net)
+    still = samples == 0 or not has_noise(elbo.net)
     mode: Literal["mean", "sample"] = "mean" if still else "sample"
     return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, seed=seed)
 
@@ -260,7 +261,7 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
                 f"Expected {path / 'config.json'} to describe a net and a method, but got: "
                 f"{reason}. It is damaged, or the net is another one."
             ) from wrong
-    beta = float(config.settings.beta) if noisy(model) else 0.0
+    beta = float(config.settings.beta) if has_noise(model) else 0.0
     elbo = ELBO(model, likelihood_for(about.task), about.sizes["train"], beta)
     load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
     return elbo

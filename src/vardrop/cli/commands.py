@@ -15,12 +15,12 @@ from vardrop.cli import options as o
 from vardrop.cli import printing
 from vardrop.training import Settings
 from vardrop.training.observers import (
-    Bar,
     JsonLines,
     Observer,
-    Several,
+    ObserverList,
+    ProgressBar,
     TensorBoard,
-    Words,
+    TextObserver,
     on_terminal,
 )
 
@@ -113,12 +113,12 @@ def _observer(json: bool, tensorboard: Path | None) -> Observer:
     """Who is told: machines by --json, people by a bar on a terminal; only the first process."""
     if os.environ.get("RANK", "0") != "0":
         return Observer()
-    found: list[Observer] = [JsonLines()] if json else [Words()]
+    found: list[Observer] = [JsonLines()] if json else [TextObserver()]
     if on_terminal() and not json:
-        found.append(Bar())
+        found.append(ProgressBar())
     if tensorboard is not None:
         found.append(TensorBoard(tensorboard / "tensorboard"))
-    return Several(found)
+    return ObserverList(found)
 
 
 @app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")

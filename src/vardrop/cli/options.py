@@ -176,7 +176,7 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: one example a line, to be copied."""
+    """The end of a help text: one example per line, to be copied."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 

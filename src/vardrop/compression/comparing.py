@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop.checks import check_integer, check_net, check_number, require
+from vardrop.checks import check_integer, check_net, check_number
 from vardrop.compression.files import densify, save
 from vardrop.compression.masks import masked, rules
 from vardrop.compression.packing import packed_bytes
@@ -22,15 +22,14 @@ from vardrop.compression.running import (
     as_inputs,
     batches,
     cloned,
-    evaluating,
     first_rows,
     outputs,
     score,
     seconds,
 )
 from vardrop.compression.shrinking import layer_costs, planned
-from vardrop.errors import VardropError
-from vardrop.noisy import Relevance
+from vardrop.errors import VardropError, needed
+from vardrop.noisy import Relevance, evaluating
 
 _SPARSEST = 1e-3  # the smallest share of weights that is tried
 
@@ -70,7 +69,7 @@ class Threshold:
     def plot(self, ax: Any = None) -> Any:
         """Score against the share of weights that are left; returns the matplotlib axes."""
         if ax is None:
-            ax = require("matplotlib.figure", "matplotlib").Figure().subplots()
+            ax = needed("matplotlib.figure").Figure().subplots()
         left = [max(1 - p.sparsity, 1e-6) for p in self.points]
         ax.semilogx(left, [p.score for p in self.points], marker=".")
         ax.axhline(self.reference, linestyle=":")
@@ -250,7 +249,7 @@ def _figures(net: nn.Module, test: Data, foreign: Tensor | None) -> Figures:
     if foreign is not None:
         other = outputs(net, (foreign, torch.zeros(len(foreign))))[0].double().softmax(1)
         auroc = float(metrics.auroc(_entropy(probs), _entropy(other)))
-    with evaluating(net):
+    with torch.no_grad(), evaluating(net):
         latency = seconds(lambda: net(*x), budget=0.2)
     with tempfile.TemporaryDirectory() as folder:
         size = save(net, Path(folder) / "net.safetensors")

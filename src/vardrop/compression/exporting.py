@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop.checks import check_integer, check_net, require
+from vardrop.checks import check_integer, check_net
 from vardrop.compression.files import as_path, densify
-from vardrop.compression.running import Inputs, as_inputs, check_runs, evaluating, hooks, run
-from vardrop.errors import VardropError
+from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, run
+from vardrop.errors import VardropError, needed
 from vardrop.estimators import LocalReparameterization
 from vardrop.files import write_atomically
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules
+from vardrop.noisy import evaluating, noisy_modules
 
 
 def _batched(inputs: Inputs) -> Inputs:
@@ -62,7 +62,7 @@ def _program(
     axes = batch_axes or (0,) * len(inputs)
     batch = torch.export.Dim("batch")
     shapes = tuple({axis: batch} for axis in axes)
-    with evaluating(net):
+    with torch.no_grad(), evaluating(net):
         try:
             return torch.export.export(net, inputs, dynamic_shapes=_named(net, shapes))
         except Exception as failure:
@@ -96,8 +96,8 @@ def export_onnx(
     Returns:
         The bytes on disk.
     """
-    require("onnx", "onnx")
-    require("onnxscript", "onnxscript")
+    needed("onnx", "compress")
+    needed("onnxscript", "compress")
     target, inputs = as_path(path), _checked(net, example_input)
     dense: nn.Module = densify(net)[0]
     axes = (0,) * len(inputs)

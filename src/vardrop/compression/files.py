@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net, check_type, require
+from vardrop.checks import check_net, check_type
 from vardrop.compression.finishing import SparseLinear
 from vardrop.compression.kinds import (
     KINDS,
@@ -31,7 +31,7 @@ from vardrop.compression.kinds import (
     selected,
     units,
 )
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 from vardrop.files import digest, tensor_bytes, write_atomically
 from vardrop.layers import NOISY_TYPES
 
@@ -60,7 +60,7 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     >>> bool((same.weight == net.weight).all())
     True
     """
-    require("safetensors.torch", "safetensors")
+    needed("safetensors.torch", "compress")
     check_net(net)
     target = as_path(path)
     dense, sparse = densify(net)
@@ -95,8 +95,8 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    library = require("safetensors", "safetensors")
-    require("safetensors.torch", "safetensors")
+    library = needed("safetensors", "compress")
+    needed("safetensors.torch", "compress")
     check_file(path)
     with open(path, "rb") as file:
         packed = file.read(len(PACKED)) == PACKED

@@ -20,12 +20,12 @@ from vardrop.compression.running import (
     check_plain,
     check_runs,
     cloned,
-    evaluating,
     hooks,
     race,
     run,
 )
 from vardrop.errors import VardropError
+from vardrop.noisy import evaluating
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
@@ -159,7 +159,7 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
             best = _fastest(layer, x)
             if best is not layer:
                 fast = _if_it_runs(fast, name, best.eval(), inputs)
-    with evaluating(net), evaluating(fast):
+    with torch.no_grad(), evaluating(net), evaluating(fast):
         times = race({"fast": partial(fast, *inputs), "net": partial(net, *inputs)}, rounds=5)
     return fast if times["fast"] < times["net"] else copy.deepcopy(net)
 

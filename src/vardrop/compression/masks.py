@@ -19,7 +19,7 @@ from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.layers.folding import fold, scale
-from vardrop.noisy import Noisy, Relevance, relevance
+from vardrop.noisy import Relevance, has_noise, relevance
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -29,7 +29,7 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    found = relevance(net) if any(isinstance(m, Noisy) for m in net.modules()) else {}
+    found = relevance(net) if has_noise(net) else {}
     if threshold is None:
         return found
     _check_thresholds(threshold)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net, check_number, check_type, require
+from vardrop.checks import check_net, check_number, check_type
 from vardrop.compression.files import (
     PACKED,
     as_path,
@@ -34,7 +34,7 @@ from vardrop.compression.files import (
 from vardrop.compression.masks import grid_steps
 from vardrop.compression.running import Data, Metric, check_plain, score
 from vardrop.compression.shrinking import ShrinkPlan
-from vardrop.errors import VardropError
+from vardrop.errors import VardropError, needed
 from vardrop.files import write_atomically
 
 _CHECK = 16
@@ -313,16 +313,16 @@ def _bits(counts: list[int]) -> float:
 
 
 def _model(counts: list[int]) -> Any:
-    numpy = require("numpy", "numpy")
-    constriction = require("constriction", "constriction")
+    numpy = needed("numpy", "compress")
+    constriction = needed("constriction", "compress")
     shares = numpy.array(counts, dtype=numpy.float64) / sum(counts)
     return constriction.stream.model.Categorical(shares, perfect=False)
 
 
 def _encode(parts: list[tuple[Tensor, list[list[int]]]]) -> bytes:
     """Code integer tensors one after the other, each under its histogram."""
-    numpy = require("numpy", "numpy")
-    encoder = require("constriction", "constriction").stream.queue.RangeEncoder()
+    numpy = needed("numpy", "compress")
+    encoder = needed("constriction", "compress").stream.queue.RangeEncoder()
     for integers, (steps, counts) in parts:
         if len(counts) > 1:
             values = torch.tensor(steps).cumsum(0)
@@ -335,9 +335,9 @@ class Decoder:
     """Reads back, in order, what `encode` wrote."""
 
     def __init__(self, payload: bytes) -> None:
-        numpy = require("numpy", "numpy")
+        numpy = needed("numpy", "compress")
         words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
-        self._decoder = require("constriction", "constriction").stream.queue.RangeDecoder(words)
+        self._decoder = needed("constriction", "compress").stream.queue.RangeDecoder(words)
 
     def read(self, steps: list[int], counts: list[int]) -> Tensor:
         """The next tensor, flat."""

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from vardrop.checks import check_net, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.heads import Head
-from vardrop.noisy import Noisy
+from vardrop.noisy import Noisy, evaluating
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], Any]
@@ -92,20 +92,6 @@ def hooks(*handles: Removable) -> Iterator[None]:
             handle.remove()
 
 
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Run a net without gradients and in evaluation mode, and leave the modes as they were."""
-    training = [m for m in net.modules() if m.training]
-    try:
-        for module in training:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def cloned(inputs: Inputs) -> Inputs:
     """The arguments with tensors of their own, which a net may change in place."""
     return tree_map_only(Tensor, Tensor.clone, inputs)
@@ -113,7 +99,7 @@ def cloned(inputs: Inputs) -> Inputs:
 
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
-    with evaluating(net):
+    with torch.no_grad(), evaluating(net):
         return tensors_in(net(*cloned(inputs)))
 
 
@@ -142,7 +128,7 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     """All outputs of a net in evaluation mode, and the targets."""
     check_net(net)
     found = batches(data, name)
-    with evaluating(net):
+    with torch.no_grad(), evaluating(net):
         predicted = [net(*cloned(as_inputs(x))) for x, _ in found]
     return torch.cat(predicted), torch.cat([y for _, y in found])
 

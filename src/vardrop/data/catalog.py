@@ -42,7 +42,7 @@ def load_dataset(
 ) -> Dataset:
     """Load data for training, validation and test.
 
-    A tenth is held out for validation; a fifth for test, where there is no test set by custom.
+    A tenth is held out for validation; a fifth for test, where the data have no usual test set.
 
     Args:
         name: "digits", "iris", "wine", "breast_cancer" or "diabetes" (embedded in scikit-learn);

@@ -22,7 +22,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Number:
-    """A numeric column: holes get the median, then mean 0 and deviation 1; `holes` marks them."""
+    """A numeric column: missing values get the median, then mean 0 and deviation 1.
+
+    With `holes` a second column marks the missing values.
+    """
 
     name: str
     median: float
@@ -38,7 +41,7 @@ class Number:
         check_type("holes", self.holes, bool, "true or false")
 
     def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
-        """One column of the tensor, or two where holes are marked."""
+        """One column of the tensor, or two where missing values are marked."""
         found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
         empty = found.isnan()
         scaled = (torch.where(empty, self.median, found) - self.mean) / self.std
@@ -47,7 +50,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories: one 0/1 column each; a hole or an unknown category has none."""
+    """A column of categories: one 0/1 column each; a missing or unknown one has none."""
 
     name: str
     categories: tuple[str, ...]
@@ -58,7 +61,9 @@ class Category:
 
     def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
         """As many columns of the tensor as there are categories."""
-        texts = [None if hole else str(v) for v, hole in zip(values, values.isna(), strict=True)]
+        texts = [
+            None if absent else str(v) for v, absent in zip(values, values.isna(), strict=True)
+        ]
         return [torch.tensor([float(t == c) for t in texts]) for c in self.categories]
 
 
@@ -168,7 +173,7 @@ def label(value: Any) -> str:
 
 
 def numbers(values: pandas.Series, source: str) -> pandas.Series:
-    """A column as floats, holes as NaN; an error names the first row that is no finite number."""
+    """A column as floats, missing values as NaN; an error names the first row of another kind."""
     import pandas
 
     found = pandas.to_numeric(values, errors="coerce").astype("float64")

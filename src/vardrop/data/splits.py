@@ -82,13 +82,13 @@ class Dataset:
         return {name: len(part.y) for name, part in parts.items()}
 
 
-def shuffled(count: int, shares: tuple[float, ...], seed: int, name: str) -> list[Tensor]:
-    """Row numbers in random order: one part of each share, at least one row each, then the rest."""
+def shuffled(count: int, fractions: tuple[float, ...], seed: int, name: str) -> list[Tensor]:
+    """Row numbers in random order: a part per fraction, at least one row each, then the rest."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    sizes = [max(1, round(share * count)) for share in shares]
+    sizes = [max(1, round(fraction * count)) for fraction in fractions]
     if sum(sizes) >= count:
         raise VardropError(
-            f"Expected at least {len(shares) + 2} rows to split {name} for training, validation "
+            f"Expected at least {len(fractions) + 2} rows to split {name} for training, validation "
             f"and test, but got {count}. Give more data."
         )
     return list(order.split([*sizes, count - sum(sizes)]))

@@ -63,11 +63,11 @@ def check_target(table: pandas.DataFrame, target: str | None, source: str) -> st
         raise VardropError(
             f"Expected {source} to have the target column '{target}', but it has {known}."
         )
-    holes = table[target].isna()
-    if bool(holes.any()):
+    missing = table[target].isna()
+    if bool(missing.any()):
         raise VardropError(
             f"Expected a value in every row of the target column '{target}' of {source}, but row "
-            f"{int(holes.to_numpy().argmax()) + 1} has none. Take out such rows."
+            f"{int(missing.to_numpy().argmax()) + 1} has none. Take out such rows."
         )
     if table[target].nunique() < 2:
         raise VardropError(
@@ -133,7 +133,7 @@ def _leave_out(names: list[str]) -> str:
 
 
 def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
-    """Median, mean and deviation, holes filled by the median, if they are finite."""
+    """Median, mean and deviation, missing values filled by the median, if they are finite."""
     with needed("numpy").errstate(over="ignore", invalid="ignore"):
         median = float(values.median())
         filled = values.fillna(median)
@@ -177,14 +177,14 @@ def _order(name: str) -> tuple[int, float, str]:
 
 
 def describe(found: Preprocessing) -> str:
-    """One line a column: what was inferred."""
+    """One line per column: what was inferred."""
     lines = [f"target   {found.target}: {found.task}"]
     if found.classes:
         lines[0] += f" into {', '.join(found.classes)}"
     for c in found.columns:
         kind = "number  " if isinstance(c, Number) else "category"
         detail = (
-            f"median {c.median:.4g}{', with holes' if c.holes else ''}"
+            f"median {c.median:.4g}{', with missing values' if c.holes else ''}"
             if isinstance(c, Number)
             else ", ".join(c.categories)
         )

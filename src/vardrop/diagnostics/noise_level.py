@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_choice
-from vardrop.diagnostics.passes import evaluating
 from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules, sampling, untouched
+from vardrop.noisy import evaluating, noisy_modules, sampling, untouched
 
 Activation = Literal["identity", "relu", "abs"]
 

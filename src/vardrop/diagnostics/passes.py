@@ -37,17 +37,6 @@ def batches(loader: Loader, repeats: int = 1) -> Iterator[tuple[Tensor, Tensor]]
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[nn.Module]:
-    """Put a net into eval mode for a while; every module gets its own mode back."""
-    modes = [(m, m.training) for m in net.modules()]
-    try:
-        yield net.eval()
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
 def drawing(net: nn.Module, estimator: Estimator | None) -> Iterator[nn.Module]:
     """Let every noisy layer draw by `estimator` for a while (None: each by its own)."""
     layers = [m for m in noisy_modules(net).values() if isinstance(m, Variational) and m.posterior]

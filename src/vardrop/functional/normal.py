@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+LOG_2PI = math.log(2 * math.pi)
 _NODES = 64
 _HERMITE_NODES, _LEGENDRE_NODES = 20, 8
 _FAR, _WIDE = 12.0, 4.0  # standard deviations
@@ -39,7 +40,7 @@ def normal_entropy(*, log_variance: Tensor) -> Tensor:
     >>> normal_entropy(log_variance=torch.tensor(0.0))
     tensor(1.4189)
     """
-    return 0.5 * (log_variance + math.log(2 * math.pi * math.e))
+    return 0.5 * (log_variance + (LOG_2PI + 1))
 
 
 def expected_log1p_square(mean: Tensor, variance: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vardrop.functional.concrete import log1mexp
+from vardrop.functional.normal import LOG_2PI
 
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_2 = math.sqrt(2)
 _NEWTON_STEPS = 4
 _FAR = 5.0  # deviations outside the range from which on the KL is integrated from its nearer end
@@ -33,7 +33,7 @@ _LEGENDRE = _gauss_legendre(48)
 
 
 def _log_density(z: Tensor) -> Tensor:
-    return -0.5 * z.square() - _LOG_SQRT_2PI
+    return -0.5 * z.square() - 0.5 * LOG_2PI
 
 
 def _log_cdf(z: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: flo
     a, b = torch.where(far, -1.0, a), torch.where(far, 1.0, b)
     log_mass = log_normal_mass(a, b)
     ends = a * torch.exp(_log_density(a) - log_mass) - b * torch.exp(_log_density(b) - log_mass)
-    near = -_LOG_SQRT_2PI - 0.5 - log_mass - 0.5 * ends
+    near = -0.5 * LOG_2PI - 0.5 - log_mass - 0.5 * ends
     beyond = _kl_from_outside(torch.where(far, outside, _FAR), (high - low) / sigma)
     found = math.log(high - low) - log_sigma.double() + torch.where(far, beyond, near)
     return found.to(mu.dtype)

@@ -14,7 +14,7 @@ from vardrop.errors import VardropError
 from vardrop.functional import sharing
 from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical
-from vardrop.noisy import Noisy, kl, untouched
+from vardrop.noisy import has_noise, kl, untouched
 
 _IGNORED = -100  # the class that torch's cross-entropy leaves out
 
@@ -89,7 +89,7 @@ class ELBO(nn.Module):
         check_integer("samples", samples)
         check_integer("kl_value_every", kl_value_every)
         check_number("beta", beta, at_least=0)
-        if beta != 0 and not _has_noise(net):
+        if beta != 0 and not has_noise(net):
             raise VardropError(
                 "Expected `net` to have noisy modules, but got a plain one. Call "
                 "vardrop.convert(net, recipe) first, or pass beta=0 for the likelihood alone."
@@ -140,7 +140,7 @@ class ELBO(nn.Module):
         """The loss and its parts; with `latest` in the place of the value of the KL."""
         fits = [self._fit(x, y) for _ in range(self.samples)]
         loss, nll = _mean([f[0] for f in fits]), _mean([f[1] for f in fits])
-        divergence = self._kl(latest) if _has_noise(self.net) else torch.zeros_like(nll)
+        divergence = self._kl(latest) if has_noise(self.net) else torch.zeros_like(nll)
         loss = loss + self.beta * divergence / self.num_data
         return ELBOParts(loss, nll, divergence, self.beta, _mean_parts([f[2] for f in fits]))
 
@@ -184,10 +184,6 @@ def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:
 
 def _mean(terms: list[Tensor]) -> Tensor:
     return terms[0] if len(terms) == 1 else torch.stack(terms).mean()
-
-
-def _has_noise(net: nn.Module) -> bool:
-    return any(isinstance(m, Noisy) for m in net.modules())
 
 
 def _check_batch(likelihood: Any, output: Any, y: Any) -> None:

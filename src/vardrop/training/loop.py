@@ -41,7 +41,7 @@ class Loop:
         optimizer: over the parameters of `elbo`.
         x, y: the training data.
         epochs: how many in all.
-        batch_size: examples a step; the last, shorter batch is used too.
+        batch_size: examples per step; the last, shorter batch is used too.
         beta: schedule of the KL weight by epoch.
         rate: schedule by epoch of the factor on every group's initial learning rate.
         seed: of the shuffling, which has a generator of its own.
@@ -75,7 +75,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """Steps an epoch."""
+        """Steps per epoch."""
         return -(-len(self.x) // self.batch_size)
 
     def run(self, after_step: Callable[[], None] | None = None) -> Iterator[Epoch]:
@@ -102,7 +102,7 @@ class Loop:
         return order.split(self.batch_size)[self.position :]
 
     def _step(self, batch: Tensor) -> None:
-        rows, weight = self.world.share(batch)
+        rows, weight = self.world.slice(batch)
         try:
             self.sums += self.step(self.x[rows], self.y[rows], weight)
         except NotFiniteError as found:

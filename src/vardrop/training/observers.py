@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vardrop.checks import printable
 from vardrop.errors import VardropError, needed
 from vardrop.files import plain
-from vardrop.noisy import Noisy, log_alpha
+from vardrop.noisy import has_noise, log_alpha
 
 if TYPE_CHECKING:
     from vardrop.objective import ELBO
@@ -37,7 +37,7 @@ class Observer:
         """The phase is over, by its end or by an error."""
 
 
-class Several(Observer):
+class ObserverList(Observer):
     """Passes everything on to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -65,7 +65,7 @@ class Several(Observer):
 
 
 class JsonLines(Observer):
-    """Prints one JSON object an epoch to standard output."""
+    """Prints one JSON object per epoch to standard output."""
 
     def describe(self, text: str) -> None:
         print(json.dumps({"event": "data", "text": text.splitlines()}), flush=True)
@@ -74,15 +74,15 @@ class JsonLines(Observer):
         print(json.dumps(plain({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
-class Words(Observer):
+class TextObserver(Observer):
     """Prints what was found in the data, and nothing else."""
 
     def describe(self, text: str) -> None:
         print(printable(text), flush=True)
 
 
-class Bar(Observer):
-    """A line with the epoch, examples a second and the time that remains; for terminals."""
+class ProgressBar(Observer):
+    """A line with the epoch, examples per second and the time that remains; for terminals."""
 
     def __init__(self, label: str = "training") -> None:
         self.label = label
@@ -142,7 +142,7 @@ class TensorBoard(Observer):
         for group in ("validation", "sparsity"):
             for name, value in record[group].items():
                 self._writer.add_scalar(f"{group}/{name}", value, step)
-        if any(isinstance(m, Noisy) for m in elbo.net.modules()):
+        if has_noise(elbo.net):
             for name, values in log_alpha(elbo.net).items():
                 self._writer.add_histogram(f"log_alpha/{name}", values, step)
 

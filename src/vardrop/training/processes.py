@@ -32,7 +32,7 @@ class World:
         """Whether this process is the one that writes."""
         return self.rank == 0
 
-    def share(self, batch: Tensor) -> tuple[Tensor, float]:
+    def slice(self, batch: Tensor) -> tuple[Tensor, float]:
         """This process's rows of a batch, and how often each counts in the mean over processes."""
         if self.size == 1:
             return batch, 1.0
@@ -57,9 +57,9 @@ class World:
         """The decision of the first process, in all of them."""
         if self.size == 1:
             return decision
-        shared = torch.tensor(int(decision), device=self.device)
-        dist.broadcast(shared, 0)
-        return bool(shared)
+        agreed = torch.tensor(int(decision), device=self.device)
+        dist.broadcast(agreed, 0)
+        return bool(agreed)
 
 
 ALONE = World()

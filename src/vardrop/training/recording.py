@@ -27,7 +27,7 @@ from vardrop.files import (
     write_json,
     write_tensors,
 )
-from vardrop.noisy import Noisy, kl, relevance
+from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.training.checkpoint import (
     load_module,
@@ -132,7 +132,7 @@ class Recorder:
             if self.best_beta is None:
                 self._keep(loop, record)
             return
-        divergence = float(kl(loop.elbo.net).detach()) if noisy(loop.elbo.net) else 0.0
+        divergence = float(kl(loop.elbo.net).detach()) if has_noise(loop.elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
         record["validation"]["loss"] = loss = loss if math.isfinite(loss) else math.inf
         self.waited += 1
@@ -293,15 +293,10 @@ def _damaged(path: Path, found: str) -> VardropError:
     )
 
 
-def noisy(net: nn.Module) -> bool:
-    """Whether a net has noisy modules."""
-    return any(isinstance(m, Noisy) for m in net.modules())
-
-
 @torch.no_grad()
 def sparsity(net: nn.Module) -> dict[str, float]:
-    """The share of weights (or units) that each method's own rule drops, by module name."""
-    found = relevance(net) if noisy(net) else {}
+    """The fraction of weights (or units) that each method's own rule drops, by module name."""
+    found = relevance(net) if has_noise(net) else {}
     return {name: 1 - float(r.kept.double().mean()) for name, r in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""One step: forward, backward, clip, update; compiled, in mixed precision or shared, as asked."""
+"""One step: forward, backward, clip, update; compiled, in mixed precision, in several processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Step:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed):
             out = self.forward(x, y)
         loss = out.loss
-        if weight != 1.0:  # the KL is whole in every process, the likelihood a share of it
+        if weight != 1.0:  # the KL is whole in every process, the likelihood a part of it
             loss = loss + (weight - 1) * (loss - out.beta * out.kl / self.elbo.num_data)
         if not math.isfinite(float(loss.detach())):
             raise NotFiniteError(f"{float(loss.detach())} ({culprit(self.elbo, x, y)})")

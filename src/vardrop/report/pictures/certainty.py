@@ -52,10 +52,10 @@ def reliability_diagram(
     curve = metrics.reliability_curve(p, y, bins)
     filled = curve.count > 0
     confidence, accuracy = curve.confidence[filled].numpy(), curve.accuracy[filled].numpy()
-    share = (curve.count[filled] / curve.count.sum()).numpy()
+    fraction = (curve.count[filled] / curve.count.sum()).numpy()
     ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1)
     ax.vlines(confidence, confidence, accuracy, color=BLUE, linewidth=1, alpha=0.6)
-    ax.scatter(confidence, accuracy, s=16 + 200 * np.sqrt(share), color=BLUE, alpha=0.75, lw=0)
+    ax.scatter(confidence, accuracy, s=16 + 200 * np.sqrt(fraction), color=BLUE, alpha=0.75, lw=0)
     ax.set_xlim(-0.02, 1.06)
     ax.set_ylim(-0.04, 1.08)
     return tidy(ax, "confidence", "accuracy", f"ECE {float(metrics.ece(p, y, bins)):.3f}")
@@ -89,7 +89,7 @@ def uncertainty_histograms(
     everything = np.concatenate([known, *others.values()])
     low, high = float(everything.min()), float(everything.max())
     edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
-    ax.hist(known, edges, weights=_shares(known), color=BLUE, alpha=0.45, label="in domain")
+    ax.hist(known, edges, weights=_fractions(known), color=BLUE, alpha=0.45, label="in domain")
     for i, (name, values) in enumerate(others.items()):
         area = float(metrics.auroc(torch.from_numpy(known), torch.from_numpy(values)))
         line: dict[str, Any] = {
@@ -98,13 +98,13 @@ def uncertainty_histograms(
             "color": OTHERS[i % len(OTHERS)],
         }
         text = f"{name} (AUROC {area:.3f})"
-        ax.hist(values, edges, weights=_shares(values), label=text, **line)
+        ax.hist(values, edges, weights=_fractions(values), label=text, **line)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     legend(ax)
     return tidy(ax, label, "cases")
 
 
-def _shares(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Numbers:
+def _fractions(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Numbers:
     """Weights that make the bars of a histogram add up to one."""
     return np.full(len(values), 1 / len(values))
 
@@ -183,6 +183,6 @@ def regression_band(
     ax.plot(place, middle, color=BLUE, linewidth=1.6, label="prediction")
     ax.plot(place, seen, ".", color=OTHERS[0], markersize=3, alpha=0.7, label="observed")
     legend(ax)
-    share = 100 * np.mean((seen >= low) & (seen <= high))
+    percent = 100 * np.mean((seen >= low) & (seen <= high))
     text = "x" if single else "cases in order of the prediction"
-    return tidy(ax, text, "y", f"{share:.1f} % of the cases in the interval")
+    return tidy(ax, text, "y", f"{percent:.1f} % of the cases in the interval")

@@ -70,10 +70,10 @@ def alpha_histograms(
 
 
 def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axes:
-    """Draw the share of removed weights of every layer as bars.
+    """Draw the fraction of removed weights of every layer as bars.
 
     Args:
-        sparsity: share of removed weights by layer, each in [0, 1].
+        sparsity: fraction of removed weights by layer, each in [0, 1].
         ax: where to draw; a new figure without it.
 
     Example:
@@ -83,10 +83,10 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
     """
     _check_layers("sparsity", sparsity)
     ax = axes(ax, height=max(3.0, 0.8 + 0.3 * len(sparsity)))
-    places, shares = range(len(sparsity)), numbers("sparsity", list(sparsity.values()))
-    ax.barh(places, shares, color=BLUE, height=0.7)
-    for place, share in zip(places, shares, strict=True):
-        ax.text(1.02, place, f"{share:.1%}", va="center", fontsize=SMALL)
+    places, fractions = range(len(sparsity)), numbers("sparsity", list(sparsity.values()))
+    ax.barh(places, fractions, color=BLUE, height=0.7)
+    for place, fraction in zip(places, fractions, strict=True):
+        ax.text(1.02, place, f"{fraction:.1%}", va="center", fontsize=SMALL)
     ax.set_yticks(places, labels=[short(name) for name in sparsity], parse_math=False)
     ax.invert_yaxis()
     ax.set_xlim(0, 1)
@@ -99,7 +99,7 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
 def sparsity_curve(
     curve: Sequence[Mapping[str, Any]], metric: str = "accuracy", ax: Axes | None = None
 ) -> Axes:
-    """Draw a score against the share of removed weights, one point a threshold.
+    """Draw a score against the fraction of removed weights, one point per threshold.
 
     Args:
         curve: points with "sparsity" and "metric", and "threshold" if they have one.

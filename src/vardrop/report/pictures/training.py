@@ -18,7 +18,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
     """Draw NLL, KL and beta by epoch, one strip each, because their scales differ.
 
     Args:
-        history: one mapping an epoch, with "epoch" and any of "nll", "kl" and "beta"; where
+        history: one mapping per epoch, with "epoch" and any of "nll", "kl" and "beta"; where
             "validation" holds an "nll", it is drawn beside the training NLL.
         ax: where to draw; a new figure without it.
 
