@@ -361,11 +361,11 @@ def test_errors():
 
 
 def test_missing_package_is_named(monkeypatch, tmp_path):
-    from vardrop import checks
+    from vardrop import errors
 
     def absent(name):
         raise ImportError(f"No module named '{name}'")
 
-    monkeypatch.setattr(checks.importlib, "import_module", absent)
+    monkeypatch.setattr(errors.importlib, "import_module", absent)
     with pytest.raises(VardropError, match=r"safetensors to be installed.*vardrop\[compress\]"):
         vd.compression.save(nn.Linear(2, 2), tmp_path / "net.safetensors")
