@@ -29,10 +29,13 @@ def check_number(
     bounds = [
         f"{word} {bound:g}"
         for word, bound in (
-            ("above", above), ("at least", at_least), ("below", below), ("at most", at_most)
+            ("above", above),
+            ("at least", at_least),
+            ("below", below),
+            ("at most", at_most),
         )
         if bound is not None
-    ]  # fmt: skip
+    ]
     wanted = " and ".join(["a finite number", *bounds])
     real = isinstance(value, Real) and not isinstance(value, bool)
     try:

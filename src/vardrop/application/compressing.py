@@ -75,10 +75,12 @@ def _compressed(
     x, y = run.data.validation
     # The logarithm turns a fraction of the RMSE into a difference, whatever its units.
     chosen = choose_threshold(
-        run.net, (x, y), metric if rises else lambda output, y: -_log(metric(output, y)),
+        run.net,
+        (x, y),
+        metric if rises else lambda output, y: -_log(metric(output, y)),
         max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
         sparsity=sparsity,
-    )  # fmt: skip
+    )
     example = x[:1]
     plan = plan_shrink(run.net, example, chosen)
     small = plan.apply(run.net)

@@ -34,10 +34,17 @@ VERSION = 2  # whose files carry checksums; those of version 1 do not
 # How a user starts what Python sees as a file of this package.
 _PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/demo.py": ["vardrop", "demo"]}
 FILES = (
-    "config.json", "history.jsonl", "checkpoint.safetensors", "checkpoint.json",
-    "best.safetensors", "preprocessing.json", "results.json", "arrays.safetensors",
-    "small.safetensors", "report.html",
-)  # fmt: skip
+    "config.json",
+    "history.jsonl",
+    "checkpoint.safetensors",
+    "checkpoint.json",
+    "best.safetensors",
+    "preprocessing.json",
+    "results.json",
+    "arrays.safetensors",
+    "small.safetensors",
+    "report.html",
+)
 # What says something of the best net, and goes when that changes.
 ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors")
 
@@ -130,10 +137,17 @@ class Config:
             check_type(name, stored[name], (str, type(None)), "a text, or null")
         check_type("own_net", stored["own_net"], bool, "true or false")
         return cls(
-            Data(**{**data, "drop": tuple(data["drop"])}), _about(stored, preprocessing),
-            stored["net"], stored["own_net"], recipe, stored["where"], stored["exclude"],
-            Settings.from_json(stored["settings"]), stored["command"], stored["version"],
-        )  # fmt: skip
+            Data(**{**data, "drop": tuple(data["drop"])}),
+            _about(stored, preprocessing),
+            stored["net"],
+            stored["own_net"],
+            recipe,
+            stored["where"],
+            stored["exclude"],
+            Settings.from_json(stored["settings"]),
+            stored["command"],
+            stored["version"],
+        )
 
 
 def _preprocessing(stored: dict[str, Any], directory: Path) -> Preprocessing | None:
@@ -160,9 +174,15 @@ def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About
         if own != others:
             raise VardropError(f"Expected {own}, as in preprocessing.json, but got {others}.")
     return About(
-        stored["data"]["name"], stored["kind"], stored["data"]["task"], tuple(stored["shape"]),
-        tuple(stored["classes"]), stored["sizes"], stored["checksum"], preprocessing,
-    )  # fmt: skip
+        stored["data"]["name"],
+        stored["kind"],
+        stored["data"]["task"],
+        tuple(stored["shape"]),
+        tuple(stored["classes"]),
+        stored["sizes"],
+        stored["checksum"],
+        preprocessing,
+    )
 
 
 @contextmanager

@@ -66,8 +66,12 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
     arrays_path = run.directory / "arrays.safetensors"
     arrays = run.arrays()
     results: dict[str, Any] = {
-        "ood": {}, "compression": {}, "curve": [], **run.results, "task": run.data.task,
-    }  # fmt: skip
+        "ood": {},
+        "compression": {},
+        "curve": [],
+        **run.results,
+        "task": run.data.task,
+    }
     if p.classifies:
         results["metrics"] = _class_scores(p, run.data.test.y)
         arrays |= _class_arrays(p, run.data)

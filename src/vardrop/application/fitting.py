@@ -93,11 +93,15 @@ def fit(
     with joined(device) as world:
         dataset = source.load(chosen.seed)
         config = Config(
-            source, dataset.about,
+            source,
+            dataset.about,
             net if isinstance(net, str) else type(net).__name__,
             not isinstance(net, str),
-            recipe, where, exclude, chosen,
-        )  # fmt: skip
+            recipe,
+            where,
+            exclude,
+            chosen,
+        )
         model = _fresh(config) if isinstance(net, str) else net
         if recipe is not None:  # what cannot be converted is told before anything is written
             with own_generators(device):
@@ -180,9 +184,14 @@ def _phase_of(config: Config, path: Path) -> str | None:
 
 
 def _train(
-    config: Config, path: Path, data: Dataset, net: nn.Module, observer: Observer | None,
-    world: World, resuming: bool,
-) -> Run:  # fmt: skip
+    config: Config,
+    path: Path,
+    data: Dataset,
+    net: nn.Module,
+    observer: Observer | None,
+    world: World,
+    resuming: bool,
+) -> Run:
     phase = _phase_of(config, path) if resuming else None
     watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
     net.to(world.device)
@@ -205,9 +214,15 @@ def _train(
 
 
 def _phase(
-    config: Config, path: Path, data: Dataset, net: nn.Module, observer: Observer, world: World,
-    name: str, resuming: bool,
-) -> ELBO:  # fmt: skip
+    config: Config,
+    path: Path,
+    data: Dataset,
+    net: nn.Module,
+    observer: Observer,
+    world: World,
+    name: str,
+    resuming: bool,
+) -> ELBO:
     """One part of the training: the plain net (pretrain) or the noisy one (fit)."""
     settings, plain = config.settings, name == "pretrain" or not has_noise(net)
     device = world.device
@@ -227,9 +242,18 @@ def _phase(
     epochs = settings.pretrain if name == "pretrain" else settings.epochs
     beta = None if plain else settings.schedule()
     loop = Loop(
-        elbo, optimizer, x, y, epochs, settings.batch_size, beta, settings.factor(epochs),
-        settings.seed, step, world,
-    )  # fmt: skip
+        elbo,
+        optimizer,
+        x,
+        y,
+        epochs,
+        settings.batch_size,
+        beta,
+        settings.factor(epochs),
+        settings.seed,
+        step,
+        world,
+    )
     recorder = _recorder(config, path, data, observer, name, plain)
     if resuming:
         recorder.resume(loop)

@@ -32,8 +32,13 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     pandas = needed("pandas")
     lower, upper = p.interval(_LEVEL)
     if not p.classifies:
-        parts = {"mean": p.mean, "lower": lower, "upper": upper,
-                 "aleatoric": p.aleatoric, "epistemic": p.epistemic}  # fmt: skip
+        parts = {
+            "mean": p.mean,
+            "lower": lower,
+            "upper": upper,
+            "aleatoric": p.aleatoric,
+            "epistemic": p.epistemic,
+        }
         return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
     best = p.probs.argmax(1)
     chosen = {"probability": p.probs, "lower": lower, "upper": upper}

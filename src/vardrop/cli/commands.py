@@ -91,10 +91,20 @@ def fit(
         o.check_choice("--net", net, tuple(NETS))
     path = out or free_directory(data)
     run = application.fit(
-        data, net or o.USUAL_NET, recipe, out=path, target=target, task=task,  # type: ignore[arg-type]
-        drop=drop or (), directory=data_dir, where=where, exclude=exclude, force=force,
-        observer=_observer(json, path if tensorboard else None), **settings,
-    )  # fmt: skip
+        data,
+        net or o.USUAL_NET,
+        recipe,
+        out=path,
+        target=target,
+        task=task,  # type: ignore[arg-type]
+        drop=drop or (),
+        directory=data_dir,
+        where=where,
+        exclude=exclude,
+        force=force,
+        observer=_observer(json, path if tensorboard else None),
+        **settings,
+    )
     printing.run(run, json)
 
 

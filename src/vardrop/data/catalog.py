@@ -146,9 +146,14 @@ def _file(
 
 
 def _table(
-    name: str, table: pandas.DataFrame, target: str, task: Task, drop: Sequence[str],
-    total: str, seed: int,
-) -> Dataset:  # fmt: skip
+    name: str,
+    table: pandas.DataFrame,
+    target: str,
+    task: Task,
+    drop: Sequence[str],
+    total: str,
+    seed: int,
+) -> Dataset:
     test, validation, train = shuffled(len(table), (_TEST, _VALIDATION), seed, name)
     found = learn(table, train.tolist(), target, task, drop, name)
     first, second, last = (

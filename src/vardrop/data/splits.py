@@ -67,9 +67,15 @@ class Dataset:
     def about(self) -> About:
         """What is kept with a net."""
         return About(
-            self.name, self.kind, self.task, self.shape, self.classes, self.sizes(),
-            self.checksum, self.preprocessing,
-        )  # fmt: skip
+            self.name,
+            self.kind,
+            self.task,
+            self.shape,
+            self.classes,
+            self.sizes(),
+            self.checksum,
+            self.preprocessing,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -92,9 +92,13 @@ def infer_task(values: pandas.Series, source: str) -> Task:
 
 
 def learn(
-    table: pandas.DataFrame, rows: list[int], target: str, task: Task, drop: Sequence[str],
+    table: pandas.DataFrame,
+    rows: list[int],
+    target: str,
+    task: Task,
+    drop: Sequence[str],
     source: str,
-) -> Preprocessing:  # fmt: skip
+) -> Preprocessing:
     """Learn the preprocessing from the training rows of a table; all rows name the classes."""
     part = table.iloc[rows]
     names = [n for n in table.columns if n != target and n not in drop]
