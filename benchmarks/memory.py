@@ -13,8 +13,7 @@ import sys
 import torch
 from measuring import Row, figure, plain_step
 from nets import TRAIN, mlp
-from predict import memory as prediction_memory
-from predict import peak
+from predict import memory as prediction_memory, peak
 from train_step import noisy_step
 
 import vardrop as vd

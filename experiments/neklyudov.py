@@ -40,7 +40,7 @@ def lenet5_batchnorm(classes: int = 10) -> nn.Sequential:
         *(nn.Flatten(), nn.Linear(800, 500, bias=False), nn.BatchNorm1d(500), nn.ReLU()),
         nn.Linear(500, classes, bias=False),
     )
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def small_net(inputs: int, bottleneck: int, width: int, classes: int = 10) -> nn.Sequential:

@@ -3,8 +3,7 @@ import pytest
 import results
 import train_step
 from goals import COMPILED, GOALS, LAST, LENET, SMALL, TRAIN, Goal, asked
-from nets import PREDICT
-from nets import TRAIN as CASES
+from nets import PREDICT, TRAIN as CASES
 from peer_layers import BUILDS, OURS, beside, of_peer
 
 GOAL = Goal("what", "group", "case", ("a", "b"), 2.0, then=1.5)

@@ -1,8 +1,7 @@
 """Random small architectures with random zeros: the shrunken net is the masked net."""
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from torch import nn
 
 from tests.compression.nets import sparsen

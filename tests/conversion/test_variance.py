@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
-from torch.distributions import Normal as TorchNormal
-from torch.distributions import kl_divergence
+from torch.distributions import Normal as TorchNormal, kl_divergence
 
 import vardrop as vd
 from vardrop.conversion.variance import to_variance

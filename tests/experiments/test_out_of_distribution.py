@@ -12,8 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from experiments import out_of_distribution as ood
-from experiments import trainings
+from experiments import out_of_distribution as ood, trainings
 from vardrop.data import Images, load_images
 from vardrop.errors import VardropError
 

@@ -7,8 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop import estimators
-from vardrop import functional as F
+from vardrop import estimators, functional as F
 
 STRIDED = F.Convolution((2, 1), (1, 0), (1, 2), 2)
 PRODUCTS = {  # the product, the same by torch, shapes of x, weight and output

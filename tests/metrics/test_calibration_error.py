@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import binom
 from torch import Tensor
 from torchmetrics.functional.classification import (

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy

@@ -5,8 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 from sklearn.metrics import mean_pinball_loss

@@ -95,7 +95,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
 
 def _class_scores(p: Prediction, y: Tensor) -> dict[str, float]:
     scores = {f.__name__: f for f in (metrics.accuracy, metrics.brier, metrics.ece)}
-    found = {name: float(f(p.probs, y)) for name, f in scores.items()}  # type: ignore[operator]
+    found = {name: float(f(p.probs, y)) for name, f in scores.items()}
     # From log-probabilities: a probability that has rounded to zero would make it infinite.
     return {**found, "nll": -float(p.log_prob(y).mean())}
 

@@ -53,7 +53,7 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")
         return " ".join(f"{message}.{hint}".split()), 2
     known = isinstance(error, VardropError)
     text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."

@@ -11,8 +11,7 @@ import typer
 from vardrop import application
 from vardrop.application import NETS, load_run, method_named
 from vardrop.application.config import free_directory
-from vardrop.cli import options as o
-from vardrop.cli import printing
+from vardrop.cli import options as o, printing
 from vardrop.training import Settings
 from vardrop.training.observers import (
     JsonLines,

@@ -224,7 +224,7 @@ def fine_tune(
                         f"Expected a finite loss, but got {value.item()} in batch {batches} of "
                         f"epoch {epoch}. The net is as it was before that batch."
                     )
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 optimizer.step()
                 batches += 1
             if batches == 0:

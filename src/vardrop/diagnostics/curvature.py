@@ -14,8 +14,7 @@ from vardrop.checks import check_integer, check_type
 from vardrop.diagnostics.likelihood import mean_cross_entropy
 from vardrop.diagnostics.passes import Loader, batches
 from vardrop.errors import VardropError
-from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal
-from vardrop.functional.curvature import kappa as kappa_of
+from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing
 from vardrop.layers import Variational
 from vardrop.noisy import evaluating, noisy_modules, sampling, untouched

@@ -14,7 +14,7 @@ t = (u - 4) / (u + 4), which lies in [-1, 1):
 R runs from 2 (u = 0) to 4 exp(gamma) (u -> infinity), S from 1 to 1/8. Largest relative error of
 the fits against 40-digit arithmetic: float64 4e-10 (R) and 2e-10 (S); for float32 and narrower
 types the shorter fits 6e-6 (R) and 1.5e-5 (S). Sums over float32 weights on a CPU have fits of
-their own, see `log_uniform_sum`.
+their own, see `cpu`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardrop.functional.additive import additive_weights, can_share
-from vardrop.functional.blocks import can_block, in_forward_mode
-from vardrop.functional.log_uniform_sum import traced_kl
-from vardrop.functional.noise import log_square, wide
+from vardrop.functional.cpu import additive_weights, can_block, can_share, traced_kl
+from vardrop.functional.elementwise import in_forward_mode, log_square, wide
+
+_ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
+_SIGMOID = (0.63576, 1.87320, 1.48695)
+_CUBIC = (1.16145124, -1.50204118, 0.58629921)
 
 # (numerator, denominator), lowest power first.
 _Rational = tuple[tuple[float, ...], tuple[float, ...]]
@@ -162,8 +164,8 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     if torch.compiler.is_compiling() and weight.dtype == torch.float32:
         return traced_kl(weight, log_sigma2, value)
     ratio, log_beyond, beyond = _ratio_parts(weight, log_sigma2)
-    asymptote = 0.5 * (math.log(2) + 0.5772156649015329)
-    far = torch.where(beyond, 0.5 * log_beyond + asymptote, 0.0)
+
+    far = torch.where(beyond, 0.5 * log_beyond + _ASYMPTOTE, 0.0)
     return (log_uniform_kl(0.5 * ratio) + far).sum()
 
 
@@ -211,3 +213,49 @@ def dawson(x: Tensor) -> Tensor:
     """
     x = wide(x)
     return x * _slope(x * x)
+
+
+def log_uniform_kl_sigmoid(log_alpha: Tensor) -> Tensor:
+    """Sigmoid fit: k1 sigmoid(-(k2 + k3 log_alpha)) + 1/2 softplus(-log_alpha).
+
+    At most 0.0094 away from the exact KL.
+
+    >>> import torch
+    >>> log_uniform_kl_sigmoid(torch.tensor(0.0))
+    tensor(0.4312)
+
+    Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks", eq. 14.
+    """
+    k1, k2, k3 = _SIGMOID
+    return k1 * torch.sigmoid(-(k2 + k3 * log_alpha)) + 0.5 * torch.nn.functional.softplus(
+        -log_alpha
+    )
+
+
+def log_uniform_kl_cubic(log_alpha: Tensor) -> Tensor:
+    """Cubic fit -(1/2 log_alpha + c1 alpha + c2 alpha^2 + c3 alpha^3) + const, for alpha <= 1 only.
+
+    At most 0.041 away from the exact KL for alpha <= 1; useless above.
+
+    >>> import torch
+    >>> log_uniform_kl_cubic(torch.tensor(0.0))
+    tensor(0.3895)
+
+    Kingma, Salimans & Welling 2015, "Variational dropout and the local reparameterization trick",
+    eq. 14.
+    """
+    c1, c2, c3 = _CUBIC
+    alpha = log_alpha.exp()
+    return _ASYMPTOTE - 0.5 * log_alpha - alpha * (c1 + alpha * (c2 + alpha * c3))
+
+
+def log_uniform_kl_bound(log_alpha: Tensor) -> Tensor:
+    """The bound -1/2 log_alpha + (gamma + log 2) / 2, above the exact KL for alpha <= 2.42.
+
+    >>> import torch
+    >>> log_uniform_kl_bound(torch.tensor(0.0))
+    tensor(0.6352)
+
+    Kingma, Salimans & Welling 2015, appendix C.
+    """
+    return _ASYMPTOTE - 0.5 * log_alpha

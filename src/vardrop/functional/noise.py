@@ -1,38 +1,21 @@
-"""How noise meets a signal: the local-reparameterisation output, squares and bounds."""
+"""How noise meets a signal: the output of local reparameterisation, in parts and as a whole."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from vardrop.functional.blocks import blocks, can_block, in_forward_mode, like_layout, scratch
+from vardrop.functional.cpu import blocks, can_block, keep_layout, like_layout, scratch
+from vardrop.functional.drawing import normal_like
+from vardrop.functional.elementwise import in_forward_mode
 
-
-def wide(x: Tensor) -> Tensor:
-    """x in at least single precision: itself, unless its type is narrower.
-
-    Noise is described and KLs are summed so: steps of 1e-3 round to nothing in bfloat16.
-
-    >>> import torch
-    >>> wide(torch.zeros(2, dtype=torch.bfloat16)).dtype
-    torch.float32
-    """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def log_square(x: Tensor) -> Tensor:
-    """log x^2, finite at x = 0 and right where x^2 would underflow.
-
-    Zero counts as the smallest normal number, with a gradient of zero.
-
-    >>> import torch
-    >>> log_square(torch.tensor([1e-30, 0.0]))
-    tensor([-138.1551, -174.6731])
-    """
-    x = wide(x)
-    return 2 * torch.log(x.abs() + torch.finfo(x.dtype).tiny)
+_Gradients = tuple[Tensor | None, ...]
+_Mask = list[bool]  # which gradients are asked for
 
 
 class _GaussianOutput(torch.autograd.Function):
@@ -91,30 +74,126 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
     return _GaussianOutput.apply(mean, variance, noise)[0]
 
 
-class _Square(torch.autograd.Function):
-    """One pass backwards, where autograd takes three."""
+class Product(ABC):
+    """A map that is linear in its input and in its weight, and its gradients."""
 
-    generate_vmap_rule = True
+    @abstractmethod
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The product plus the bias."""
+
+    @abstractmethod
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        """Those to x, weight and bias; None where the mask does not ask for one."""
+
+    @abstractmethod
+    def takes(self, x: Tensor) -> bool:
+        """Whether x has the axes of a batch."""
+
+
+class Dense(Product):
+    """x weight^T, for x with any number of axes before the last."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        return (
+            grad @ weight if mask[0] else None,
+            rows.t() @ inputs if mask[1] else None,
+            rows.sum(0) if mask[2] else None,
+        )
+
+    def takes(self, x: Tensor) -> bool:
+        return x.dim() >= 2
+
+
+@dataclass(frozen=True)
+class Convolution(Product):
+    """A convolution with zero padding."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def _arguments(self) -> tuple[Any, ...]:
+        none = (0,) * len(self.stride)
+        return self.stride, self.padding, self.dilation, False, none, self.groups
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(x, weight, bias, *self._arguments())
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, mask: _Mask) -> _Gradients:
+        return torch.ops.aten.convolution_backward(
+            grad, x, weight, [weight.shape[0]], *self._arguments(), mask
+        )
+
+    def takes(self, x: Tensor) -> bool:
+        return x.dim() == 2 + len(self.stride)
+
+
+class _FusedOutput(torch.autograd.Function):
+    """Two products forwards and up to four backwards, with few passes and little room between."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * x
+    def forward(
+        ctx: Any, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None,
+        variance: Tensor, variance_bias: Tensor, noise: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        squares = keep_layout(x * x, x)
+        deviation = product.output(squares, variance, variance_bias).sqrt_()
+        if noise is None:
+            noise = scaled = normal_like(deviation)
+        else:
+            scaled = torch.empty_like(deviation)
+        output = product.output(x, weight, bias).addcmul_(deviation, noise)
+        torch.div(noise, deviation, out=scaled)
+        ctx.product = product
+        ctx.save_for_backward(x, squares, weight, variance, variance_bias, scaled)
+        return output
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def backward(ctx: Any, grad: Tensor) -> _Gradients:
+        x, squares, weight, variance, variance_bias, scaled = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative these are functions of the inputs
+            squares = x * x
+            spread = ctx.product.output(squares, variance, variance_bias)
+            scaled = scaled * (spread.detach() / spread).sqrt()
+        needed = list(ctx.needs_input_grad[1:6])
+        to_spread = grad * scaled  # twice the gradient; the half comes later, to small tensors
+        to_x, to_weight, to_bias = ctx.product.gradients(grad, x, weight, needed[:3])
+        to_squares, *to_variances = ctx.product.gradients(
+            to_spread, squares, variance, [needed[0], *needed[3:]]
+        )
+        return (
+            None, to_x.addcmul_(to_squares, x) if needed[0] else None, to_weight, to_bias,
+            *(None if g is None else g * 0.5 for g in to_variances), None,
+        )  # fmt: skip
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return torch.addcmul(grad.new_zeros(()), grad, x, value=2.0)
+
+def can_fuse(product: Product | None, x: Tensor, weight: Tensor, noise: Tensor | None) -> bool:
+    """Whether `fused_output` may take the place of its parts: plain float32, nothing traced."""
+    if product is None or not product.takes(x) or torch.is_autocast_enabled("cpu"):
+        return False
+    if noise is None:
+        return can_block(x, weight)
+    return noise.dim() == x.dim() and can_block(x, weight, noise)
 
 
-def square(x: Tensor) -> Tensor:
-    """x^2.
+def fused_output(
+    product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, variance: Tensor,
+    variance_bias: Tensor, noise: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """m + sqrt(v) noise with m = product(x, weight) + bias, v = product(x^2, variance) + its bias.
+
+    v must be positive; noise gets no gradient, and is drawn where it is None.
 
     >>> import torch
-    >>> square(torch.tensor([-3.0]))
-    tensor([9.])
+    >>> x, one = torch.tensor([[2.0]]), torch.ones(1, 1)
+    >>> fused_output(Dense(), x, one, None, one, torch.zeros(1), one)
+    tensor([[4.]])
+
+    Kingma, Salimans & Welling 2015, eq. 6.
     """
-    return x * x if in_forward_mode() else _Square.apply(x)
+    return _FusedOutput.apply(product, x, weight, bias, variance, variance_bias, noise)

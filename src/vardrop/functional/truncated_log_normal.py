@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from vardrop.functional.concrete import log1mexp
+from vardrop.functional.elementwise import log1mexp
 from vardrop.functional.normal import LOG_2PI
 
 _SQRT_2 = math.sqrt(2)

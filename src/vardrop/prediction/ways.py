@@ -152,13 +152,13 @@ def _vectorised(net: nn.Module, x: Tensor, draws: int) -> Tensor:
     index = torch.arange(draws, device=x.device)
     with guarded(net):  # a copy of x, because a forward may overwrite its input
         run = torch.vmap(lambda _: one_tensor(net(x.clone())), randomness="different")
-        return run(index)  # type: ignore[no-any-return]
+        return run(index)
 
 
 def _vectorised_apart(net: nn.Module, x: Tensor, draws: int) -> Tensor:
     with guarded(net):
         run = torch.vmap(lambda row: one_tensor(net(row.clone())), randomness="different")
-        return run(x.expand(draws, *x.shape))  # type: ignore[no-any-return]
+        return run(x.expand(draws, *x.shape))
 
 
 def _looped(net: nn.Module, x: Tensor, draws: int) -> Tensor:

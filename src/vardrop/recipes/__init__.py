@@ -15,14 +15,8 @@ from vardrop.recipes.classes import *  # noqa: F403 - what a file names in __all
 from vardrop.recipes.features import *  # noqa: F403
 from vardrop.recipes.recipe import (
     BaseRecipe as BaseRecipe,
-)
-from vardrop.recipes.recipe import (
     HeadRecipe as HeadRecipe,
-)
-from vardrop.recipes.recipe import (
     Recipe as Recipe,
-)
-from vardrop.recipes.recipe import (
     SwitchDropout as SwitchDropout,
 )
 from vardrop.recipes.weights import *  # noqa: F403

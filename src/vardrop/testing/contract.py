@@ -60,7 +60,7 @@ def check_mean_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
 def _mean_output(layer: Variational, plain: nn.Module, inputs: Inputs) -> Tensor:
     gate = layer.gate
     if gate is None:
-        return plain(*inputs)  # type: ignore[no-any-return]
+        return plain(*inputs)
 
     def gated(x: Tensor) -> Tensor:
         mean = gate.noise.mean(x, gate.axis, gate.tensors)
@@ -68,7 +68,7 @@ def _mean_output(layer: Variational, plain: nn.Module, inputs: Inputs) -> Tensor
 
     if gate.side == "output":
         return gated(plain(*inputs))
-    return plain(gated(inputs[0]), *inputs[1:])  # type: ignore[no-any-return]
+    return plain(gated(inputs[0]), *inputs[1:])
 
 
 def check_noise(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:

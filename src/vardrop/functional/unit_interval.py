@@ -1,42 +1,17 @@
-"""The concrete relaxation of binary noise, in log space, and the numbers it needs."""
+"""Distributions on (0, 1), in log space: relaxed binary noise and Kumaraswamy's, with their KLs."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LOG_HALF = -0.6931471805599453
+from vardrop.functional.elementwise import log1mexp
+
 _NEGLIGIBLE = 1e-12
-
-
-def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(x)) for x < 0, accurate near 0 and far from it.
-
-    >>> import torch
-    >>> log1mexp(torch.tensor([-1e-6, -1.0, -10.0]))
-    tensor([-1.3816e+01, -4.5868e-01, -4.5401e-05])
-
-    Maechler 2012, "Accurately computing log(1 - exp(-|a|))".
-    """
-    near = x > _LOG_HALF
-    # Each branch sees only arguments where it and its gradient are finite.
-    by_expm1 = torch.log(-torch.expm1(torch.where(near, x, _LOG_HALF)))
-    by_log1p = torch.log1p(-torch.exp(torch.where(near, _LOG_HALF, x)))
-    return torch.where(near, by_expm1, by_log1p)
-
-
-def logit_from_log(log_probability: Tensor) -> Tensor:
-    """logit(p) from log p, for probabilities that would underflow.
-
-    log p is kept one rounding step below 0, so that p = 1 has a finite logit.
-
-    >>> import torch
-    >>> logit_from_log(torch.tensor([0.0, -1e5]))
-    tensor([ 1.5942e+01, -1.0000e+05])
-    """
-    below = log_probability.clamp(max=-torch.finfo(log_probability.dtype).eps)
-    return below - log1mexp(below)
+_EULER = 0.5772156649015329
 
 
 def concrete_logit(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
@@ -109,3 +84,46 @@ def bernoulli_entropy(logit: Tensor) -> Tensor:
     kept = torch.sigmoid(logit) * functional.logsigmoid(logit)
     dropped = torch.sigmoid(-logit) * functional.logsigmoid(-logit)
     return -(kept + dropped)
+
+
+def kumaraswamy_log_sample(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:
+    """log pi for pi = (1 - u^(1/b))^(1/a) and uniform u; no underflow for small a.
+
+    >>> import torch
+    >>> kumaraswamy_log_sample(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(0.5))
+    tensor(-0.6931)
+
+    Nalisnick & Smyth 2017, "Stick-breaking variational autoencoders", eq. 5.
+    """
+    # u^(1/b) below one rounding step of 1 keeps the inner logarithm and its gradient finite.
+    power = (noise.log() / b).clamp(max=-torch.finfo(noise.dtype).tiny)
+    return log1mexp(power) / a
+
+
+def kumaraswamy_log_mean(a: Tensor, b: Tensor) -> Tensor:
+    """log E pi = log b + log B(1 + 1/a, b), elementwise, in double precision inside.
+
+    >>> import torch
+    >>> kumaraswamy_log_mean(torch.tensor(1.0), torch.tensor(1.0)).exp()
+    tensor(0.5000)
+    """
+    inverse, wide_b = 1 / a.double(), b.double()
+    beta = torch.lgamma(1 + inverse) + torch.lgamma(wide_b) - torch.lgamma(1 + inverse + wide_b)
+    return (wide_b.log() + beta).to(a.dtype)
+
+
+def kumaraswamy_beta_kl(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """KL(Kumaraswamy(a, b) || Beta(alpha, 1)), elementwise; zero at a = alpha, b = 1.
+
+    (alpha/a - 1) (gamma + psi(b + 1)) + log(a b / alpha) - (b - 1) / b, where psi(b + 1) stands
+    for the psi(b) + 1/b of the paper, which cancels for small b.
+
+    >>> import torch
+    >>> kumaraswamy_beta_kl(torch.tensor(0.5), torch.tensor(1.0), 0.5)
+    tensor(0.)
+
+    Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
+    dropout", eq. 15.
+    """
+    digamma = _EULER + torch.digamma(b + 1)
+    return (alpha / a - 1) * digamma + a.log() + b.log() - math.log(alpha) - 1 + 1 / b

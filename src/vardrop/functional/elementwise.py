@@ -1,4 +1,4 @@
-"""Bounds on a parameter that it can come back from."""
+"""Functions of single numbers, with care for precision, range and gradients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,105 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from vardrop.functional.blocks import in_forward_mode
+_LOG_HALF = -0.6931471805599453
 
 # x and its range, as tensors: a compiler with dynamic shapes makes variables of floats, which an
 # autograd function cannot take.
 _Bounds = tuple[Tensor, Tensor, Tensor]
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are carried forwards (`torch.func.jvp`).
+
+    Functions with a gradient of their own then stand back: torch.compile takes none that has a rule
+    for this direction too.
+    """
+    return forward_ad._current_level >= 0
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in at least single precision: itself, unless its type is narrower.
+
+    Noise is described and KLs are summed so: steps of 1e-3 round to nothing in bfloat16.
+
+    >>> import torch
+    >>> wide(torch.zeros(2, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def log_square(x: Tensor) -> Tensor:
+    """log x^2, finite at x = 0 and right where x^2 would underflow.
+
+    Zero counts as the smallest normal number, with a gradient of zero.
+
+    >>> import torch
+    >>> log_square(torch.tensor([1e-30, 0.0]))
+    tensor([-138.1551, -174.6731])
+    """
+    x = wide(x)
+    return 2 * torch.log(x.abs() + torch.finfo(x.dtype).tiny)
+
+
+class _Square(torch.autograd.Function):
+    """One pass backwards, where autograd takes three."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, x, value=2.0)
+
+
+def square(x: Tensor) -> Tensor:
+    """x^2.
+
+    >>> import torch
+    >>> square(torch.tensor([-3.0]))
+    tensor([9.])
+    """
+    return x * x if in_forward_mode() else _Square.apply(x)
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x < 0, accurate near 0 and far from it.
+
+    >>> import torch
+    >>> log1mexp(torch.tensor([-1e-6, -1.0, -10.0]))
+    tensor([-1.3816e+01, -4.5868e-01, -4.5401e-05])
+
+    Maechler 2012, "Accurately computing log(1 - exp(-|a|))".
+    """
+    near = x > _LOG_HALF
+    # Each branch sees only arguments where it and its gradient are finite.
+    by_expm1 = torch.log(-torch.expm1(torch.where(near, x, _LOG_HALF)))
+    by_log1p = torch.log1p(-torch.exp(torch.where(near, _LOG_HALF, x)))
+    return torch.where(near, by_expm1, by_log1p)
+
+
+def logit_from_log(log_probability: Tensor) -> Tensor:
+    """logit(p) from log p, for probabilities that would underflow.
+
+    log p is kept one rounding step below 0, so that p = 1 has a finite logit.
+
+    >>> import torch
+    >>> logit_from_log(torch.tensor([0.0, -1e5]))
+    tensor([ 1.5942e+01, -1.0000e+05])
+    """
+    below = log_probability.clamp(max=-torch.finfo(log_probability.dtype).eps)
+    return below - log1mexp(below)
 
 
 def _stopped(x: Tensor, grad: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
