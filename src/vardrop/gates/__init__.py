@@ -1,45 +1,26 @@
 """Noise on features: multiplicative gates on units and channels."""
 
-from vardrop.gates.base import FeatureNoise, Gate, Side
-from vardrop.gates.beta_bernoulli import BetaBernoulli
-from vardrop.gates.binary import BinaryDropout
-from vardrop.gates.concrete import ConcreteDropout
-from vardrop.gates.dependent import DependentBetaBernoulli
-from vardrop.gates.existing import (
-    DROPOUT_TYPES,
-    AlphaDropout,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Dropout3d,
-    FeatureAlphaDropout,
-    SwitchableDropout,
+from vardrop.gates.base import (
+    FeatureNoise as FeatureNoise,
+    Gate as Gate,
+    Side as Side,
 )
-from vardrop.gates.gaussian import GaussianDropout
-from vardrop.gates.hard_concrete import HardConcrete
-from vardrop.gates.log_normal import LogNormal
-from vardrop.gates.normal_jeffreys import NormalJeffreys
-from vardrop.gates.standout import Standout
-
-__all__ = [
-    "DROPOUT_TYPES",
-    "AlphaDropout",
-    "BetaBernoulli",
-    "BinaryDropout",
-    "ConcreteDropout",
-    "DependentBetaBernoulli",
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-    "FeatureAlphaDropout",
-    "FeatureNoise",
-    "Gate",
-    "GaussianDropout",
-    "HardConcrete",
-    "LogNormal",
-    "NormalJeffreys",
-    "Side",
-    "Standout",
-    "SwitchableDropout",
-]
+from vardrop.gates.beta_bernoulli import BetaBernoulli as BetaBernoulli
+from vardrop.gates.binary import BinaryDropout as BinaryDropout
+from vardrop.gates.concrete import ConcreteDropout as ConcreteDropout
+from vardrop.gates.dependent import DependentBetaBernoulli as DependentBetaBernoulli
+from vardrop.gates.existing import (
+    DROPOUT_TYPES as DROPOUT_TYPES,
+    AlphaDropout as AlphaDropout,
+    Dropout as Dropout,
+    Dropout1d as Dropout1d,
+    Dropout2d as Dropout2d,
+    Dropout3d as Dropout3d,
+    FeatureAlphaDropout as FeatureAlphaDropout,
+    SwitchableDropout as SwitchableDropout,
+)
+from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
+from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
+from vardrop.gates.log_normal import LogNormal as LogNormal
+from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys
+from vardrop.gates.standout import Standout as Standout

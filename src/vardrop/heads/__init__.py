@@ -1,37 +1,23 @@
 """Noise on classes: one head, and the rules of DropMax and of what it is compared with."""
 
-from vardrop.heads.base import ClassRule, Head, HeadParts
+from vardrop.heads.base import (
+    ClassRule as ClassRule,
+    Head as Head,
+    HeadParts as HeadParts,
+)
 from vardrop.heads.baselines import (
-    AttentionRule,
-    ClassDropoutRule,
-    SampledSoftmaxRule,
-    SoftmaxRule,
+    AttentionRule as AttentionRule,
+    ClassDropoutRule as ClassDropoutRule,
+    SampledSoftmaxRule as SampledSoftmaxRule,
+    SoftmaxRule as SoftmaxRule,
 )
-from vardrop.heads.dropmax import DropMaxRule
+from vardrop.heads.dropmax import DropMaxRule as DropMaxRule
 from vardrop.heads.former import (
-    ClassDropout,
-    DeterministicAttention,
-    DropMax,
-    SampledSoftmax,
-    Softmax,
-    Sparsemax,
+    ClassDropout as ClassDropout,
+    DeterministicAttention as DeterministicAttention,
+    DropMax as DropMax,
+    SampledSoftmax as SampledSoftmax,
+    Softmax as Softmax,
+    Sparsemax as Sparsemax,
 )
-from vardrop.heads.sparsemax import SparsemaxRule
-
-__all__ = [
-    "AttentionRule",
-    "ClassDropout",
-    "ClassDropoutRule",
-    "ClassRule",
-    "DeterministicAttention",
-    "DropMax",
-    "DropMaxRule",
-    "Head",
-    "HeadParts",
-    "SampledSoftmax",
-    "SampledSoftmaxRule",
-    "Softmax",
-    "SoftmaxRule",
-    "Sparsemax",
-    "SparsemaxRule",
-]
+from vardrop.heads.sparsemax import SparsemaxRule as SparsemaxRule

@@ -4,55 +4,35 @@ Every function is pure: tensors in, a tensor or a named tuple of tensors out. Re
 precision of the input, and half precision input is scored in single precision.
 """
 
-from vardrop.metrics.binning import Scheme
+from vardrop.metrics.binning import Scheme as Scheme
 from vardrop.metrics.calibration import (
-    ECEInterval,
-    ReliabilityCurve,
-    classwise_ece,
-    ece,
-    ece_interval,
-    reliability_curve,
+    ECEInterval as ECEInterval,
+    ReliabilityCurve as ReliabilityCurve,
+    classwise_ece as classwise_ece,
+    ece as ece,
+    ece_interval as ece_interval,
+    reliability_curve as reliability_curve,
 )
 from vardrop.metrics.classification import (
-    BrierDecomposition,
-    accuracy,
-    brier,
-    brier_decomposition,
-    nll,
-    nll_from_log_probs,
+    BrierDecomposition as BrierDecomposition,
+    accuracy as accuracy,
+    brier as brier,
+    brier_decomposition as brier_decomposition,
+    nll as nll,
+    nll_from_log_probs as nll_from_log_probs,
 )
-from vardrop.metrics.ranking import RiskCoverage, aupr, aurc, auroc, fpr95, risk_coverage
+from vardrop.metrics.ranking import (
+    RiskCoverage as RiskCoverage,
+    aupr as aupr,
+    aurc as aurc,
+    auroc as auroc,
+    fpr95 as fpr95,
+    risk_coverage as risk_coverage,
+)
 from vardrop.metrics.regression import (
-    crps,
-    crps_gaussian,
-    interval_coverage,
-    interval_width,
-    pinball_loss,
+    crps as crps,
+    crps_gaussian as crps_gaussian,
+    interval_coverage as interval_coverage,
+    interval_width as interval_width,
+    pinball_loss as pinball_loss,
 )
-
-__all__ = [
-    "BrierDecomposition",
-    "ECEInterval",
-    "ReliabilityCurve",
-    "RiskCoverage",
-    "Scheme",
-    "accuracy",
-    "aupr",
-    "aurc",
-    "auroc",
-    "brier",
-    "brier_decomposition",
-    "classwise_ece",
-    "crps",
-    "crps_gaussian",
-    "ece",
-    "ece_interval",
-    "fpr95",
-    "interval_coverage",
-    "interval_width",
-    "nll",
-    "nll_from_log_probs",
-    "pinball_loss",
-    "reliability_curve",
-    "risk_coverage",
-]

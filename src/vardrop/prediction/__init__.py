@@ -1,28 +1,21 @@
 """Prediction: samples, means and moments of a noisy net, function draws, calibration."""
 
 from vardrop.prediction.calibration import (
-    Conformal,
-    apply_temperature,
-    conformal,
-    distil,
-    fit_temperature,
+    Conformal as Conformal,
+    apply_temperature as apply_temperature,
+    conformal as conformal,
+    distil as distil,
+    fit_temperature as fit_temperature,
 )
-from vardrop.prediction.functions import Selected, draw, draws, select, unlabelled_kappa
-from vardrop.prediction.predictor import predict
-from vardrop.prediction.result import Interval, Prediction
-
-__all__ = [
-    "Conformal",
-    "Interval",
-    "Prediction",
-    "Selected",
-    "apply_temperature",
-    "conformal",
-    "distil",
-    "draw",
-    "draws",
-    "fit_temperature",
-    "predict",
-    "select",
-    "unlabelled_kappa",
-]
+from vardrop.prediction.functions import (
+    Selected as Selected,
+    draw as draw,
+    draws as draws,
+    select as select,
+    unlabelled_kappa as unlabelled_kappa,
+)
+from vardrop.prediction.predictor import predict as predict
+from vardrop.prediction.result import (
+    Interval as Interval,
+    Prediction as Prediction,
+)

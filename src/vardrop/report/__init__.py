@@ -5,33 +5,24 @@ from vardrop.errors import needed
 for _package in ("jinja2", "matplotlib"):
     needed(_package)
 
-from vardrop.report.page import report  # noqa: E402
-from vardrop.report.pictures import (  # noqa: E402
-    alpha_histograms,
-    certain_examples,
-    layer_sparsity,
-    regression_band,
-    reliability_diagram,
-    risk_coverage_curve,
-    sparsity_curve,
-    training_curves,
-    uncertainty_histograms,
-    weight_maps,
+from vardrop.report.page import report as report
+from vardrop.report.pictures.certainty import (
+    regression_band as regression_band,
+    reliability_diagram as reliability_diagram,
+    risk_coverage_curve as risk_coverage_curve,
+    uncertainty_histograms as uncertainty_histograms,
 )
-from vardrop.report.run import Run, read_run  # noqa: E402
-
-__all__ = [
-    "Run",
-    "alpha_histograms",
-    "certain_examples",
-    "layer_sparsity",
-    "read_run",
-    "regression_band",
-    "reliability_diagram",
-    "report",
-    "risk_coverage_curve",
-    "sparsity_curve",
-    "training_curves",
-    "uncertainty_histograms",
-    "weight_maps",
-]
+from vardrop.report.pictures.maps import (
+    certain_examples as certain_examples,
+    weight_maps as weight_maps,
+)
+from vardrop.report.pictures.sparsity import (
+    alpha_histograms as alpha_histograms,
+    layer_sparsity as layer_sparsity,
+    sparsity_curve as sparsity_curve,
+)
+from vardrop.report.pictures.training import training_curves as training_curves
+from vardrop.report.run import (
+    Run as Run,
+    read_run as read_run,
+)

@@ -10,7 +10,7 @@ import torch
 from matplotlib.axes import Axes
 
 from vardrop.errors import VardropError
-from vardrop.report import pictures
+from vardrop.report.pictures import certainty, maps, sparsity, training
 from vardrop.report.pictures.canvas import png
 from vardrop.report.run import Run
 
@@ -46,7 +46,7 @@ class Kind:
 
 
 def _training(run: Run) -> Parts:
-    return {"": pictures.training_curves(run.history)} if run.history else {}
+    return {"": training.training_curves(run.history)} if run.history else {}
 
 
 def threshold(run: Run) -> float:
@@ -57,7 +57,7 @@ def threshold(run: Run) -> float:
 
 def _alpha(run: Run) -> Parts:
     layers = run.layers("log_alpha")
-    return {"": pictures.alpha_histograms(layers, threshold(run))} if layers else {}
+    return {"": sparsity.alpha_histograms(layers, threshold(run))} if layers else {}
 
 
 def _layers(run: Run) -> Parts:
@@ -65,27 +65,27 @@ def _layers(run: Run) -> Parts:
     fractions = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
     if not fractions and run.history:
         fractions = run.history[-1].get("sparsity") or {}
-    return {"": pictures.layer_sparsity(fractions)} if fractions else {}
+    return {"": sparsity.layer_sparsity(fractions)} if fractions else {}
 
 
 def _curve(run: Run) -> Parts:
     curve = run.results.get("curve")
     usual = "rmse" if run.task == "regression" else "accuracy"
     name = (run.results.get("compression") or {}).get("score", usual)
-    return {"": pictures.sparsity_curve(curve, str(name))} if curve else {}
+    return {"": sparsity.sparsity_curve(curve, str(name))} if curve else {}
 
 
 def _weights(run: Run) -> Parts:
     pruned = run.layers("weight_pruned")
     layers = run.layers("weight")
-    return {name: pictures.weight_maps(w, pruned.get(name)) for name, w in layers.items()}
+    return {name: maps.weight_maps(w, pruned.get(name)) for name, w in layers.items()}
 
 
 def _reliability(run: Run) -> Parts:
     arrays = run.arrays
     if not {"probs", "labels"} <= arrays.keys():
         return {}
-    return {"": pictures.reliability_diagram(arrays["probs"], arrays["labels"])}
+    return {"": certainty.reliability_diagram(arrays["probs"], arrays["labels"])}
 
 
 def _uncertainty(run: Run) -> Parts:
@@ -93,7 +93,7 @@ def _uncertainty(run: Run) -> Parts:
     for key, label in (("entropy", "entropy"), ("epistemic", "epistemic uncertainty")):
         if f"{key}_in" in run.arrays:
             inside, outside = run.arrays[f"{key}_in"], run.sets(f"{key}_out")
-            parts[label] = pictures.uncertainty_histograms(inside, outside, f"{label} (nats)")
+            parts[label] = certainty.uncertainty_histograms(inside, outside, f"{label} (nats)")
     return parts
 
 
@@ -102,17 +102,17 @@ def _risk(run: Run) -> Parts:
     if {"probs", "labels"} <= arrays.keys():
         confidence, guess = arrays["probs"].max(-1)
         mistakes = (guess != arrays["labels"]).float()
-        return {"": pictures.risk_coverage_curve(1 - confidence, mistakes)}
+        return {"": certainty.risk_coverage_curve(1 - confidence, mistakes)}
     if {"y", "mean", "lower", "upper"} <= arrays.keys():
         width = (arrays["upper"] - arrays["lower"]).flatten()
         errors = (arrays["y"].flatten() - arrays["mean"].flatten()).abs()
-        return {"": pictures.risk_coverage_curve(width, errors, "mean absolute error")}
+        return {"": certainty.risk_coverage_curve(width, errors, "mean absolute error")}
     return {}
 
 
 def _examples(run: Run) -> Parts:
     most, least = (run.arrays.get(f"images_{which}_certain") for which in ("most", "least"))
-    return {} if most is None and least is None else {"": pictures.certain_examples(most, least)}
+    return {} if most is None and least is None else {"": maps.certain_examples(most, least)}
 
 
 def _band(run: Run) -> Parts:
@@ -121,7 +121,7 @@ def _band(run: Run) -> Parts:
         return {}
     x = arrays.get("x", torch.stack([arrays["mean"].flatten()] * 2, 1))
     y, mean, lower, upper = (arrays[key] for key in ("y", "mean", "lower", "upper"))
-    return {"": pictures.regression_band(x, y, mean, lower, upper)}
+    return {"": certainty.regression_band(x, y, mean, lower, upper)}
 
 
 _WEIGHTS, _TRUST = "Training and sparsity", "Certainty"

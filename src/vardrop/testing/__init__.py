@@ -6,7 +6,15 @@ for name, check in vardrop.testing.CHECKS.items():
 `LAYERS`, `RECIPES` and `HEADS` are the table that the library itself is held to.
 """
 
-from vardrop.testing.cases import HEADS, LAYERS, RECIPES, Layer, cases
-from vardrop.testing.contract import CHECKS, Check, check_layer
-
-__all__ = ["CHECKS", "HEADS", "LAYERS", "RECIPES", "Check", "Layer", "cases", "check_layer"]
+from vardrop.testing.cases import (
+    HEADS as HEADS,
+    LAYERS as LAYERS,
+    RECIPES as RECIPES,
+    Layer as Layer,
+    cases as cases,
+)
+from vardrop.testing.contract import (
+    CHECKS as CHECKS,
+    Check as Check,
+    check_layer as check_layer,
+)
