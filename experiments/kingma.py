@@ -19,7 +19,7 @@ from vardrop.estimators import (
     per_example,
     weight_sample,
 )
-from vardrop.noisy import noisy_modules
+from vardrop.layers import Variational
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
 from vardrop.training import Epoch, Loop, train
@@ -119,8 +119,8 @@ def epoch_seconds(
             ("per example", per_example, small_batch),
         ):
             net = _type_b(width)
-            for layer in noisy_modules(net).values():
-                layer.estimator = estimator  # type: ignore[assignment]
+            for layer in (m for m in net.modules() if isinstance(m, Variational)):
+                layer.estimator = estimator
             elbo = ELBO(net, Categorical(), num_data=60_000)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             next(train(elbo, optimizer, x[:size], y[:size], 1, batch_size=size))

@@ -141,4 +141,4 @@ def _prune(net: nn.Module) -> None:
     """Zero the weights that the method's rule drops; closed gates multiply by zero already."""
     for name, r in relevance(net).items():
         if r.kind == "weight":
-            net.get_submodule(name).weight.mul_(r.kept)  # type: ignore[operator]
+            net.get_parameter(f"{name}.weight").mul_(r.kept)

@@ -28,7 +28,7 @@ def _prune(net: nn.Module, threshold: float) -> dict[str, float]:
     for name, la in log_alpha(net).items():
         keep = la < threshold
         with torch.no_grad():
-            net.get_submodule(name).weight.mul_(keep)  # type: ignore[operator]
+            net.get_parameter(f"{name}.weight").mul_(keep)
         figures[f"sparsity of layer {len(figures) + 1}, %"] = 100 * (1 - float(keep.float().mean()))
         left, total = left + int(keep.sum()), total + keep.numel()
     return figures | {"compression": total / max(left, 1)}

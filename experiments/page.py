@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from matplotlib.axes import Axes
 
 from experiments.runner import Experiment, finished, result_path
 from vardrop.files import read_json, write_atomically
-from vardrop.report.pictures.canvas import BLUE, GREY, OTHERS, SMALL, axes, legend, short, tidy
+from vardrop.report.pictures.canvas import BLUE, GREY, OTHERS, SMALL, axes, legend, png, short, tidy
 
 Row = Mapping[str, Any]
 
@@ -161,11 +160,7 @@ def plot(row: Row) -> bytes | None:
     if row["result"] is None or not row["plot"]:
         return None
     ax = _bars(row) if "bars" in row["plot"] else _curves(row)
-    buffer = io.BytesIO()
-    ax.get_figure(root=True).savefig(  # type: ignore[union-attr]
-        buffer, format="png", dpi=90, metadata={"Description": row["digest"]}
-    )
-    return buffer.getvalue()
+    return png(ax, dpi=90, metadata={"Description": row["digest"]})
 
 
 def _bars(row: Row) -> Axes:

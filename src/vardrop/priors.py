@@ -172,9 +172,11 @@ class StudentT(Proper):
         """log of the integral of (1 + w^2 / (df scale^2))^(-(df + 1) / 2)."""
         half = 0.5 * self.df
         return (
-            math.lgamma(half) - math.lgamma(half + 0.5)
-            + 0.5 * math.log(self.df * math.pi) + math.log(self.scale)
-        )  # fmt: skip
+            math.lgamma(half)
+            - math.lgamma(half + 0.5)
+            + 0.5 * math.log(self.df * math.pi)
+            + math.log(self.scale)
+        )
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         square = weight.square() / (self.df * self.scale**2)

@@ -142,6 +142,6 @@ def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
     arrays = run.arrays()
     pruned, _ = masked(run.net, threshold)
     layers = [n for n, m in run.net.named_modules() if isinstance(m, Variational)]
-    arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
+    arrays |= {f"weight_pruned.{n}": pruned.get_parameter(f"{n}.weight") for n in layers}
     write_tensors(run.directory / "arrays.safetensors", arrays)
     run.keep({**run.results, **found})

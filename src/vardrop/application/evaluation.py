@@ -148,5 +148,5 @@ def _layer_arrays(run: Run) -> dict[str, Tensor]:
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in run.net.modules())
     if relevance(run.net) and not depends:  # else no constant mask says what goes
         pruned, _ = masked(run.net)
-        arrays |= {f"weight_pruned.{n}": pruned.get_submodule(n).weight for n in layers}  # type: ignore[misc]
+        arrays |= {f"weight_pruned.{n}": pruned.get_parameter(f"{n}.weight") for n in layers}
     return arrays

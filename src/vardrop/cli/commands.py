@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from vardrop import application
 from vardrop.application import NETS, load_run, method_named
 from vardrop.application.config import free_directory
 from vardrop.cli import options as o, printing
+from vardrop.data.preprocessing import Task
 from vardrop.training import Settings
 from vardrop.training.observers import (
     JsonLines,
@@ -95,7 +96,7 @@ def fit(
         recipe,
         out=path,
         target=target,
-        task=task,  # type: ignore[arg-type]
+        task=cast(Task | None, task),
         drop=drop or (),
         directory=data_dir,
         where=where,

@@ -33,11 +33,19 @@ from vardrop.layers import Ties
 from vardrop.recipes import Recipe, SwitchDropout
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
-    functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout,
-    torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
-    functional.scaled_dot_product_attention, functional.multi_head_attention_forward,
-)  # fmt: skip
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+    torch.dropout,
+    torch.alpha_dropout,
+    torch.feature_dropout,
+    torch.feature_alpha_dropout,
+    functional.scaled_dot_product_attention,
+    functional.multi_head_attention_forward,
+)
 _ATTRIBUTES, _LOCAL = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_DEREF")
 _HANDED_ON = (
     "the module that owns it hands on its rate `p` in the place of a call, so it follows "

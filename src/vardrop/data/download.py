@@ -49,7 +49,7 @@ def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
     if name not in SOURCES:
         raise VardropError(f"Expected the file {absent}, but it is not there. {remedy}")
     try:
-        import pooch  # type: ignore[import-untyped]
+        import pooch
     except ImportError as missing:
         raise VardropError(
             f"Expected the file {absent}, but it is not there. {remedy} "

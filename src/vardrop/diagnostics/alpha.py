@@ -85,12 +85,8 @@ def spread_log_alpha(net: nn.Module) -> dict[str, Tensor]:
             f"Expected `net` to have modules with an alpha, but got {', '.join(kinds)}. "
             "Convert it with a Gaussian posterior, such as vardrop.sparse_vd()."
         )
-    return {
-        name: la.expand_as(modules[name].weight)  # type: ignore[arg-type]
-        if isinstance(modules[name], Variational)
-        else la
-        for name, la in found.items()
-    }
+    weights = {name: m.weight for name, m in modules.items() if isinstance(m, Variational)}
+    return {name: la.expand_as(weights.get(name, la)) for name, la in found.items()}
 
 
 def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:

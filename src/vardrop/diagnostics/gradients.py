@@ -59,9 +59,11 @@ def gradient_variance(
     with drawing(net, estimator), sampling(net, on=noise), torch.enable_grad():
         for output, y in outputs(net, loader, repeats):
             gradients = torch.autograd.grad(
-                num_data * loss(output, y), list(parameters.values()),
-                allow_unused=True, materialize_grads=True,
-            )  # fmt: skip
+                num_data * loss(output, y),
+                list(parameters.values()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
             if previous is None:
                 previous = gradients
                 continue

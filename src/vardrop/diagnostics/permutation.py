@@ -62,12 +62,12 @@ class Permuted(Posterior):
         return self.posterior.noise_per
 
     @property
-    def zero_mean(self) -> bool:  # type: ignore[override]
+    def zero_mean(self) -> bool:
         """As the inner posterior says."""
         return self.posterior.zero_mean
 
     @property
-    def symmetric(self) -> bool:  # type: ignore[override]
+    def symmetric(self) -> bool:
         """As the inner posterior says."""
         return self.posterior.symmetric
 

@@ -44,9 +44,13 @@ def _diagonal(gradient: Tensor, tensor: Tensor) -> Tensor:
         units = gradient.new_zeros(len(index), size)
         units[torch.arange(len(index), device=tensor.device), index] = 1
         (rows,) = torch.autograd.grad(
-            gradient, tensor, units.view(-1, *tensor.shape), retain_graph=True,
-            is_grads_batched=True, allow_unused=True,
-        )  # fmt: skip
+            gradient,
+            tensor,
+            units.view(-1, *tensor.shape),
+            retain_graph=True,
+            is_grads_batched=True,
+            allow_unused=True,
+        )
         if rows is None:
             return torch.zeros_like(tensor)
         parts.append(rows.flatten(1).gather(1, index[:, None]).squeeze(1))
@@ -83,8 +87,8 @@ def hutchinson_diagonal(
         return totals
     for _ in range(probes):
         signs = [_signs(t, generator) for t in tensors]
-        inner = sum((g * z).sum() for g, z in zip(first, signs, strict=True))
-        products = torch.autograd.grad(inner, tensors, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
+        inner = torch.stack([(g * z).sum() for g, z in zip(first, signs, strict=True)]).sum()
+        products = torch.autograd.grad(inner, tensors, retain_graph=True, materialize_grads=True)
         for total, z, product in zip(totals, signs, products, strict=True):
             total.add_(z * product, alpha=1 / probes)
     return totals

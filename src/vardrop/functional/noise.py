@@ -138,9 +138,15 @@ class _FusedOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None,
-        variance: Tensor, variance_bias: Tensor, noise: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        product: Product,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        variance: Tensor,
+        variance_bias: Tensor,
+        noise: Tensor | None,
+    ) -> Tensor:
         squares = keep_layout(x * x, x)
         deviation = product.output(squares, variance, variance_bias).sqrt_()
         if noise is None:
@@ -167,9 +173,13 @@ class _FusedOutput(torch.autograd.Function):
             to_spread, squares, variance, [needed[0], *needed[3:]]
         )
         return (
-            None, to_x.addcmul_(to_squares, x) if needed[0] else None, to_weight, to_bias,
-            *(None if g is None else g * 0.5 for g in to_variances), None,
-        )  # fmt: skip
+            None,
+            to_x.addcmul_(to_squares, x) if needed[0] else None,
+            to_weight,
+            to_bias,
+            *(None if g is None else g * 0.5 for g in to_variances),
+            None,
+        )
 
 
 def can_fuse(product: Product | None, x: Tensor, weight: Tensor, noise: Tensor | None) -> bool:
@@ -182,9 +192,14 @@ def can_fuse(product: Product | None, x: Tensor, weight: Tensor, noise: Tensor |
 
 
 def fused_output(
-    product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, variance: Tensor,
-    variance_bias: Tensor, noise: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    product: Product,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    variance: Tensor,
+    variance_bias: Tensor,
+    noise: Tensor | None = None,
+) -> Tensor:
     """m + sqrt(v) noise with m = product(x, weight) + bias, v = product(x^2, variance) + its bias.
 
     v must be positive; noise gets no gradient, and is drawn where it is None.

@@ -75,7 +75,7 @@ class DependentBetaBernoulli(FeatureNoise):
     def over(self, gate: Gate) -> Gate:
         noise = replace(self, base=cast(BetaBernoulli, gate.noise))
         dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
-        dependent.to(gate.raw_a).train(gate.training)  # type: ignore[arg-type]
+        dependent.to(gate.get_parameter("raw_a")).train(gate.training)
         for name, tensor in gate.named_parameters(recurse=False):
             setattr(dependent, name, tensor.requires_grad_(self.joint))
         dependent.noise = noise

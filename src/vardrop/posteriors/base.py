@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ class Axes(NamedTuple):
 
 
 def shared_shape(weight: Tensor, axes: Axes, per: Sharing) -> tuple[int, ...]:
-    """The shape of one entry a weight, input, output or layer, broadcastable to `weight`."""
+    """The shape of one entry per weight, input, output or layer, broadcastable to `weight`."""
     if per == "weight":
         return tuple(weight.shape)
     kept = {"input": axes.input, "output": axes.output, "layer": ()}[per]
@@ -41,7 +41,7 @@ def check_drop_rate(drop_rate: float) -> None:
     if not (real and 0.0 <= drop_rate < 1.0):
         raise VardropError(
             f"Expected `drop_rate` to lie in [0, 1), but got {shown(drop_rate)}. "
-            "It is the share that is dropped, not the share that is kept."
+            "It is the fraction that is dropped, not the fraction that is kept."
         )
 
 
@@ -59,8 +59,15 @@ class Posterior(Value, ABC):
     to have them otherwise.
     """
 
-    symmetric: ClassVar[bool] = True  # w - E w and E w - w have the same distribution
-    zero_mean: ClassVar[bool] = False
+    @property
+    def symmetric(self) -> bool:
+        """Whether w - E w and E w - w have the same distribution."""
+        return True
+
+    @property
+    def zero_mean(self) -> bool:
+        """Whether E w = 0, so that all is in the noise."""
+        return False
 
     @property
     def gaussian(self) -> bool:

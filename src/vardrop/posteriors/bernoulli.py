@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -38,11 +38,14 @@ class Bernoulli(Posterior):
 
     drop_rate: float = 0.5
     per: Literal["weight", "input"] = "weight"
-    symmetric: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_drop_rate(self.drop_rate)
+
+    @property
+    def symmetric(self) -> bool:
+        return False
 
     @property
     def learned(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +36,10 @@ class ZeroMean(Posterior):
     """
 
     noise: Noise = "gaussian"
-    zero_mean: ClassVar[bool] = True
+
+    @property
+    def zero_mean(self) -> bool:
+        return True
 
     @property
     def gaussian(self) -> bool:

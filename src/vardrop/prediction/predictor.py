@@ -157,8 +157,10 @@ class _Predictor:
 
     def _by_moments(self, x: Tensor) -> Iterator[Prediction]:
         samples, memory, locations = (
-            self.options.samples, self.options.memory, self.options.likelihood.locations
-        )  # fmt: skip
+            self.options.samples,
+            self.options.memory,
+            self.options.likelihood.locations,
+        )
         rows = row_limit(self.quiet, measured(self.quiet, x), x, memory) if len(x) > 2 else len(x)
         for part in x.split(rows):
             found, reduction = passed(self.net, part), self.options.reduction()

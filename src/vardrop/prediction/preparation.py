@@ -103,8 +103,13 @@ def one_tensor(output: object) -> Tensor:
     return output
 
 
-_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.FractionalMaxPool2d,
-            nn.FractionalMaxPool3d)  # fmt: skip
+_DRAWING = (
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 
 
 def guarded(net: nn.Module) -> AbstractContextManager[object]:

@@ -235,15 +235,30 @@ def _windows(module: Any, size: Shape) -> Shape | None:
 # Modules that treat every row alone and, but for dropout, draw nothing: the shape behind each.
 _ROWWISE: dict[type[nn.Module], Callable[[Any, Shape], Shape | None]] = {
     **dict.fromkeys(
-        (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus,
-         nn.Identity, nn.LayerNorm, nn.GroupNorm, nn.Dropout, Dropout), _same),
+        (
+            nn.ReLU,
+            nn.LeakyReLU,
+            nn.Tanh,
+            nn.Sigmoid,
+            nn.GELU,
+            nn.SiLU,
+            nn.ELU,
+            nn.Softplus,
+            nn.Identity,
+            nn.LayerNorm,
+            nn.GroupNorm,
+            nn.Dropout,
+            Dropout,
+        ),
+        _same,
+    ),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _normalised),
     **dict.fromkeys((nn.Linear, Linear), _multiplied),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1d, Conv2d, Conv3d), _convolved),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d), _pooled),
     nn.Flatten: _flattened,
     nn.Softmax: _softmaxed,
-}  # fmt: skip
+}
 
 
 class Chain(NamedTuple):

@@ -308,11 +308,22 @@ def check_kl_is_a_sum(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
 CHECKS: dict[str, Check] = {
     check.__name__.removeprefix("check_"): check
     for check in (
-        check_mean_mode, check_noise, check_plain_checkpoint, check_copies, check_gradients,
-        check_reset, check_stored_noise, check_forward_mode, check_second_derivatives,
-        check_compile, check_vmap, check_export, check_autocast, check_kl_is_a_sum,
+        check_mean_mode,
+        check_noise,
+        check_plain_checkpoint,
+        check_copies,
+        check_gradients,
+        check_reset,
+        check_stored_noise,
+        check_forward_mode,
+        check_second_derivatives,
+        check_compile,
+        check_vmap,
+        check_export,
+        check_autocast,
+        check_kl_is_a_sum,
     )
-}  # fmt: skip
+}
 
 
 def check_layer(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:

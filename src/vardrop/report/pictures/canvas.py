@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -79,8 +79,13 @@ def short(name: str, length: int = 22) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
-def png(ax: Axes, dpi: int = 200) -> bytes:
-    """The figure of an Axes as a PNG file."""
+def figure_of(ax: Axes) -> Figure:
+    """The figure that an Axes lies on; every picture is on one."""
+    return cast(Figure, ax.get_figure(root=True))
+
+
+def png(ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None) -> bytes:
+    """The figure of an Axes as a PNG file, with `metadata` in it."""
     buffer = io.BytesIO()
-    ax.get_figure(root=True).savefig(buffer, format="png", dpi=dpi)  # type: ignore[union-attr]
+    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     return buffer.getvalue()

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vardrop.errors import VardropError
-from vardrop.report.pictures.canvas import BLUE, GREEN, RED, SMALL, axes, tidy
+from vardrop.report.pictures.canvas import BLUE, GREEN, RED, SMALL, axes, figure_of, tidy
 
 _PARTS = {"nll": ("NLL", BLUE), "kl": ("KL", RED), "beta": ("beta", GREEN)}
 
@@ -48,7 +48,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
         strip.yaxis.set_major_locator(MaxNLocator(nbins=3))
         if key == "kl":
             strip.yaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.get_figure(root=True).align_ylabels(strips)  # type: ignore[union-attr]
+    figure_of(ax).align_ylabels(strips)
     return ax
 
 
