@@ -28,7 +28,7 @@ from vardrop.conversion.kinds import (
     rename,
 )
 from vardrop.conversion.layers import layer_kind
-from vardrop.gates import DROPOUT_TYPES, SwitchableDropout
+from vardrop.gates import DROPOUT_TYPES, SwitchableDropout, drop_rate
 from vardrop.layers import Ties
 from vardrop.recipes import Recipe, SwitchDropout
 
@@ -112,12 +112,12 @@ def dropout_reason(module: nn.Module, handed: Set[int]) -> str | None:
     """
     if type(module) in DROPOUT_TYPES:
         return _HANDED_ON if id(module) in handed else ""
-    base = next((b for b in DROPOUT_TYPES if isinstance(module, b)), None)
+    base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
     if base is not None:
         return f"a subclass of {base.__name__} with behaviour of its own"
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0:
+    if rate := drop_rate(module):
         return (
-            f"its dropout of {module.dropout} runs inside one torch function, so it follows "
+            f"its dropout of {rate} runs inside one torch function, so it follows "
             "net.train() and cannot be switched from outside"
         )
     return _code_reason(module)

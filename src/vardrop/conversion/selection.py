@@ -4,46 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import singledispatch
+from typing import Any
 
 from torch import nn
 
-from vardrop.checks import shown
+from vardrop.checks import check_type
 from vardrop.errors import VardropError
 
+_SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
 Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
 
 
-def selects(where: Where | list[Where] | None, module: nn.Module, name: str) -> bool:
-    """Whether a selection (name pattern, type, predicate, list of these) takes a module."""
-    if where is None:
-        return True
-    if isinstance(where, list | tuple):
-        return any(selects(w, module, name) for w in where)
-    if isinstance(where, str):
-        return fnmatchcase(name, where)
-    if isinstance(where, type):
-        return isinstance(module, where)
+@singledispatch
+def selects(where: Any, module: nn.Module, name: str) -> bool:
+    """Whether a selection (name pattern, type, predicate, list of these; None: all) takes a module.
+
+    >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
+    (True, False)
+    """
     return bool(where(module, name))
+
+
+@selects.register
+def _(where: None, module: nn.Module, name: str) -> bool:
+    return True
+
+
+@selects.register(list)
+@selects.register(tuple)
+def _(where: list[Where] | tuple[Where, ...], module: nn.Module, name: str) -> bool:
+    return any(selects(w, module, name) for w in where)
+
+
+@selects.register
+def _(where: str, module: nn.Module, name: str) -> bool:
+    return fnmatchcase(name, where)
+
+
+@selects.register
+def _(where: type, module: nn.Module, name: str) -> bool:
+    return isinstance(module, where)
 
 
 def check_selection(
     argument: str, where: Where | list[Where] | None, names: list[str] | None = None
 ) -> None:
     """Refuse what is no selection, and a pattern that matches none of the names, where given."""
-    patterns = where if isinstance(where, list | tuple) else [where]
-    for pattern in patterns:
-        if not (isinstance(pattern, str) or callable(pattern) or where is None):
-            raise VardropError(
-                f"Expected `{argument}` to be a name pattern, a module type, a predicate (module, "
-                f"name) -> bool or a list of these, but got {shown(pattern)}."
-            )
-        if names is None or not isinstance(pattern, str):
+    for pattern in () if where is None else where if isinstance(where, list | tuple) else (where,):
+        check_type(argument, pattern, str | Callable, _SELECTION)
+        if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
             continue
-        if not any(fnmatchcase(n, pattern) for n in names):
-            raise VardropError(
-                f"Expected `{argument}` to match a module, but got {pattern!r}. "
-                f"The names are {listed([n or '(net)' for n in names])}."
-            )
+        raise VardropError(
+            f"Expected `{argument}` to match a module, but got {pattern!r}. "
+            f"The names are {listed([n or '(net)' for n in names])}."
+        )
 
 
 def listed(names: list[str], most: int = 8) -> str:

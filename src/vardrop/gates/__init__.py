@@ -18,6 +18,7 @@ from vardrop.gates.existing import (
     Dropout3d as Dropout3d,
     FeatureAlphaDropout as FeatureAlphaDropout,
     SwitchableDropout as SwitchableDropout,
+    drop_rate as drop_rate,
 )
 from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
