@@ -348,7 +348,7 @@ def _tempered_kl(
 
 
 def _per_row(values: Tensor, leading: int) -> Tensor:
-    """Sums over the axes behind the first `leading` ones."""
+    """Sums over the axes after the first `leading` ones."""
     return values.flatten(leading).sum(leading) if values.dim() > leading else values
 
 

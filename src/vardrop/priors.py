@@ -57,7 +57,7 @@ class LogUniform(Prior):
 
 @dataclass(frozen=True)
 class ARD(Prior):
-    """N(0, 1/tau) with one precision a weight at its best value: KL = 1/2 log(1 + 1/alpha).
+    """N(0, 1/tau) with one precision per weight at its best value: KL = 1/2 log(1 + 1/alpha).
 
     Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
     """
@@ -67,7 +67,7 @@ class ARD(Prior):
 class Normal(Proper):
     """N(mean, std^2); `mean="pretrained"` centres it on the weights at conversion.
 
-    `learned=True` fits one standard deviation a layer by empirical Bayes.
+    `learned=True` fits one standard deviation per layer by empirical Bayes.
 
     >>> import torch
     >>> Normal(std=1.0).log_prob(torch.tensor(0.0), {})
@@ -136,8 +136,8 @@ class ScaleMixture(Proper):
         check_number("std2", self.std2, above=0)
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        def component(share: float, std: float) -> Tensor:
-            return math.log(share / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
+        def component(fraction: float, std: float) -> Tensor:
+            return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
 
         wide, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
         # In log space, so that the gradient does not vanish beyond a few std1; the second

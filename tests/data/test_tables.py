@@ -161,3 +161,10 @@ def test_embedded_tables(name):
     assert data.train.x.dim() == 2
     assert data.preprocessing is not None
     assert data.about.outputs == (1 if name == "diabetes" else len(data.classes))
+
+
+def test_preprocessing_of_version_0_1_is_read(tmp_path):
+    found = load_dataset(write(tmp_path, houses()), target="price").preprocessing
+    text = json.dumps(found.to_json())
+    assert '"missing"' in text
+    assert Preprocessing.from_json(json.loads(text.replace('"missing"', '"holes"'))) == found

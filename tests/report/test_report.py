@@ -199,3 +199,12 @@ def test_no_run_and_no_file_are_errors(tmp_path):
     run = runs.write(tmp_path / "a", config=MINIMAL)
     with pytest.raises(VardropError, match="`out` to be a file"):
         report([run], out=tmp_path)
+
+
+def test_the_name_of_version_0_1_still_works():
+    from vardrop import report as room
+
+    with pytest.deprecated_call(match="StoredRun"):
+        assert room.Run is room.StoredRun
+    with pytest.raises(AttributeError, match="no attribute 'Runs'"):
+        _ = room.Runs

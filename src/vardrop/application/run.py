@@ -24,9 +24,9 @@ from vardrop.objective import ELBO
 from vardrop.prediction import Prediction, predict
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
-from vardrop.training.finite import broken_parameter
 from vardrop.training.processes import own_generators
 from vardrop.training.recording import BEST, read_standing
+from vardrop.training.step import broken_parameter
 
 if TYPE_CHECKING:
     import pandas

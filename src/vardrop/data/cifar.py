@@ -1,4 +1,4 @@
-"""CIFAR-10, from its binary archive or from six PNGs of one image a row."""
+"""CIFAR-10, from its binary archive or from six PNGs of one image per row."""
 
 from __future__ import annotations
 

@@ -24,28 +24,28 @@ VERSION = 1
 class Number:
     """A numeric column: missing values get the median, then mean 0 and deviation 1.
 
-    With `holes` a second column marks the missing values.
+    With `missing` a second column marks the missing values.
     """
 
     name: str
     median: float
     mean: float
     std: float
-    holes: bool
+    missing: bool
 
     def __post_init__(self) -> None:
         check_type("name", self.name, str, "the name of a column")
         check_number("median", self.median)
         check_number("mean", self.mean)
         check_number("std", self.std, above=0)
-        check_type("holes", self.holes, bool, "true or false")
+        check_type("missing", self.missing, bool, "true or false")
 
     def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
         """One column of the tensor, or two where missing values are marked."""
         found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
         empty = found.isnan()
         scaled = (torch.where(empty, self.median, found) - self.mean) / self.std
-        return [scaled.float(), empty.float()] if self.holes else [scaled.float()]
+        return [scaled.float(), empty.float()] if self.missing else [scaled.float()]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Preprocessing:
     def features(self) -> int:
         """How many columns the tensor of inputs has."""
         return sum(
-            1 + c.holes if isinstance(c, Number) else len(c.categories) for c in self.columns
+            1 + c.missing if isinstance(c, Number) else len(c.categories) for c in self.columns
         )
 
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
@@ -161,6 +161,8 @@ def _column(data: dict[str, Any]) -> Column:
     kind = data.pop("kind")
     check_choice("kind", kind, ("number", "category"))
     if kind == "number":
+        if "holes" in data:  # the word of version 0.1
+            data["missing"] = data.pop("holes")
         return Number(**{k: _float(v) for k, v in data.items()})
     return Category(data["name"], tuple(data["categories"]))
 

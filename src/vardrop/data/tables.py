@@ -188,7 +188,7 @@ def describe(found: Preprocessing) -> str:
     for c in found.columns:
         kind = "number  " if isinstance(c, Number) else "category"
         detail = (
-            f"median {c.median:.4g}{', with missing values' if c.holes else ''}"
+            f"median {c.median:.4g}{', with missing values' if c.missing else ''}"
             if isinstance(c, Number)
             else ", ".join(c.categories)
         )

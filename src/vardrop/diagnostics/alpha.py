@@ -54,12 +54,12 @@ class Sparsity:
 
     @property
     def by_layer(self) -> dict[str, float]:
-        """Share of removed weights of every layer."""
+        """Fraction of removed weights of every layer."""
         return {name: self.removed[name] / n for name, n in self.weights.items()}
 
     @property
     def total(self) -> float:
-        """Share of removed weights of all layers together."""
+        """Fraction of removed weights of all layers together."""
         return sum(self.removed.values()) / sum(self.weights.values())
 
     @property
@@ -116,7 +116,7 @@ def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:
 
 
 def sparsity(net: nn.Module, threshold: float = 3.0) -> Sparsity:
-    """Share of weights with log alpha >= threshold, by layer and in all.
+    """Fraction of weights with log alpha >= threshold, by layer and in all.
 
     Args:
         net: a net with noisy modules.

@@ -40,11 +40,11 @@ def kappa(
         net: a net with noisy weights; evaluated in eval mode.
         loader: batches (x, y).
         loss: mean negative log-likelihood of a batch, (output, target) -> scalar.
-        probes: None for the exact diagonal (one row of the Hessian a weight: small layers), or how
-            many random signs to average per batch, draw and layer, unbiased.
+        probes: None for the exact diagonal (one row of the Hessian per weight: small layers), or
+            how many random signs to average per batch, draw and layer, unbiased.
         generator: of the signs and draws; torch's global one where None.
         draws: of the weights, for each batch. 0 takes the curvature at the means, as the authors
-            do: half of it is what small noise adds to log p there, but behind a ReLU that the
+            do: half of it is what small noise adds to log p there, but after a ReLU that the
             means shut it is zero for weights that matter.
 
     Returns:

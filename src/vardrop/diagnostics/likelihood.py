@@ -73,7 +73,7 @@ def likelihood_covariance(
     Args:
         net: a net with noisy modules.
         loader: shuffled batches (x, y) of one size M >= 2; at least three.
-        loss: (output, target) -> one loss an example, (M,).
+        loss: (output, target) -> one loss per example, (M,).
         estimator: how the layers draw; None leaves each layer its own.
         num_data: scale of the loss.
         repeats: passes over the loader.

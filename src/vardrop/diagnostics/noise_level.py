@@ -1,4 +1,4 @@
-"""Effective multiplicative noise behind a non-linearity."""
+"""Effective multiplicative noise after a non-linearity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def activation_alpha(mean: Tensor, std: Tensor, activation: Activation = "relu")
         ReLU: E f = mean Phi(r) + std phi(r),  E f^2 = (mean^2 + std^2) Phi(r) + mean std phi(r)
         abs:  E f = mean erf(r / sqrt 2) + 2 std phi(r),  E f^2 = mean^2 + std^2,   r = mean / std
 
-    Noise of mean zero still tells something behind a non-linearity: alpha is pi/2 - 1 behind |.|
-    and pi - 1 behind ReLU, whatever the scale.
+    Noise of mean zero still tells something after a non-linearity: alpha is pi/2 - 1 after |.|
+    and pi - 1 after ReLU, whatever the scale.
 
     Args:
         mean, std: moments of the pre-activation, of one shape; std > 0.
@@ -58,7 +58,7 @@ def activation_alpha(mean: Tensor, std: Tensor, activation: Activation = "relu")
 
 @torch.no_grad()
 def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> dict[str, Tensor]:
-    """alpha of every noisy layer's output behind a non-linearity, on the inputs x.
+    """alpha of every noisy layer's output after a non-linearity, on the inputs x.
 
     Each layer sees the input that one noisy pass gives it; its own output is taken as normal with
     the moments of its posterior (`activation_alpha`).

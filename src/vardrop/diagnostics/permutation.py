@@ -24,7 +24,7 @@ class PermutationTest:
     """A score of the net itself, and of copies with permuted variances."""
 
     before: float
-    after: Tensor  # one score a permutation
+    after: Tensor  # one score per permutation
 
     @property
     def drop(self) -> float:

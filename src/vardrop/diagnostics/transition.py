@@ -16,7 +16,7 @@ from vardrop.noisy import evaluating, sampling, untouched
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Shares of right answers of one classifier, predicted in three ways."""
+    """Fractions of right answers of one classifier, predicted in three ways."""
 
     deterministic: float  # the mean weights
     sample: float  # one draw, averaged over the draws
@@ -25,7 +25,7 @@ class Accuracies:
 
 @dataclass(frozen=True)
 class Transition:
-    """Shares of the weights by alpha, and the accuracies that tell whether means still matter."""
+    """Fractions of the weights by alpha, and accuracies that tell whether means still matter."""
 
     below_one: float  # alpha < 1: the mean dominates
     between: float  # 1 <= alpha < exp(3)

@@ -51,7 +51,9 @@ def like_layout(x: Tensor, like: Tensor) -> Tensor:
 
 
 def keep_layout(x: Tensor, like: Tensor) -> Tensor:
-    """x, derived from `like`, in its layout: one channel fits two of them and torch forgets which.
+    """x, derived from `like`, in the memory layout of `like`.
+
+    With one channel two layouts have the same strides, and torch may pick the other one.
 
     A convolution goes by the layout of its arguments, and sums of two layouts are slow.
     """
@@ -165,7 +167,7 @@ def _paired_kl(weight: Tensor, variance: Tensor) -> Tensor:
         _polynomial(r.denominator, s, below).mul_(v)
         _polynomial(r.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(r.factor)
         if len(w) % 2 == 0:
-            # log1p is dear: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
+            # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
             a, b = ratio.chunk(2)
             ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
         total += ratio.log1p_().sum()
@@ -303,7 +305,7 @@ def sharing() -> Iterator[None]:
 def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
     """`additive_weights`, once per step inside `sharing`; None where nothing may be shared.
 
-    What runs without a gradient finds what is there and leaves nothing behind, or the pass that
+    What runs without a gradient finds what is there and leaves nothing there, or the pass that
     learns would find it. Activation checkpointing runs the layer again when the step is over.
     """
     if _step.found is None or not can_block(weight, log_sigma2):

@@ -17,9 +17,9 @@ _ROWS = 64  # rows of the Hessian that are held at once
 
 
 def diagonal_hessian(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The exact diagonal of the Hessian of a scalar, a tensor each.
+    """The exact diagonal of the Hessian of a scalar, one tensor for each.
 
-    d^2 value / dt_i^2 for every element i; one row of the Hessian an element, so for small layers.
+    d^2 value / dt_i^2 for every element i; one row of the Hessian per element, so for small layers.
 
     Args:
         value: a scalar that was computed from `tensors`, with its graph.

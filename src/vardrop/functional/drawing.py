@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _Shape = tuple[int, ...] | torch.Size
 _MANY = 1 << 16  # numbers from which on looking them up is faster
-_TAIL = 2.0**-12  # share of normal numbers beyond the table, 3.49 deviations and more
+_TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations and more
 
 
 class _Thread(threading.local):
@@ -81,8 +81,9 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
 
 def _quantiles(count: int) -> Tensor:
     """The means of a standard normal in `count` equally likely bins between its two tails."""
-    shares = torch.linspace(_TAIL / 2, 1 - _TAIL / 2, count + 1, dtype=torch.float64, device="cpu")
-    edges = torch.special.ndtri(shares)
+    half = _TAIL / 2
+    below = torch.linspace(half, 1 - half, count + 1, dtype=torch.float64, device="cpu")
+    edges = torch.special.ndtri(below)
     density = torch.exp(-0.5 * edges.square()) / math.sqrt(2 * math.pi)
     return ((density[:-1] - density[1:]) * (count / (1 - _TAIL))).float()
 

@@ -103,7 +103,7 @@ class FeatureNoise(Value, ABC):
         return None
 
     def log_alpha(self, tensors: Tensors) -> Tensor | None:
-        """log of noise variance over squared mean, a unit each, where the method has it."""
+        """log of noise variance over squared mean, per unit, where the method has it."""
         return None
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
@@ -214,14 +214,14 @@ class Gate(Noisy):
 
 
 def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
-    """View a vector with one entry a unit so that it broadcasts along `axis` of x."""
+    """View a vector with one entry per unit so that it broadcasts along `axis` of x."""
     shape = [1] * x.dim()
     shape[axis] = per_unit.numel()
     return per_unit.view(shape)
 
 
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:
-    """The shape of noise that is drawn per element, per unit of an example, or per example.
+    """The shape of noise that is drawn per element, per unit and example, or per example.
 
     >>> import torch
     >>> x = torch.zeros(8, 3, 5, 5)

@@ -31,7 +31,7 @@ from vardrop.posteriors import Tensors
 
 @dataclass(frozen=True)
 class BetaBernoulli(FeatureNoise):
-    """z ~ Bernoulli(pi) a unit of an example, pi ~ Kumaraswamy(a, b) a unit of the batch.
+    """z ~ Bernoulli(pi) per unit and example, pi ~ Kumaraswamy(a, b) per unit and batch.
 
     The prior is pi ~ Beta(alpha, 1), whose small alpha (the authors' alpha / K) asks for few open
     gates; z is relaxed with `temperature`. The mean multiplies by E pi, and by zero where E pi is
@@ -69,7 +69,7 @@ class BetaBernoulli(FeatureNoise):
         }
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """a and b of the posterior, a unit each, inside the range where all is finite."""
+        """a and b of the posterior, per unit, inside the range where all is finite."""
         a = functional.softplus(project(tensors["raw_a"], -10.0, 50.0))
         return a, functional.softplus(project(tensors["raw_b"], -10.0, 50.0))
 
@@ -81,7 +81,7 @@ class BetaBernoulli(FeatureNoise):
         return concrete(logit, noise, self.temperature).to(x.dtype)
 
     def retain_probability(self, tensors: Tensors) -> Tensor:
-        """E pi, a unit each."""
+        """E pi, per unit."""
         return kumaraswamy_log_mean(*self.parameters(tensors)).exp()
 
     def unit_mean(self, tensors: Tensors) -> Tensor:

@@ -18,7 +18,7 @@ class BinaryDropout(FeatureNoise):
     """Each element is dropped with probability `drop_rate` and kept ones are scaled up.
 
     multiplier = z / (1 - drop_rate), z ~ Bernoulli(1 - drop_rate); mean 1, variance
-    drop_rate / (1 - drop_rate). One mask an element, a channel of an example, or a whole example.
+    drop_rate / (1 - drop_rate). One mask per element, per channel of an example, or per example.
 
     With a prior `length_scale` l, a gate in a layer with weights W adds l^2 |W|^2 / (2 (1 -
     drop_rate)) to the KL: the l^2 (1 - drop_rate) |M|^2 / 2 of the paper for M = W / (1 -

@@ -20,13 +20,13 @@ _DENSE, _SPATIAL = 0.1, 2 / 3  # the authors' temperatures
 
 @dataclass(frozen=True)
 class ConcreteDropout(FeatureNoise):
-    """x (1 - d) / (1 - p) with a relaxed Bernoulli(p) draw d; one learned rate p a layer.
+    """x (1 - d) / (1 - p) with a relaxed Bernoulli(p) draw d; one learned rate p per layer.
 
         KL = length_scale^2 |W|^2 / (2 (1 - p)) - K H(p)
 
     with K the number of input units (channels of a convolution, whatever its image size) and the
     entropy H of a Bernoulli(p). Biases are not regularised. A gate on its own has the second term
-    only. `granularity="channel"` draws one mask a channel, as convolutions need; dense features
+    only. `granularity="channel"` draws one mask per channel, as convolutions need; dense features
     are the same either way. `temperature` None takes the authors' 0.1 for dense features (units
     along the last axis, -1) and 2/3 for channels.
 

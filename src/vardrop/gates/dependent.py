@@ -34,7 +34,7 @@ class DependentBetaBernoulli(FeatureNoise):
 
     h is the unit's activation (averaged over space for channels), detached and standardised by
     running averages, in training too, so that an example's gate does not depend on its batch. The
-    shift has the posterior N(shift, std^2), one draw a batch, and the prior N(0, prior_std^2).
+    shift has the posterior N(shift, std^2), one draw per batch, and the prior N(0, prior_std^2).
 
     Staged, the default: the gate takes over a trained `BetaBernoulli` gate, whose tensors are
     frozen and whose KL is a constant and left out. `joint=True` starts both together.

@@ -28,7 +28,7 @@ from vardrop.priors import LogUniform
 class GaussianDropout(FeatureNoise):
     """multiplier ~ N(1, alpha), alpha fixed, or learned per unit or layer.
 
-    One draw an element, a channel of an example, or a whole example (then `per="layer"`). With
+    One draw per element, per channel of an example, or per example (then `per="layer"`). With
     `prior=LogUniform()` the KL counts one term per unit, or one in all where one draw serves a
     whole example, times `kl_scale` (1/3 gives the A2 of the paper). `max_alpha` bounds alpha by
     projection. Learned units are kept while log alpha < 3.
@@ -89,8 +89,8 @@ class GaussianDropout(FeatureNoise):
             return None
         log_alpha = self.log_alpha(tensors)
         variables = 1 if self.granularity == "example" else units
-        sharing = variables / log_alpha.numel()  # noise variables that share one alpha
-        return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (sharing * self.kl_scale)
+        per_alpha = variables / log_alpha.numel()  # noise variables with one alpha
+        return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (per_alpha * self.kl_scale)
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
         if self.max_alpha is None:

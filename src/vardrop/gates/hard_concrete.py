@@ -18,11 +18,11 @@ from vardrop.posteriors import Tensors
 
 @dataclass(frozen=True)
 class HardConcrete(FeatureNoise):
-    """z = min(1, max(0, s (high - low) + low)), s a concrete draw, one a unit of an example.
+    """z = min(1, max(0, s (high - low) + low)), s a concrete draw, one per unit and example.
 
     The penalty is `penalty` times the expected number of weights that stay,
     sum_units |weights of the unit| P(z > 0), P(z > 0) = sigmoid(logit - temperature
-    log(-low / high)); a gate on its own counts one weight a unit. The mean multiplies by
+    log(-low / high)); a gate on its own counts one weight per unit. The mean multiplies by
     min(1, max(0, sigmoid(logit) (high - low) + low)), and a unit is kept while that is positive.
 
     `penalty` is the lambda N of the paper (0.1 on MNIST); `drop_rate` is where the gates start.
@@ -68,7 +68,7 @@ class HardConcrete(FeatureNoise):
         return self._stretch(concrete(logit, noise, self.temperature)).to(x.dtype)
 
     def open_probability(self, tensors: Tensors) -> Tensor:
-        """P(z > 0), a unit each."""
+        """P(z > 0), per unit."""
         return torch.sigmoid(tensors["logit"] - self.temperature * math.log(-self.low / self.high))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
@@ -79,7 +79,7 @@ class HardConcrete(FeatureNoise):
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
         open_probability = self.open_probability(tensors)
-        others = weight.numel() / open_probability.numel() - 1  # `kl` has counted one a unit
+        others = weight.numel() / open_probability.numel() - 1  # `kl` has counted one per unit
         return self.penalty * others * open_probability.sum()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:

@@ -24,7 +24,7 @@ from vardrop.posteriors import Tensors
 
 @dataclass(frozen=True)
 class LogNormal(FeatureNoise):
-    """theta ~ LogNormal(mu, sigma^2) truncated to log theta in [low, high], one draw a batch.
+    """theta ~ LogNormal(mu, sigma^2) truncated to log theta in [low, high], one draw per batch.
 
     The prior is log-uniform on the same range, so the KL is proper. The mean multiplies by
     E theta, and by zero where the signal-to-noise ratio E theta / sd theta is at most `threshold`.

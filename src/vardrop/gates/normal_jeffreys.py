@@ -15,9 +15,9 @@ from vardrop.posteriors import Tensors, check_log_variance
 
 @dataclass(frozen=True)
 class NormalJeffreys(FeatureNoise):
-    """z ~ N(mu, exp(log_sigma2)), one draw a unit of an example, with the prior p(z) ~ 1/|z|.
+    """z ~ N(mu, exp(log_sigma2)), one draw per unit and example, with the prior p(z) ~ 1/|z|.
 
-    KL = the log-uniform KL at log alpha = log_sigma2 - log mu^2, a unit each. A unit is kept while
+    KL = the log-uniform KL at log alpha = log_sigma2 - log mu^2, per unit. A unit is kept while
     log alpha is below `threshold`, which the authors pick by hand for each layer (-2.8, -3, -5 in
     their example). Inputs of dense layers and output channels of convolutions are gated, so a
     weight N(m, s^2) becomes z w with mean mu m and variance mu^2 s^2 + sigma^2 m^2 + sigma^2 s^2.

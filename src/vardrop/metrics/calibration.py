@@ -1,4 +1,4 @@
-"""Calibration of class probabilities: does confidence p come true in a share p of the cases?"""
+"""Calibration of class probabilities: does confidence p come true in a fraction p of the cases?"""
 
 from typing import NamedTuple
 
@@ -46,28 +46,27 @@ def reliability_curve(
 ) -> ReliabilityCurve:
     """Accuracy as a function of confidence, in bins.
 
-    Formula: for bin b, conf_b = mean of max_k p_nk and acc_b = mean of [argmax_k p_nk = y_n] over
-    the rows n whose confidence falls in b.
+    For bin b, conf_b = mean of max_k p_nk and acc_b = mean of [argmax_k p_nk = y_n] over the rows n
+    whose confidence falls in b.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
-        bins: Number of bins.
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
+        bins: number of bins.
         scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows,
             except that rows of equal confidence stay together.
 
     Returns:
-        Confidence, accuracy and count, each of shape (bins,). Confidence and accuracy of an empty
+        confidence, accuracy and count, each of shape (bins,). Confidence and accuracy of an empty
         bin are NaN, which plotting libraries leave out.
 
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
-        >>> curve = reliability_curve(probs, torch.tensor([0, 1, 1]), bins=4)
-        >>> curve.accuracy, curve.count
-        (tensor([   nan,    nan, 0.5000, 1.0000]), tensor([0, 0, 2, 1]))
+    >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
+    >>> curve = reliability_curve(probs, torch.tensor([0, 1, 1]), bins=4)
+    >>> curve.accuracy, curve.count
+    (tensor([   nan,    nan, 0.5000, 1.0000]), tensor([0, 0, 2, 1]))
 
-    Reference: DeGroot and Fienberg (1983), The Comparison and Evaluation of Forecasters;
-    Niculescu-Mizil and Caruana (2005), Predicting Good Probabilities with Supervised Learning.
+    DeGroot & Fienberg 1983, "The comparison and evaluation of forecasters"; Niculescu-Mizil &
+    Caruana 2005, "Predicting good probabilities with supervised learning".
     """
     confidence, correct = _top_label(probs, y)
     index = bin_index(confidence, bins, scheme)
@@ -81,25 +80,24 @@ def reliability_curve(
 def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
     """Expected calibration error of the most probable class.
 
-    Formula: sum_b n_b / N |acc_b - conf_b|, with the bins of `reliability_curve`. The estimate is
-    biased upwards: it stays above zero for a calibrated model, and more so with few rows per bin.
+    sum_b n_b / N |acc_b - conf_b|, with the bins of `reliability_curve`. The estimate is biased
+    upwards: it stays above zero for a calibrated model, and more so with few rows per bin.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
-        bins: Number of bins.
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
+        bins: number of bins.
         scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
 
     Returns:
-        Scalar in [0, 1].
+        scalar in [0, 1].
 
-    Example:
-        >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
-        tensor(0.2500)
+    >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    tensor(0.2500)
 
-    Reference: Naeini, Cooper and Hauskrecht (2015), Obtaining Well Calibrated Probabilities Using
-    Bayesian Binning; Guo et al. (2017), On Calibration of Modern Neural Networks; for equal mass,
-    Nguyen and O'Connor (2015), Posterior Calibration and Exploratory Analysis for NLP Models.
+    Naeini, Cooper & Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian
+    binning"; Guo et al. 2017, "On calibration of modern neural networks"; for equal mass, Nguyen &
+    O'Connor 2015, "Posterior calibration and exploratory analysis for NLP models".
     """
     confidence, correct = _top_label(probs, y)
     return _binned_gap(confidence, correct, bins, scheme)
@@ -117,32 +115,31 @@ def ece_interval(
 ) -> ECEInterval:
     """Bootstrap interval for the expected calibration error.
 
-    Formula: [2 E - q_(1+level)/2, 2 E - q_(1-level)/2] cut to [0, 1], where E is `ece` and q are
-    quantiles of `ece` over resamples of the rows. Reflecting the quantiles at E (the basic
-    bootstrap) takes out the upward bias that resampling adds a second time; the plain quantiles
-    can lie wholly above the truth. Coverage is close to `level` while the calibration gaps are
-    large against their noise, and falls below it for a nearly calibrated model.
+    [2 E - q_(1+level)/2, 2 E - q_(1-level)/2] cut to [0, 1], where E is `ece` and q are quantiles
+    of `ece` over resamples of the rows. Reflecting the quantiles at E (the basic bootstrap) takes
+    out the upward bias that resampling adds a second time; the plain quantiles can lie wholly above
+    the truth. Coverage is close to `level` while the calibration gaps are large against their
+    noise, and falls below it for a nearly calibrated model.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
-        bins: Number of bins.
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
+        bins: number of bins.
         scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
-        resamples: Number of bootstrap resamples.
-        level: Nominal coverage, such as 0.95.
-        seed: Seed of the resampling, which leaves the global random state alone.
+        resamples: number of bootstrap resamples.
+        level: nominal coverage, such as 0.95.
+        seed: seed of the resampling, which leaves the global random state alone.
 
     Returns:
-        Lower and upper end, both scalars.
+        lower and upper end, both scalars.
 
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1]]).expand(200, 2)
-        >>> y = (torch.arange(200) % 2 == 0).long()
-        >>> lower, upper = ece_interval(probs, y, resamples=200)
-        >>> bool(lower < 0.4 < upper)
-        True
+    >>> probs = torch.tensor([[0.9, 0.1]]).expand(200, 2)
+    >>> y = (torch.arange(200) % 2 == 0).long()
+    >>> lower, upper = ece_interval(probs, y, resamples=200)
+    >>> bool(lower < 0.4 < upper)
+    True
 
-    Reference: Davison and Hinkley (1997), Bootstrap Methods and their Application, section 5.2.
+    Davison & Hinkley 1997, "Bootstrap methods and their application", sec. 5.2.
     """
     check_integer("resamples", resamples)
     check_integer("seed", seed, at_least=0)
@@ -164,25 +161,24 @@ def ece_interval(
 def classwise_ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
     """Calibration error of each class probability, averaged over the classes.
 
-    Formula: 1/K sum_k sum_b n_bk / N |freq_bk - prob_bk|, where the rows are binned by p_nk and
-    freq_bk is the share of rows with label k, prob_bk the mean of p_nk, in bin b.
+    1/K sum_k sum_b n_bk / N |freq_bk - prob_bk|, where the rows are binned by p_nk and freq_bk is
+    the fraction of rows with label k, prob_bk the mean of p_nk, in bin b.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
-        bins: Number of bins for each class.
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
+        bins: number of bins for each class.
         scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
 
     Returns:
-        Scalar in [0, 1].
+        scalar in [0, 1].
 
-    Example:
-        >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
-        tensor(0.2500)
+    >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    tensor(0.2500)
 
-    Reference: Kull et al. (2019), Beyond Temperature Scaling: Obtaining Well-Calibrated Multi-Class
-    Probabilities with Dirichlet Calibration; Nixon et al. (2019), Measuring Calibration in Deep
-    Learning.
+    Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated multi-class
+    probabilities with Dirichlet calibration"; Nixon et al. 2019, "Measuring calibration in deep
+    learning".
     """
     probs, y = check_classification(probs, y)
     outcome = one_hot(y, probs.shape[1]).to(probs.dtype)

@@ -16,23 +16,22 @@ from vardrop.metrics.checks import (
 
 
 def accuracy(probs: Tensor, y: Tensor) -> Tensor:
-    """Share of rows whose most probable class is the label.
+    """Fraction of rows whose most probable class is the label.
 
-    Formula: 1/N sum_n [argmax_k p_nk = y_n]; a tie goes to the lowest class index.
+    1/N sum_n [argmax_k p_nk = y_n]; a tie goes to the lowest class index.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
 
     Returns:
-        Scalar in [0, 1].
+        scalar in [0, 1].
 
-    Example:
-        >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.5000)
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+    tensor(0.5000)
 
-    Reference: Gneiting and Raftery (2007), Strictly Proper Scoring Rules, Prediction, and
-    Estimation (the zero-one score).
+    Gneiting & Raftery 2007, "Strictly proper scoring rules, prediction, and estimation" (the
+    zero-one score).
     """
     probs, y = check_classification(probs, y)
     return (probs.argmax(dim=1) == y).to(probs.dtype).mean()
@@ -41,21 +40,20 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
 def nll(probs: Tensor, y: Tensor) -> Tensor:
     """Mean negative log-likelihood of the labels, from probabilities.
 
-    Formula: -1/N sum_n log p_n,y_n. It is infinite when a label has probability zero; where
-    probabilities may underflow, use `nll_from_log_probs`.
+    -1/N sum_n log p_n,y_n. It is infinite when a label has probability zero; where probabilities
+    may underflow, use `nll_from_log_probs`.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
 
     Returns:
-        Scalar in nats, at least 0.
+        scalar in nats, at least 0.
 
-    Example:
-        >>> nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1]))
-        tensor(0.6931)
+    >>> nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1]))
+    tensor(0.6931)
 
-    Reference: Good (1952), Rational Decisions.
+    Good 1952, "Rational decisions".
     """
     probs, y = check_classification(probs, y)
     return nll_loss(probs.log(), y)
@@ -64,21 +62,20 @@ def nll(probs: Tensor, y: Tensor) -> Tensor:
 def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
     """Mean negative log-likelihood of the labels, from log-probabilities.
 
-    Formula: -1/N sum_n log p_n,y_n.
+    -1/N sum_n log p_n,y_n.
 
     Args:
-        log_probs: Logarithms of class probabilities, shape (N, K); -inf stands for zero.
-        y: Class indices, shape (N,).
+        log_probs: logarithms of class probabilities, shape (N, K); -inf stands for zero.
+        y: class indices, shape (N,).
 
     Returns:
-        Scalar in nats, at least 0.
+        scalar in nats, at least 0.
 
-    Example:
-        >>> log_probs = torch.tensor([[0.0, -200.0]]).log_softmax(dim=1)
-        >>> nll_from_log_probs(log_probs, torch.tensor([1]))
-        tensor(200.)
+    >>> log_probs = torch.tensor([[0.0, -200.0]]).log_softmax(dim=1)
+    >>> nll_from_log_probs(log_probs, torch.tensor([1]))
+    tensor(200.)
 
-    Reference: Good (1952), Rational Decisions.
+    Good 1952, "Rational decisions".
     """
     checked = check_class_scores("log_probs", log_probs)
     check_sums("log_probs", checked.exp().sum(dim=1), log_probs.dtype)
@@ -89,21 +86,20 @@ def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
 def brier(probs: Tensor, y: Tensor) -> Tensor:
     """Brier score: squared distance between the probabilities and the one-hot label.
 
-    Formula: 1/N sum_n sum_k (p_nk - [y_n = k])^2. The sum runs over all classes as in the paper,
-    so with two classes it is twice the score of the one event.
+    1/N sum_n sum_k (p_nk - [y_n = k])^2. The sum runs over all classes as in the paper, so with two
+    classes it is twice the score of the one event.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
 
     Returns:
-        Scalar in [0, 2].
+        scalar in [0, 2].
 
-    Example:
-        >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 0]))
-        tensor(0.2500)
+    >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 0]))
+    tensor(0.2500)
 
-    Reference: Brier (1950), Verification of Forecasts Expressed in Terms of Probability.
+    Brier 1950, "Verification of forecasts expressed in terms of probability".
     """
     probs, y = check_classification(probs, y)
     return (probs - one_hot(y, probs.shape[1])).square().sum(dim=1).mean()
@@ -128,30 +124,29 @@ class BrierDecomposition(NamedTuple):
 def brier_decomposition(probs: Tensor, y: Tensor, bins: int = 15) -> BrierDecomposition:
     """Split the Brier score into reliability, resolution, uncertainty and within-bin terms.
 
-    Formula: brier = REL - RES + UNC + WBV - WBC. With o_nk = [y_n = k], base rate o_k, and bin
-    means P_nk and O_nk of the probabilities and outcomes of class k in the bin of p_nk:
-    REL = 1/N sum (P - O)^2, RES = 1/N sum (O - o_k)^2, UNC = sum_k o_k (1 - o_k),
-    WBV = 1/N sum (p - P)^2, WBC = 2/N sum (p - P)(o - O), where sums run over n and k.
-    The last two vanish when all probabilities in a bin are equal.
+    brier = REL - RES + UNC + WBV - WBC. With o_nk = [y_n = k], base rate o_k, and bin means P_nk
+    and O_nk of the probabilities and outcomes of class k in the bin of p_nk: REL = 1/N sum (P -
+    O)^2, RES = 1/N sum (O - o_k)^2, UNC = sum_k o_k (1 - o_k), WBV = 1/N sum (p - P)^2, WBC = 2/N
+    sum (p - P)(o - O), where sums run over n and k. The last two vanish when all probabilities in a
+    bin are equal.
 
     Args:
-        probs: Class probabilities, shape (N, K).
-        y: Class indices, shape (N,).
-        bins: Number of bins of equal width for each class.
+        probs: class probabilities, shape (N, K).
+        y: class indices, shape (N,).
+        bins: number of bins of equal width for each class.
 
     Returns:
-        The five parts; their `score` equals `brier(probs, y)` up to rounding.
+        the five parts; their `score` equals `brier(probs, y)` up to rounding.
 
-    Example:
-        >>> probs, y = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.1, 0.9]]), torch.tensor([0, 1, 1])
-        >>> parts = brier_decomposition(probs, y, bins=2)
-        >>> parts.reliability, parts.resolution
-        (tensor(0.0367), tensor(0.1111))
-        >>> torch.allclose(parts.score, brier(probs, y))
-        True
+    >>> probs, y = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.1, 0.9]]), torch.tensor([0, 1, 1])
+    >>> parts = brier_decomposition(probs, y, bins=2)
+    >>> parts.reliability, parts.resolution
+    (tensor(0.0367), tensor(0.1111))
+    >>> torch.allclose(parts.score, brier(probs, y))
+    True
 
-    Reference: Murphy (1973), A New Vector Partition of the Probability Score; Stephenson, Coelho
-    and Jolliffe (2008), Two Extra Components in the Brier Score Decomposition.
+    Murphy 1973, "A new vector partition of the probability score"; Stephenson, Coelho & Jolliffe
+    2008, "Two extra components in the Brier score decomposition".
     """
     probs, y = check_classification(probs, y)
     rows, classes = probs.shape

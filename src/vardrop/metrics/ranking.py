@@ -1,4 +1,4 @@
-"""How well a score ranks cases: out-of-domain detection and selective prediction."""
+"""How well a score ranks cases: out-of-distribution detection and selective prediction."""
 
 from typing import NamedTuple
 
@@ -23,24 +23,23 @@ def _count_at_least(ascending: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """Area under the ROC curve for telling out-of-domain from in-domain cases.
+    """Area under the ROC curve for telling out-of-distribution from in-distribution cases.
 
-    Formula: P(s_out > s_in) + P(s_out = s_in) / 2 over all pairs of cases.
+    P(s_out > s_in) + P(s_out = s_in) / 2 over all pairs of cases.
 
     Args:
-        scores_in: Scores of in-domain cases, shape (N,).
-        scores_out: Scores of out-of-domain cases, shape (M,); higher means more out of domain.
+        scores_in: scores of in-distribution cases, shape (N,).
+        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
 
     Returns:
-        Scalar in [0, 1]; 0.5 for a score that carries no information.
+        scalar in [0, 1]; 0.5 for a score that carries no information.
 
-    Example:
-        >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
-        tensor(0.8750)
+    >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
+    tensor(0.8750)
 
-    Reference: Hanley and McNeil (1982), The Meaning and Use of the Area under a Receiver Operating
-    Characteristic (ROC) Curve; for this use, Hendrycks and Gimpel (2017), A Baseline for Detecting
-    Misclassified and Out-of-Distribution Examples in Neural Networks.
+    Hanley & McNeil 1982, "The meaning and use of the area under a receiver operating characteristic
+    (ROC) curve"; for this use, Hendrycks & Gimpel 2017, "A baseline for detecting misclassified and
+    out-of-distribution examples in neural networks".
     """
     scores_in, scores_out = _sorted_scores(scores_in, scores_out)
     below = torch.searchsorted(scores_in, scores_out)
@@ -51,25 +50,24 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 def aupr(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """Area under the precision-recall curve with out-of-domain cases as positives.
+    """Area under the precision-recall curve with out-of-distribution cases as positives.
 
-    Formula: average precision sum_t (R_t - R_t-1) P_t over the distinct thresholds t, which is the
-    mean over out-of-domain cases of the precision at their own score. Tied cases enter together.
+    Average precision sum_t (R_t - R_t-1) P_t over the distinct thresholds t, which is the mean over
+    out-of-distribution cases of the precision at their own score. Tied cases enter together.
 
     Args:
-        scores_in: Scores of in-domain cases, shape (N,).
-        scores_out: Scores of out-of-domain cases, shape (M,); higher means more out of domain.
+        scores_in: scores of in-distribution cases, shape (N,).
+        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
 
     Returns:
-        Scalar in [0, 1]; about M / (M + N) for a score that carries no information.
+        scalar in [0, 1]; about M / (M + N) for a score that carries no information.
 
-    Example:
-        >>> aupr(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
-        tensor(0.8333)
+    >>> aupr(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
+    tensor(0.8333)
 
-    Reference: Davis and Goadrich (2006), The Relationship between Precision-Recall and ROC Curves;
-    for this use, Hendrycks and Gimpel (2017), A Baseline for Detecting Misclassified and
-    Out-of-Distribution Examples in Neural Networks.
+    Davis & Goadrich 2006, "The relationship between precision-recall and ROC curves"; for this use,
+    Hendrycks & Gimpel 2017, "A baseline for detecting misclassified and out-of-distribution
+    examples in neural networks".
     """
     scores_in, scores_out = _sorted_scores(scores_in, scores_out)
     hits = _count_at_least(scores_out, scores_out).to(scores_out.dtype)
@@ -78,24 +76,22 @@ def aupr(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 def fpr95(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """False-positive rate when at least 95 % of the out-of-domain cases are detected.
+    """False-positive rate when at least 95 % of the out-of-distribution cases are detected.
 
-    Formula: share of s_in >= t, for the highest t that at least 95 % of s_out reach. Some papers
-    take in-domain cases as positives instead: `fpr95(-scores_out, -scores_in)` is their number.
+    Fraction of s_in >= t, for the highest t that at least 95 % of s_out reach. Some papers take
+    in-distribution cases as positives instead: `fpr95(-scores_out, -scores_in)` is their number.
 
     Args:
-        scores_in: Scores of in-domain cases, shape (N,).
-        scores_out: Scores of out-of-domain cases, shape (M,); higher means more out of domain.
+        scores_in: scores of in-distribution cases, shape (N,).
+        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
 
     Returns:
-        Scalar in [0, 1]; lower is better.
+        scalar in [0, 1]; lower is better.
 
-    Example:
-        >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
-        tensor(0.2500)
+    >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
+    tensor(0.2500)
 
-    Reference: Hendrycks, Mazeika and Dietterich (2019), Deep Anomaly Detection with Outlier
-    Exposure.
+    Hendrycks, Mazeika & Dietterich 2019, "Deep anomaly detection with outlier exposure".
     """
     scores_in, scores_out = _sorted_scores(scores_in, scores_out)
     # Detecting 95 % leaves out at most 5 %; whole numbers avoid rounding 0.95 * M.
@@ -104,7 +100,7 @@ def fpr95(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 class RiskCoverage(NamedTuple):
-    """Share of cases answered and mean error among them, each of shape (N,)."""
+    """Fraction of cases answered and mean error among them, each of shape (N,)."""
 
     coverage: Tensor
     risk: Tensor
@@ -113,23 +109,22 @@ class RiskCoverage(NamedTuple):
 def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
     """Mean error of the cases that are kept when the most uncertain ones are rejected.
 
-    Formula: at coverage i / N, risk_i = 1/i sum of the errors of the i least uncertain cases.
-    Cases of equal uncertainty each count with their mean error, which is the expected risk when
-    ties are broken at random.
+    At coverage i / N, risk_i = 1/i sum of the errors of the i least uncertain cases. Cases of equal
+    uncertainty each count with their mean error, which is the expected risk when ties are broken at
+    random.
 
     Args:
-        uncertainty: Uncertainty of each case, shape (N,).
-        errors: Error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
+        uncertainty: uncertainty of each case, shape (N,).
+        errors: error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
 
     Returns:
-        Coverage 1/N, ..., 1 and the risk there, each of shape (N,).
+        coverage 1/N, ..., 1 and the risk there, each of shape (N,).
 
-    Example:
-        >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))
-        RiskCoverage(coverage=tensor([0.5000, 1.0000]), risk=tensor([0.0000, 0.5000]))
+    >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))
+    RiskCoverage(coverage=tensor([0.5000, 1.0000]), risk=tensor([0.0000, 0.5000]))
 
-    Reference: El-Yaniv and Wiener (2010), On the Foundations of Noise-free Selective
-    Classification; Geifman and El-Yaniv (2017), Selective Classification for Deep Neural Networks.
+    El-Yaniv & Wiener 2010, "On the foundations of noise-free selective classification"; Geifman &
+    El-Yaniv 2017, "Selective classification for deep neural networks".
     """
     uncertainty = check_vector("uncertainty", uncertainty)
     check_shape("errors", errors, uncertainty.shape, "uncertainty")
@@ -147,20 +142,19 @@ def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
 def aurc(uncertainty: Tensor, errors: Tensor) -> Tensor:
     """Area under the risk-coverage curve.
 
-    Formula: 1/N sum_i risk_i, with the risk of `risk_coverage`.
+    1/N sum_i risk_i, with the risk of `risk_coverage`.
 
     Args:
-        uncertainty: Uncertainty of each case, shape (N,).
-        errors: Error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
+        uncertainty: uncertainty of each case, shape (N,).
+        errors: error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
 
     Returns:
-        Scalar; lower is better, and the mean error if uncertainty carries no information.
+        scalar; lower is better, and the mean error if uncertainty carries no information.
 
-    Example:
-        >>> aurc(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))
-        tensor(0.2500)
+    >>> aurc(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))
+    tensor(0.2500)
 
-    Reference: Geifman, Uziel and El-Yaniv (2019), Bias-Reduced Uncertainty Estimation for Deep
-    Neural Classifiers.
+    Geifman, Uziel & El-Yaniv 2019, "Bias-reduced uncertainty estimation for deep neural
+    classifiers".
     """
     return risk_coverage(uncertainty, errors).risk.mean()

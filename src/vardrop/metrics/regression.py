@@ -33,26 +33,25 @@ def _check_draws(draws: Tensor, y: Tensor, least: int) -> tuple[Tensor, Tensor]:
 def crps(draws: Tensor, y: Tensor, *, fair: bool = True) -> Tensor:
     """Continuous ranked probability score of an ensemble of draws, averaged over the cases.
 
-    Formula: 1/S sum_s |x_s - y| - 1/(2 D) sum_s sum_t |x_s - x_t|, with D = S (S - 1) for the fair
-    estimator and D = S^2 for the plain one. The fair one is unbiased for the distribution the draws
-    come from and may be negative for one case; the plain one scores the ensemble itself, as if its
-    draws were the whole distribution, and depends on S.
+    1/S sum_s |x_s - y| - 1/(2 D) sum_s sum_t |x_s - x_t|, with D = S (S - 1) for the fair estimator
+    and D = S^2 for the plain one. The fair one is unbiased for the distribution the draws come from
+    and may be negative for one case; the plain one scores the ensemble itself, as if its draws were
+    the whole distribution, and depends on S.
 
     Args:
-        draws: Draws from the predictive distribution, shape (S, *), with draws first.
-        y: Observed values, shape (*).
-        fair: Whether to use the fair estimator, which needs at least two draws.
+        draws: draws from the predictive distribution, shape (S, *), with draws first.
+        y: observed values, shape (*).
+        fair: whether to use the fair estimator, which needs at least two draws.
 
     Returns:
-        Scalar in the unit of `y`; lower is better.
+        scalar in the unit of `y`; lower is better.
 
-    Example:
-        >>> draws, y = torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])
-        >>> crps(draws, y), crps(draws, y, fair=False)
-        (tensor(0.), tensor(0.5000))
+    >>> draws, y = torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])
+    >>> crps(draws, y), crps(draws, y, fair=False)
+    (tensor(0.), tensor(0.5000))
 
-    Reference: Gneiting and Raftery (2007), Strictly Proper Scoring Rules, Prediction, and
-    Estimation; Ferro (2014), Fair Scores for Ensemble Forecasts.
+    Gneiting & Raftery 2007, "Strictly proper scoring rules, prediction, and estimation"; Ferro
+    2014, "Fair scores for ensemble forecasts".
     """
     draws, y = _check_draws(draws, y, least=2 if fair else 1)
     size = draws.shape[0]
@@ -68,23 +67,22 @@ def crps(draws: Tensor, y: Tensor, *, fair: bool = True) -> Tensor:
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
     """Continuous ranked probability score of normal distributions, averaged over the cases.
 
-    Formula: std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) with z = (y - mean) / std, where phi
-    and Phi are the density and distribution function of the standard normal.
+    std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) with z = (y - mean) / std, where phi and Phi
+    are the density and distribution function of the standard normal.
 
     Args:
-        mean: Predictive means, any shape (*).
-        std: Predictive standard deviations, shape (*), positive.
-        y: Observed values, shape (*).
+        mean: predictive means, any shape (*).
+        std: predictive standard deviations, shape (*), positive.
+        y: observed values, shape (*).
 
     Returns:
-        Scalar in the unit of `y`; lower is better.
+        scalar in the unit of `y`; lower is better.
 
-    Example:
-        >>> crps_gaussian(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([0.0]))
-        tensor(0.2337)
+    >>> crps_gaussian(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([0.0]))
+    tensor(0.2337)
 
-    Reference: Gneiting, Raftery, Westveld and Goldman (2005), Calibrated Probabilistic Forecasting
-    Using Ensemble Model Output Statistics and Minimum CRPS Estimation.
+    Gneiting, Raftery, Westveld & Goldman 2005, "Calibrated probabilistic forecasting using ensemble
+    model output statistics and minimum CRPS estimation".
     """
     mean, std, y = check_finite("mean", mean), check_finite("std", std), check_finite("y", y)
     check_shape("std", std, mean.shape, "mean")
@@ -120,25 +118,23 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interval_coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
-    """Share of the observed values that lie in their interval, ends included.
+    """Fraction of the observed values that lie in their interval, ends included.
 
-    Formula: 1/N sum_n [lower_n <= y_n <= upper_n].
+    1/N sum_n [lower_n <= y_n <= upper_n].
 
     Args:
-        lower: Lower ends, any shape (*); may be infinite.
-        upper: Upper ends, shape (*); may be infinite.
-        y: Observed values, shape (*).
+        lower: lower ends, any shape (*); may be infinite.
+        upper: upper ends, shape (*); may be infinite.
+        y: observed values, shape (*).
 
     Returns:
-        Scalar in [0, 1]; for a calibrated model, the nominal level of the intervals.
+        scalar in [0, 1]; for a calibrated model, the nominal level of the intervals.
 
-    Example:
-        >>> lower, upper = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
-        >>> interval_coverage(lower, upper, torch.tensor([0.5, 1.5]))
-        tensor(0.5000)
+    >>> lower, upper = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
+    >>> interval_coverage(lower, upper, torch.tensor([0.5, 1.5]))
+    tensor(0.5000)
 
-    Reference: Gneiting, Balabdaoui and Raftery (2007), Probabilistic Forecasts, Calibration and
-    Sharpness.
+    Gneiting, Balabdaoui & Raftery 2007, "Probabilistic forecasts, calibration and sharpness".
     """
     lower, upper = _check_bounds(lower, upper)
     y = check_values("y", y)
@@ -149,21 +145,19 @@ def interval_coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     """Mean width of the intervals, a measure of sharpness.
 
-    Formula: 1/N sum_n (upper_n - lower_n).
+    1/N sum_n (upper_n - lower_n).
 
     Args:
-        lower: Lower ends, any shape (*).
-        upper: Upper ends, shape (*).
+        lower: lower ends, any shape (*).
+        upper: upper ends, shape (*).
 
     Returns:
-        Scalar in the unit of the bounds; at equal coverage, lower is better.
+        scalar in the unit of the bounds; at equal coverage, lower is better.
 
-    Example:
-        >>> interval_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
-        tensor(1.5000)
+    >>> interval_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
+    tensor(1.5000)
 
-    Reference: Gneiting, Balabdaoui and Raftery (2007), Probabilistic Forecasts, Calibration and
-    Sharpness.
+    Gneiting, Balabdaoui & Raftery 2007, "Probabilistic forecasts, calibration and sharpness".
     """
     lower, upper = _check_bounds(lower, upper)
     return (upper - lower).mean()
@@ -172,21 +166,20 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
 def pinball_loss(pred_quantile: Tensor, y: Tensor, quantile: float) -> Tensor:
     """Pinball loss of predicted quantiles, whose minimiser is the true quantile.
 
-    Formula: 1/N sum_n max(q (y_n - x_n), (q - 1) (y_n - x_n)) for predictions x_n of quantile q.
+    1/N sum_n max(q (y_n - x_n), (q - 1) (y_n - x_n)) for predictions x_n of quantile q.
 
     Args:
-        pred_quantile: Predicted quantiles, any shape (*).
-        y: Observed values, shape (*).
-        quantile: Probability q of the quantile, strictly between 0 and 1.
+        pred_quantile: predicted quantiles, any shape (*).
+        y: observed values, shape (*).
+        quantile: probability q of the quantile, strictly between 0 and 1.
 
     Returns:
-        Scalar in the unit of `y`, at least 0; half the mean absolute error for q = 0.5.
+        scalar in the unit of `y`, at least 0; half the mean absolute error for q = 0.5.
 
-    Example:
-        >>> pinball_loss(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), 0.9)
-        tensor(0.5000)
+    >>> pinball_loss(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), 0.9)
+    tensor(0.5000)
 
-    Reference: Koenker and Bassett (1978), Regression Quantiles.
+    Koenker & Bassett 1978, "Regression quantiles".
     """
     check_fraction("quantile", quantile)
     pred_quantile, y = check_finite("pred_quantile", pred_quantile), check_finite("y", y)

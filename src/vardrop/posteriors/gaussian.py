@@ -25,7 +25,7 @@ __all__ = ["AdditiveGaussian", "MultiplicativeGaussian"]
 
 @dataclass(frozen=True)
 class AdditiveGaussian(Posterior):
-    """w ~ N(weight, exp(log_sigma2)), one variance a weight.
+    """w ~ N(weight, exp(log_sigma2)), one variance per weight.
 
     >>> import torch
     >>> q = AdditiveGaussian(log_sigma2=0.0)

@@ -65,7 +65,7 @@ def predict(
             fresh noise for every example and position; "weights", whole functions: draw k is one
             net, so that examples and positions vary together. Dense layers have the same marginals
             in all three; a convolution keeps the covariance between positions with "weights" and
-            drops it with "local", which changes the uncertainty behind pooling or a dense layer.
+            drops it with "local", which changes the uncertainty after pooling or a dense layer.
         likelihood: what the output means: `Categorical()` logits by default (classes on axis 1),
             `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and log
             variances, or `Values()` without a noise of the targets.

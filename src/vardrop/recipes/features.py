@@ -71,7 +71,7 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
 def concrete_dropout(
     drop_rate: float = 0.1, length_scale: float = 1e-2, temperature: float | None = None
 ) -> Recipe:
-    """Dropout with one learned rate a layer, relaxed; spatial for convolutions.
+    """Dropout with one learned rate per layer, relaxed; spatial for convolutions.
 
     Start at `drop_rate`; `temperature` None means 0.1 for dense layers and 2/3 for channels.
     Predict with the noise on: `vardrop.sampling`.

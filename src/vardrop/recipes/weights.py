@@ -44,7 +44,7 @@ def bayes_by_backprop(
 ) -> Recipe:
     """Bayes by Backprop: N(mu, sigma^2) weights against N(0, 1), or any other prior.
 
-    The authors draw one weight sample a batch (`estimator=weight_sample`), a scale mixture prior
+    The authors draw one weight sample per batch (`estimator=weight_sample`), a scale mixture prior
     (`prior=MonteCarlo(ScaleMixture())`) and softplus(rho) with rho in (-5, -4), so log sigma^2
     near -9. Here local reparameterisation is the default, for its smaller gradient variance.
 
@@ -134,7 +134,7 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
     """A variance layer: weights of mean zero, everything in the variance, no KL.
 
     Gaussian noise is drawn by local reparameterisation, `sign` and `uniform` noise by flipout
-    (the authors draw one weight sample a batch). sigma starts at the layer's weights.
+    (the authors draw one weight sample per batch). sigma starts at the layer's weights.
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """

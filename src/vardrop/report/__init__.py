@@ -1,5 +1,8 @@
 """Pictures and the report: they read what a run wrote, and never run a model."""
 
+import warnings
+from typing import Any
+
 from vardrop.errors import needed
 
 for _package in ("jinja2", "matplotlib"):
@@ -23,6 +26,14 @@ from vardrop.report.pictures.sparsity import (
 )
 from vardrop.report.pictures.training import training_curves as training_curves
 from vardrop.report.run import (
-    Run as Run,
+    StoredRun as StoredRun,
     read_run as read_run,
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Run":
+        raise AttributeError(f"module 'vardrop.report' has no attribute {name!r}")
+    text = "vardrop.report.Run is vardrop.report.StoredRun now; the name goes with the next version"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return StoredRun

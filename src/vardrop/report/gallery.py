@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from vardrop.errors import VardropError
 from vardrop.report.pictures import certainty, maps, sparsity, training
 from vardrop.report.pictures.canvas import png
-from vardrop.report.run import Run
+from vardrop.report.run import StoredRun
 
 # A picture may come in several parts, such as one per layer; no part means that data is absent.
 Parts = dict[str, Axes]
@@ -25,11 +25,11 @@ class Kind:
     section: str
     title: str
     caption: str
-    draw: Callable[[Run], Parts]
+    draw: Callable[[StoredRun], Parts]
     task: str | None = None
     photo: bool = False
 
-    def of(self, run: Run) -> Parts:
+    def of(self, run: StoredRun) -> Parts:
         """The parts of this picture for a run; unfit data is an error that names the directory."""
         try:
             return self.draw(run)
@@ -40,27 +40,27 @@ class Kind:
                 "arrays.safetensors there, or run the command again."
             ) from error
 
-    def suits(self, run: Run) -> bool:
+    def suits(self, run: StoredRun) -> bool:
         """Whether the picture has a meaning for the run's task."""
         return self.task is None or run.task is None or run.task == self.task
 
 
-def _training(run: Run) -> Parts:
+def _training(run: StoredRun) -> Parts:
     return {"": training.training_curves(run.history)} if run.history else {}
 
 
-def threshold(run: Run) -> float:
+def threshold(run: StoredRun) -> float:
     """The threshold on log alpha that the run pruned with, else the usual 3."""
     found = (run.results.get("compression") or {}).get("threshold")
     return 3.0 if found is None else float(found)
 
 
-def _alpha(run: Run) -> Parts:
+def _alpha(run: StoredRun) -> Parts:
     layers = run.layers("log_alpha")
     return {"": sparsity.alpha_histograms(layers, threshold(run))} if layers else {}
 
 
-def _layers(run: Run) -> Parts:
+def _layers(run: StoredRun) -> Parts:
     pruned = run.layers("weight_pruned")
     fractions = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
     if not fractions and run.history:
@@ -68,27 +68,27 @@ def _layers(run: Run) -> Parts:
     return {"": sparsity.layer_sparsity(fractions)} if fractions else {}
 
 
-def _curve(run: Run) -> Parts:
+def _curve(run: StoredRun) -> Parts:
     curve = run.results.get("curve")
     usual = "rmse" if run.task == "regression" else "accuracy"
     name = (run.results.get("compression") or {}).get("score", usual)
     return {"": sparsity.sparsity_curve(curve, str(name))} if curve else {}
 
 
-def _weights(run: Run) -> Parts:
+def _weights(run: StoredRun) -> Parts:
     pruned = run.layers("weight_pruned")
     layers = run.layers("weight")
     return {name: maps.weight_maps(w, pruned.get(name)) for name, w in layers.items()}
 
 
-def _reliability(run: Run) -> Parts:
+def _reliability(run: StoredRun) -> Parts:
     arrays = run.arrays
     if not {"probs", "labels"} <= arrays.keys():
         return {}
     return {"": certainty.reliability_diagram(arrays["probs"], arrays["labels"])}
 
 
-def _uncertainty(run: Run) -> Parts:
+def _uncertainty(run: StoredRun) -> Parts:
     parts = {}
     for key, label in (("entropy", "entropy"), ("epistemic", "epistemic uncertainty")):
         if f"{key}_in" in run.arrays:
@@ -97,7 +97,7 @@ def _uncertainty(run: Run) -> Parts:
     return parts
 
 
-def _risk(run: Run) -> Parts:
+def _risk(run: StoredRun) -> Parts:
     arrays = run.arrays
     if {"probs", "labels"} <= arrays.keys():
         confidence, guess = arrays["probs"].max(-1)
@@ -110,12 +110,12 @@ def _risk(run: Run) -> Parts:
     return {}
 
 
-def _examples(run: Run) -> Parts:
+def _examples(run: StoredRun) -> Parts:
     most, least = (run.arrays.get(f"images_{which}_certain") for which in ("most", "least"))
     return {} if most is None and least is None else {"": maps.certain_examples(most, least)}
 
 
-def _band(run: Run) -> Parts:
+def _band(run: StoredRun) -> Parts:
     arrays = run.arrays
     if not {"y", "mean", "lower", "upper"} <= arrays.keys():
         return {}
@@ -165,7 +165,7 @@ KINDS = (
     ),
     Kind(
         _TRUST,
-        "Uncertainty in and out of domain",
+        "Uncertainty in and out of distribution",
         "The further the outlines lie right of the bars, the better unfamiliar data is noticed.",
         _uncertainty,
         task="classification",
@@ -224,12 +224,12 @@ class Section:
     missing: list[str]
 
 
-def sections(runs: Mapping[str, Run]) -> list[Section]:
+def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
     """All pictures of the runs: one run's in a grid, several runs' side by side, kind by kind."""
     return [_section(title, runs) for title in dict.fromkeys(kind.section for kind in KINDS)]
 
 
-def _section(title: str, runs: Mapping[str, Run]) -> Section:
+def _section(title: str, runs: Mapping[str, StoredRun]) -> Section:
     drawn = {
         kind: {name: kind.of(run) if kind.suits(run) else {} for name, run in runs.items()}
         for kind in KINDS

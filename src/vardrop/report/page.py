@@ -12,10 +12,10 @@ import jinja2
 from vardrop.errors import VardropError
 from vardrop.files import check_apart, write_atomically
 from vardrop.report.gallery import sections
-from vardrop.report.run import Run, read_run
+from vardrop.report.run import StoredRun, read_run
 from vardrop.report.tables import Table, beside, flatten, score_table, show, table
 
-Runs = Mapping[str, Run]
+Runs = Mapping[str, StoredRun]
 
 
 def report(run_directories: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -26,15 +26,14 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
         out: the file to write; without it `report.html` in the first run directory.
 
     Returns:
-        The path of the file.
+        the path of the file.
 
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> from vardrop.report import report
-        >>> run = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (run / "config.json").write_text(json.dumps({"command": "vardrop fit digits"}))
-        >>> report([run]).name
-        'report.html'
+    >>> import json, pathlib, tempfile
+    >>> from vardrop.report import report
+    >>> run = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (run / "config.json").write_text(json.dumps({"command": "vardrop fit digits"}))
+    >>> report([run]).name
+    'report.html'
     """
     if not run_directories:
         raise VardropError(
@@ -61,7 +60,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     return target
 
 
-def _named(runs: Sequence[Run]) -> dict[str, Run]:
+def _named(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
     """Runs by the name of their directory, or by its path where names are not distinct."""
     names = [run.path.resolve().name for run in runs]
     if len(set(names)) < len(names):
@@ -86,7 +85,7 @@ def _page(runs: Runs) -> str:
     )
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: StoredRun) -> dict[str, str]:
     """What was run, by name."""
     pairs = {
         key.replace("_", " "): show(value)
@@ -108,7 +107,7 @@ def _tables(runs: Runs) -> list[Table]:
             row = flatten(values) if isinstance(values, Mapping) else {"score": values}
             outside.append({**({"run": name} if several else {}), "data": dataset, **row})
     if outside:
-        found.append(table("Out of domain", outside))
+        found.append(table("Out of distribution", outside))
     found.append(score_table("Compression", _results(runs, "compression")))
     for name, run in runs.items():
         layers = (run.results.get("compression") or {}).get("layers")
@@ -124,7 +123,7 @@ def _results(runs: Runs, part: str) -> dict[str, dict[str, Any]]:
     return {n: {k: v for k, v in r.items() if k != "layers"} for n, r in found.items()}
 
 
-def _loading(run: Run) -> str:
+def _loading(run: StoredRun) -> str:
     """The code that loads a run."""
     own = ", net" if run.config.get("own_net") else ""
     return "\n".join(

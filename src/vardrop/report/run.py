@@ -18,7 +18,7 @@ from vardrop.training import read_history
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run: its directory and the content of its files; a file that is absent reads as empty."""
 
     path: Path
@@ -48,7 +48,7 @@ class Run:
         return {k.removeprefix(start): self.arrays[k] for k in names}
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> StoredRun:
     """Read a run directory; config.json must be there, the other files may be absent.
 
     Args:
@@ -60,7 +60,7 @@ def read_run(path: Path) -> Run:
             "Pass the directory that `vardrop fit --out` wrote."
         )
     config, results = _object(path / "config.json"), path / "results.json"
-    return Run(
+    return StoredRun(
         path=path,
         config=config,
         history=read_history(path),

@@ -36,9 +36,9 @@ from vardrop.training.checkpoint import (
     prefixed,
     under,
 )
-from vardrop.training.finite import broken_parameter
 from vardrop.training.loop import Epoch, Loop
 from vardrop.training.observers import Observer
+from vardrop.training.step import broken_parameter
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 STANDING = "checkpoint.json"

@@ -1,4 +1,4 @@
-"""Pictures of certainty: calibration, uncertainty in and out of domain, rejection, intervals."""
+"""Pictures of certainty: calibration, uncertainty out of distribution, rejection, intervals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reliability_diagram(
 ) -> Axes:
     """Draw accuracy against confidence in bins; a calibrated model lies on the diagonal.
 
-    Formula: as `vardrop.metrics.reliability_curve`; dots grow with the number of cases.
+    As `vardrop.metrics.reliability_curve`; dots grow with the number of cases.
 
     Args:
         probs: class probabilities, shape (N, K).
@@ -38,13 +38,12 @@ def reliability_diagram(
         bins: number of bins of equal width.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import reliability_diagram
-        >>> ax = reliability_diagram([[0.75, 0.25], [0.75, 0.25]], [0, 1])
-        >>> ax.get_title(loc="left")
-        'ECE 0.250'
+    >>> from vardrop.report import reliability_diagram
+    >>> ax = reliability_diagram([[0.75, 0.25], [0.75, 0.25]], [0, 1])
+    >>> ax.get_title(loc="left")
+    'ECE 0.250'
 
-    Reference: Guo et al. (2017), On Calibration of Modern Neural Networks, section 2.
+    Guo et al. 2017, "On calibration of modern neural networks", sec. 2.
     """
     ax = axes(ax)
     p = torch.as_tensor(probs).detach().cpu()
@@ -70,18 +69,17 @@ def uncertainty_histograms(
     """Draw how uncertain the model is on its own kind of data and on others.
 
     Args:
-        inside: uncertainty of cases of the training domain, shape (N,).
+        inside: uncertainty of cases like those of the training, shape (N,).
         outside: uncertainty of cases from elsewhere by name, each of shape (M,).
         label: what the uncertainty is called.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import uncertainty_histograms
-        >>> ax = uncertainty_histograms([0.1, 0.4], {"noise": [0.4, 0.9]})
-        >>> ax.get_legend().get_texts()[1].get_text()
-        'noise (AUROC 0.875)'
+    >>> from vardrop.report import uncertainty_histograms
+    >>> ax = uncertainty_histograms([0.1, 0.4], {"noise": [0.4, 0.9]})
+    >>> ax.get_legend().get_texts()[1].get_text()
+    'noise (AUROC 0.875)'
 
-    Reference: Hendrycks and Gimpel (2017), for the area under the ROC curve as a detector's score.
+    Hendrycks & Gimpel 2017, for the area under the ROC curve as a detector's score.
     """
     ax = axes(ax)
     known = column("inside", inside)
@@ -89,7 +87,9 @@ def uncertainty_histograms(
     everything = np.concatenate([known, *others.values()])
     low, high = float(everything.min()), float(everything.max())
     edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
-    ax.hist(known, edges, weights=_fractions(known), color=BLUE, alpha=0.45, label="in domain")
+    ax.hist(
+        known, edges, weights=_fractions(known), color=BLUE, alpha=0.45, label="in distribution"
+    )
     for i, (name, values) in enumerate(others.items()):
         area = float(metrics.auroc(torch.from_numpy(known), torch.from_numpy(values)))
         line: dict[str, Any] = {
@@ -114,7 +114,7 @@ def risk_coverage_curve(
 ) -> Axes:
     """Draw the mean error of the cases that are kept when the most uncertain are rejected.
 
-    Formula: as `vardrop.metrics.risk_coverage`; the area under the curve stands above it.
+    As `vardrop.metrics.risk_coverage`; the area under the curve stands above it.
 
     Args:
         uncertainty: of each case, shape (N,).
@@ -122,12 +122,11 @@ def risk_coverage_curve(
         risk: what the mean error is called.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import risk_coverage_curve
-        >>> risk_coverage_curve([0.3, 0.1], [1.0, 0.0]).get_title(loc="left")
-        'area 0.25'
+    >>> from vardrop.report import risk_coverage_curve
+    >>> risk_coverage_curve([0.3, 0.1], [1.0, 0.0]).get_title(loc="left")
+    'area 0.25'
 
-    Reference: Geifman and El-Yaniv (2017), Selective Classification for Deep Neural Networks.
+    Geifman & El-Yaniv 2017, "Selective classification for deep neural networks".
     """
     ax = axes(ax)
     scores = torch.from_numpy(column("uncertainty", uncertainty))
@@ -160,11 +159,10 @@ def regression_band(
         lower, upper: ends of the predictive interval, shape (N,).
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import regression_band
-        >>> ax = regression_band([0.0, 1.0], [0.1, 2.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 1.5])
-        >>> ax.get_title(loc="left")
-        '50.0 % of the cases in the interval'
+    >>> from vardrop.report import regression_band
+    >>> ax = regression_band([0.0, 1.0], [0.1, 2.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 1.5])
+    >>> ax.get_title(loc="left")
+    '50.0 % of the cases in the interval'
     """
     names = ("y", "mean", "lower", "upper")
     rows = [column(n, v) for n, v in zip(names, (y, mean, lower, upper), strict=True)]

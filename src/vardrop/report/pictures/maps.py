@@ -29,11 +29,10 @@ def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None =
         after: the same layer after pruning; drawn beside it on the same scale.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import weight_maps
-        >>> ax = weight_maps(torch.randn(6, 1, 5, 5), torch.zeros(6, 1, 5, 5))
-        >>> [panel.get_title() for panel in ax.child_axes]
-        ['before', 'after, 0.0 % left']
+    >>> from vardrop.report import weight_maps
+    >>> ax = weight_maps(torch.randn(6, 1, 5, 5), torch.zeros(6, 1, 5, 5))
+    >>> [panel.get_title() for panel in ax.child_axes]
+    ['before', 'after, 0.0 % left']
     """
     first = _matrix(numbers("before", before))
     panels = {"before": first}
@@ -117,11 +116,10 @@ def certain_examples(
         least: likewise.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import certain_examples
-        >>> ax = certain_examples(torch.rand(8, 1, 8, 8), torch.rand(8, 1, 8, 8))
-        >>> [panel.get_title(loc="left") for panel in ax.child_axes]
-        ['most certain', 'least certain']
+    >>> from vardrop.report import certain_examples
+    >>> ax = certain_examples(torch.rand(8, 1, 8, 8), torch.rand(8, 1, 8, 8))
+    >>> [panel.get_title(loc="left") for panel in ax.child_axes]
+    ['most certain', 'least certain']
     """
     given = {"most certain": most, "least certain": least}
     panels = {title: _images(title, v) for title, v in given.items() if v is not None}

@@ -31,21 +31,20 @@ def alpha_histograms(
 ) -> Axes:
     """Draw a histogram of log alpha for every layer, with the threshold of pruning.
 
-    Formula: a weight is removed where log alpha >= `threshold`; alpha is its noise to signal ratio.
-    Bars are as high as the root of their count.
+    A weight is removed where log alpha >= `threshold`; alpha is its noise to signal ratio. Bars are
+    as high as the root of their count.
 
     Args:
         log_alpha: by layer, any shapes, as `vardrop.log_alpha(net)` gives it.
         threshold: of pruning.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import alpha_histograms
-        >>> ax = alpha_histograms({"fc": [-4.0, 2.0, 5.0, 6.0]})
-        >>> ax.get_yticklabels()[0].get_text()
-        'fc\\n50.0 % over'
+    >>> from vardrop.report import alpha_histograms
+    >>> ax = alpha_histograms({"fc": [-4.0, 2.0, 5.0, 6.0]})
+    >>> ax.get_yticklabels()[0].get_text()
+    'fc\\n50.0 % over'
 
-    Reference: Molchanov, Ashukha and Vetrov (2017), section 4.3, for the threshold.
+    Molchanov, Ashukha & Vetrov 2017, sec. 4.3, for the threshold.
     """
     _check_layers("log_alpha", log_alpha)
     ax = axes(ax, height=max(3.0, 0.9 + 0.5 * len(log_alpha)))
@@ -76,10 +75,9 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
         sparsity: fraction of removed weights by layer, each in [0, 1].
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import layer_sparsity
-        >>> len(layer_sparsity({"conv1": 0.6, "fc1": 0.99}).patches)
-        2
+    >>> from vardrop.report import layer_sparsity
+    >>> len(layer_sparsity({"conv1": 0.6, "fc1": 0.99}).patches)
+    2
     """
     _check_layers("sparsity", sparsity)
     ax = axes(ax, height=max(3.0, 0.8 + 0.3 * len(sparsity)))
@@ -106,12 +104,11 @@ def sparsity_curve(
         metric: what the score is called.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import sparsity_curve
-        >>> points = [{"sparsity": 0.5, "metric": 0.98}, {"sparsity": 0.9, "metric": 0.97}]
-        >>> ax = sparsity_curve(points)
-        >>> ax.get_ylabel()
-        'accuracy'
+    >>> from vardrop.report import sparsity_curve
+    >>> points = [{"sparsity": 0.5, "metric": 0.98}, {"sparsity": 0.9, "metric": 0.97}]
+    >>> ax = sparsity_curve(points)
+    >>> ax.get_ylabel()
+    'accuracy'
     """
     if not curve:
         raise VardropError(

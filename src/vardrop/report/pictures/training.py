@@ -22,11 +22,10 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
             "validation" holds an "nll", it is drawn beside the training NLL.
         ax: where to draw; a new figure without it.
 
-    Example:
-        >>> from vardrop.report import training_curves
-        >>> ax = training_curves([{"epoch": 0, "nll": 2.3, "kl": 900.0, "beta": 0.0}])
-        >>> [strip.get_ylabel() for strip in ax.child_axes]
-        ['NLL', 'KL', 'beta']
+    >>> from vardrop.report import training_curves
+    >>> ax = training_curves([{"epoch": 0, "nll": 2.3, "kl": 900.0, "beta": 0.0}])
+    >>> [strip.get_ylabel() for strip in ax.child_axes]
+    ['NLL', 'KL', 'beta']
     """
     parts = [key for key in _PARTS if any(key in row for row in history)]
     if not parts:
