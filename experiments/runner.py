@@ -261,7 +261,7 @@ def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[
         "notes": experiment.notes,
         "arguments": arguments,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "data_md5": dict(IMAGE_SETS),
+        "data_md5": {name: known.md5 for name, known in IMAGE_SETS.items() if known.md5},
         "figures": {},
         "runs": [],
     }

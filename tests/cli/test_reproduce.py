@@ -9,6 +9,7 @@ from experiments.command import FUNCTIONS
 from tests.cli.calling import call
 from tests.experiments.toy import describe, toy_training
 from vardrop.cli import reproduction
+from vardrop.data import IMAGE_SETS, idx_set
 from vardrop.errors import VardropError
 
 
@@ -101,7 +102,8 @@ def test_broken_calls(folder, capsys, typed, code, says):
 
 def test_missing_images_are_an_error_that_names_the_file(folder, capsys, monkeypatch):
     monkeypatch.setenv("VARDROP_DATA", str(folder / "none"))
-    monkeypatch.setattr("vardrop.data.download.SOURCES", {})
+    offline = idx_set("mnist", None, **IMAGE_SETS["mnist"].md5)
+    monkeypatch.setitem(IMAGE_SETS, "mnist", offline)
     text = (folder / "experiments/toy/run.toml").read_text()
     (folder / "experiments/toy/run.toml").write_text(text.replace("toy_training", "sparse_mnist"))
     assert call("reproduce", "toy/run") == 1

@@ -19,10 +19,11 @@ from PIL import Image
 import vardrop as vd
 from tests.test_files import damages
 from vardrop.data import (
+    IMAGE_SETS,
+    ImageSet,
     cifar,
     data_directory,
-    download,
-    images,
+    idx_set,
     load_cifar10,
     load_dataset,
     load_images,
@@ -45,9 +46,15 @@ def idx(tmp_path, monkeypatch):
     for name, raw in files.items():
         (folder / name).write_bytes(gzip.compress(raw, mtime=0))
         sums.append(hashlib.md5((folder / name).read_bytes()).hexdigest())
-    monkeypatch.setitem(images.IMAGE_SETS, "mnist", {"train": tuple(sums)})
+    monkeypatch.setitem(IMAGE_SETS, "mnist", idx_set("mnist", None, train=tuple(sums)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
+
+
+def publish(monkeypatch, source):
+    """Let the files of the set mnist be fetched from an address."""
+    known = idx_set("mnist", source, **IMAGE_SETS["mnist"].md5)
+    monkeypatch.setitem(IMAGE_SETS, "mnist", known)
 
 
 @pytest.fixture
@@ -67,7 +74,7 @@ def server(idx):
 
 def test_what_is_absent_is_fetched_once_and_cached(server, idx, tmp_path, monkeypatch):
     pytest.importorskip("pooch")
-    monkeypatch.setitem(download.SOURCES, "mnist", server)
+    publish(monkeypatch, server)
     found = load_images("mnist", directory=tmp_path / "nowhere")
     assert found.y.tolist() == [3, 1, 4, 1, 5]
     assert found.x.shape == (5, 1, 28, 28)
@@ -85,7 +92,7 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
     with pytest.raises(vd.VardropError, match=r"MD5 of .*train-images-idx3-ubyte.gz to be"):
         load_images("mnist", directory=idx.parent)
     pytest.importorskip("pooch")
-    monkeypatch.setitem(download.SOURCES, "mnist", server)
+    publish(monkeypatch, server)
     (idx / "train-images-idx3-ubyte.gz").write_bytes(b"changed on the way")
     with pytest.raises(vd.VardropError, match="fetching it from http://127.0.0.1.* failed: .*hash"):
         load_images("mnist", directory=tmp_path / "nowhere")
@@ -93,7 +100,7 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
 
 def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):
     pytest.importorskip("pooch")
-    monkeypatch.setitem(download.SOURCES, "mnist", "http://127.0.0.1:9/")
+    publish(monkeypatch, "http://127.0.0.1:9/")
     with pytest.raises(vd.VardropError, match="Put the original files there, or set VARDROP_DATA"):
         load_images("mnist", directory=tmp_path / "nowhere")
     with pytest.raises(vd.VardropError, match="notmnist.*it is not there"):
@@ -125,7 +132,7 @@ def test_cifar10_from_its_archive(tmp_path, monkeypatch):
     assert torch.equal(found.y, torch.cat([y] * 5))
 
 
-def test_cifar10_from_pngs_of_one_image_a_row(tmp_path):
+def test_cifar10_from_pngs_of_one_image_per_row(tmp_path):
     x, y = colours(7)
     folder = tmp_path / "cifar10"
     folder.mkdir()
@@ -144,7 +151,7 @@ def test_cifar10_from_pngs_of_one_image_a_row(tmp_path):
     Image.fromarray(np.zeros((7, 100, 3), np.uint8)).save(folder / "test_batch.png")
     with pytest.raises(
         vd.VardropError,
-        match="1024 pixels wide and at most 10000 high, one image a row, but got 100 x 7",
+        match="1024 pixels wide and at most 10000 high, one image per row, but got 100 x 7",
     ):
         load_cifar10("test", tmp_path)
     with pytest.raises(vd.VardropError, match="`split` to be 'train' or 'test', but got 'x'"):
@@ -244,3 +251,15 @@ def test_other_images_take_the_shape_of_the_net():
         load_out_of_distribution("photos", (4,))
     with pytest.raises(vd.VardropError, match="other data among .* but got 'moons'"):
         load_out_of_distribution("moons", (1, 8, 8))
+
+
+def test_a_set_is_one_row_of_the_table(idx, tmp_path, monkeypatch):
+    known = IMAGE_SETS["mnist"]
+    monkeypatch.setitem(IMAGE_SETS, "letters", ImageSet(lambda split, _: known.read("train", None)))
+    (tmp_path / "mnist").mkdir()
+    for file in idx.iterdir():
+        (tmp_path / "mnist" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setenv("VARDROP_DATA", str(tmp_path))
+    assert load_images("letters", "test").y.tolist() == [3, 1, 4, 1, 5]
+    with pytest.raises(vd.VardropError, match="among .*, letters/train, letters/test, but got"):
+        load_images("letters", "validation")

@@ -2,17 +2,15 @@
 
 from vardrop.data.catalog import (
     DATASETS as DATASETS,
+    IMAGE_SETS as IMAGE_SETS,
     OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION,
     load_dataset as load_dataset,
+    load_images as load_images,
     load_out_of_distribution as load_out_of_distribution,
 )
 from vardrop.data.cifar import load_cifar10 as load_cifar10
 from vardrop.data.download import data_directory as data_directory
-from vardrop.data.images import (
-    IMAGE_SETS as IMAGE_SETS,
-    Images as Images,
-    load_images as load_images,
-)
+from vardrop.data.images import Images as Images, ImageSet as ImageSet, idx_set as idx_set
 from vardrop.data.preprocessing import Preprocessing as Preprocessing
 from vardrop.data.splits import (
     About as About,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vardrop.data.cifar import load_cifar10
-from vardrop.data.images import IMAGE_SETS, Images, load_images
+from vardrop.data.images import Images, ImageSet, idx_set
 from vardrop.data.preprocessing import Preprocessing, Task
 from vardrop.data.splits import Dataset, Part, checksum, shuffled
 from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn, read_table
@@ -26,9 +26,29 @@ _TABLES: dict[str, Task] = {
     "breast_cancer": "classification",
     "diabetes": "regression",
 }
-_TRAINABLE = ("mnist", "fashion-mnist", "cifar10")
+IMAGE_SETS: dict[str, ImageSet] = {
+    "mnist": idx_set(
+        "mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        train=("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
+        test=("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion-mnist": idx_set(
+        "fashion-mnist",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        train=("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
+        test=("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "notmnist": idx_set(
+        "notmnist",
+        None,
+        test=("2c87c839a4ef9b238846600eec8c35b7", "7ea9118cbafd0f6e3ee2ad771d782a01"),
+    ),
+    "cifar10": ImageSet(load_cifar10),
+}
+_TRAINABLE = tuple(name for name, known in IMAGE_SETS.items() if "train" in known.splits)
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
-OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "cifar10", "photos")
+OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "photos")
 _VALIDATION, _TEST = 0.1, 0.2
 
 
@@ -45,8 +65,7 @@ def load_dataset(
     A tenth is held out for validation; a fifth for test, where the data have no usual test set.
 
     Args:
-        name: "digits", "iris", "wine", "breast_cancer" or "diabetes" (embedded in scikit-learn);
-            "mnist", "fashion-mnist" or "cifar10"; or a CSV or Parquet file.
+        name: one of `DATASETS`, such as "digits" or "mnist"; or a CSV or Parquet file.
         target: the target column of a file; only a file takes one.
         task: "classification" or "regression"; inferred from the target where None.
         drop: columns of a file to leave out; only a file takes some.
@@ -91,7 +110,7 @@ def _digits(seed: int) -> Dataset:
     test, validation, train = shuffled(len(x), (_TEST, _VALIDATION), seed, "digits")
     first, second, last = (Part(x[rows], y[rows]) for rows in (train, validation, test))
     total = checksum(x, y)
-    return Dataset("digits", "image", "classification", first, second, last, _names(10), total)
+    return Dataset("digits", "image", "classification", first, second, last, _names(y), total)
 
 
 def digits() -> Images:
@@ -102,21 +121,29 @@ def digits() -> Images:
 
 
 def _images(name: str, directory: str | Path | None, seed: int) -> Dataset:
-    (x, y), (test_x, test_y) = (_split_of(name, s, directory) for s in ("train", "test"))
+    (x, y), (test_x, test_y) = (load_images(name, s, directory) for s in ("train", "test"))
     validation, train = shuffled(len(x), (_VALIDATION,), seed, name)
     parts = Part(x[train], y[train]), Part(x[validation], y[validation]), Part(test_x, test_y)
     total = checksum(x, y, test_x, test_y)
-    return Dataset(name, "image", "classification", *parts, _names(10), total)
+    return Dataset(name, "image", "classification", *parts, _names(y), total)
 
 
-def _split_of(name: str, split: str, directory: str | Path | None) -> Images:
-    if name == "cifar10":
-        return load_cifar10(split, directory)
-    return load_images(name, split, directory)
+def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
+    """Read one split of an image set.
+
+    Args:
+        name: one of `IMAGE_SETS`, such as "mnist".
+        split: "train" or "test".
+        directory: see `data_directory`; what is not there is fetched into a cache.
+    """
+    if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
+        known = ", ".join(f"{n}/{s}" for n, found in IMAGE_SETS.items() for s in found.splits)
+        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
+    return IMAGE_SETS[name].read(split, directory)
 
 
-def _names(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
+def _names(y: Tensor) -> tuple[str, ...]:
+    return tuple(map(str, range(int(y.max()) + 1)))
 
 
 def _embedded(name: str, seed: int) -> Dataset:
@@ -195,7 +222,7 @@ def _images_of(name: str, directory: str | Path | None) -> Tensor:
         return digits().x
     if name == "photos":
         return _photos()
-    return _split_of(name, "test", directory).x
+    return load_images(name, "test", directory).x
 
 
 def _photos() -> Tensor:

@@ -16,6 +16,7 @@ from vardrop.data.images import Images
 from vardrop.errors import VardropError, needed
 from vardrop.files import read_json
 
+_SOURCE = "https://www.cs.toronto.edu/~kriz/"
 _ARCHIVE, _MD5 = "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
 _BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so by their author
@@ -37,7 +38,7 @@ def load_cifar10(split: str = "train", directory: str | Path | None = None) -> I
     root = data_directory(directory)
     if root is not None and (root / "cifar10" / f"{_BATCHES[split][0]}.png").is_file():
         return _from_pngs(root / "cifar10", split)
-    return _from_archive(find("cifar10", _ARCHIVE, _MD5, directory), split)
+    return _from_archive(find("cifar10", _ARCHIVE, _MD5, _SOURCE, directory), split)
 
 
 def _from_archive(raw: bytes, split: str) -> Images:
@@ -93,6 +94,6 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
     width, height = size
     if width != _PIXELS or height > _MOST:
         raise VardropError(
-            f"Expected {path} to be {_PIXELS} pixels wide and at most {_MOST} high, one image a "
+            f"Expected {path} to be {_PIXELS} pixels wide and at most {_MOST} high, one image per "
             f"row, but got {width} x {height}."
         )

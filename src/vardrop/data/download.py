@@ -8,13 +8,6 @@ from pathlib import Path
 
 from vardrop.errors import VardropError
 
-# Where each set's original files are published. notMNIST has to be put in place by hand.
-SOURCES = {
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    "cifar10": "https://www.cs.toronto.edu/~kriz/",
-}
-
 
 def data_directory(directory: str | Path | None = None) -> Path | None:
     """The directory of the image sets: the argument, or VARDROP_DATA, or None."""
@@ -22,12 +15,17 @@ def data_directory(directory: str | Path | None = None) -> Path | None:
     return Path(chosen) if chosen else None
 
 
-def find(name: str, file: str, md5: str, directory: str | Path | None = None) -> bytes:
-    """The content of one file of a set, from the directory or the cache, checked by MD5."""
+def find(
+    name: str, file: str, md5: str, source: str | None, directory: str | Path | None = None
+) -> bytes:
+    """The content of one file of a set, checked by MD5: from the directory, the cache, the source.
+
+    A set without a source has to be put in place by hand.
+    """
     root = data_directory(directory)
     path = Path(name) / file if root is None else root / name / file
     if root is None or not path.is_file():
-        path = _fetch(name, file, md5, path)
+        path = _fetch(name, file, md5, source, path)
     try:
         raw = path.read_bytes()
     except OSError as failure:
@@ -40,13 +38,13 @@ def find(name: str, file: str, md5: str, directory: str | Path | None = None) ->
     return raw
 
 
-def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
+def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> Path:
     """Download a file into pooch's cache; the file there, if it was fetched before."""
     remedy = (
         "Put the original files there, or set VARDROP_DATA to the directory that holds "
         f"{absent.parent.name}/{file}."
     )
-    if name not in SOURCES:
+    if source is None:
         raise VardropError(f"Expected the file {absent}, but it is not there. {remedy}")
     try:
         import pooch
@@ -58,7 +56,7 @@ def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
     pooch.get_logger().setLevel("WARNING")
     try:
         fetched = pooch.retrieve(
-            url=SOURCES[name] + file,
+            url=source + file,
             known_hash=f"md5:{md5}",
             fname=file,
             path=pooch.os_cache("vardrop") / name,
@@ -67,6 +65,6 @@ def _fetch(name: str, file: str, md5: str, absent: Path) -> Path:
         reason = " ".join(str(failure).split())[:200]
         raise VardropError(
             f"Expected the file {absent}, but it is not there, and fetching it from "
-            f"{SOURCES[name]} failed: {reason}. {remedy}"
+            f"{source} failed: {reason}. {remedy}"
         ) from failure
     return Path(fetched)

@@ -1,9 +1,11 @@
-"""MNIST-like image sets from their original IDX files, checked by MD5."""
+"""Image sets: what they hold, and the reader of MNIST's own format (IDX), checked by MD5."""
 
 from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,25 +13,10 @@ import torch
 from torch import Tensor
 
 from vardrop.data.download import find
-from vardrop.errors import VardropError
 
 _FILES = {
     "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-}
-# MD5 of the compressed files: train images, train labels, test images, test labels.
-IMAGE_SETS: dict[str, dict[str, tuple[str, str]]] = {
-    "mnist": {
-        "train": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
-        "test": ("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
-    },
-    "fashion-mnist": {
-        "train": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
-        "test": ("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
-    },
-    "notmnist": {
-        "test": ("2c87c839a4ef9b238846600eec8c35b7", "7ea9118cbafd0f6e3ee2ad771d782a01"),
-    },
 }
 
 
@@ -40,22 +27,35 @@ class Images(NamedTuple):
     y: Tensor
 
 
-def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
-    """Read one split of an image set.
+@dataclass(frozen=True)
+class ImageSet:
+    """How the splits of an image set are read, and the MD5 of their files where it is known.
+
+    A set with the split "train" can be trained on; any other is for tests out of distribution.
+    """
+
+    read: Callable[[str, str | Path | None], Images]  # (split, directory)
+    splits: tuple[str, ...] = ("train", "test")
+    md5: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def idx_set(name: str, source: str | None, **md5: tuple[str, str]) -> ImageSet:
+    """A set in the IDX format.
 
     Args:
-        name: "mnist", "fashion-mnist" or "notmnist" (test only).
-        split: "train" or "test".
-        directory: see `data_directory`; what is not there is fetched into a cache.
+        name: of its folder.
+        source: the address of its files; None where they have to be put in place by hand.
+        md5: of the compressed images and labels, by split.
     """
-    if name not in IMAGE_SETS or split not in IMAGE_SETS[name]:
-        known = ", ".join(f"{n}/{s}" for n, splits in IMAGE_SETS.items() for s in splits)
-        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
-    pixels, labels = (
-        gzip.decompress(find(name, file, md5, directory))
-        for file, md5 in zip(_FILES[split], IMAGE_SETS[name][split], strict=True)
-    )
-    _, count, rows, columns = struct.unpack(">4I", pixels[:16])
-    x = torch.frombuffer(bytearray(pixels[16:]), dtype=torch.uint8)
-    y = torch.frombuffer(bytearray(labels[8:]), dtype=torch.uint8)
-    return Images(x.view(count, 1, rows, columns).float().div_(255), y.long())
+
+    def read(split: str, directory: str | Path | None) -> Images:
+        pixels, labels = (
+            gzip.decompress(find(name, file, known, source, directory))
+            for file, known in zip(_FILES[split], md5[split], strict=True)
+        )
+        _, count, rows, columns = struct.unpack(">4I", pixels[:16])
+        x = torch.frombuffer(bytearray(pixels[16:]), dtype=torch.uint8)
+        y = torch.frombuffer(bytearray(labels[8:]), dtype=torch.uint8)
+        return Images(x.view(count, 1, rows, columns).float().div_(255), y.long())
+
+    return ImageSet(read, tuple(md5), md5)
