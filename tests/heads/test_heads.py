@@ -152,11 +152,11 @@ def test_prior_inference_has_no_kl() -> None:
 # ---- baselines
 
 
-def test_sampled_softmax_uses_the_target_and_a_share() -> None:
-    head = Head(5, 10, SampledSoftmaxRule(share=0.4))
+def test_sampled_softmax_uses_the_target_and_a_fraction() -> None:
+    head = Head(5, 10, SampledSoftmaxRule(fraction=0.4))
     logits, y = torch.zeros(6, 10), torch.arange(6)
     assert head.rule.loss(logits, {}, y).nll.item() == pytest.approx(torch.tensor(4.0).log().item())
-    full = Head(5, 10, SampledSoftmaxRule(share=1.0))
+    full = Head(5, 10, SampledSoftmaxRule(fraction=1.0))
     logits = torch.randn(6, 10)
     expected = functional.cross_entropy(logits, y)
     torch.testing.assert_close(full.rule.loss(logits, {}, y).nll, expected)
@@ -363,7 +363,7 @@ def test_the_branches_take_no_weight_decay() -> None:
         (lambda: Head(5, 4, DropMaxRule(temperature=0.0)), "Expected `temperature` to be positive"),
         (lambda: Head(5, 4, DropMaxRule(inference="r")), "Expected `inference` to be 'q' or 'p'"),
         (lambda: Head(5, 4, DropMaxRule())(H, samples=0), "Expected `samples` to be an integer of at least 1"),
-        (lambda: Head(5, 4, SampledSoftmaxRule(share=0.0)), r"Expected `share` to lie in \(0, 1\]"),
+        (lambda: Head(5, 4, SampledSoftmaxRule(fraction=0.0)), r"Expected `fraction` to lie in \(0, 1\]"),
         (lambda: Head(5, 4, ClassDropoutRule(drop_rate=1.0)), "Expected `drop_rate`"),
         (
             lambda: vd.convert(nn.Sequential(nn.Linear(5, 1)), recipes.dropmax()),
@@ -508,3 +508,13 @@ def test_sparsemax_of_many_narrow_classes(dtype):
     probs, _ = sparsemax(logits)
     expected, _ = sparsemax(logits.double())
     torch.testing.assert_close(probs.double(), expected, rtol=0, atol=float(torch.finfo(dtype).eps))
+
+
+def test_the_share_of_version_0_1_is_the_fraction():
+    former = {"type": "SampledSoftmaxRule", "version": 1, "share": 0.3}
+    assert vd.from_json(former) == SampledSoftmaxRule(0.3)
+    assert vd.from_json(vd.to_json(SampledSoftmaxRule(0.3))) == SampledSoftmaxRule(0.3)
+    with pytest.deprecated_call(match="called `fraction`"):
+        assert vd.sampled_softmax(share=0.3) == vd.sampled_softmax(0.3)
+    with pytest.deprecated_call(match="goes in the next version"):
+        assert vd.SampledSoftmax(5, 4, share=0.3).rule == SampledSoftmaxRule(0.3)

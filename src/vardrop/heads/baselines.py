@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,26 +37,36 @@ class SoftmaxRule(ClassRule):
 
 @dataclass(frozen=True)
 class SampledSoftmaxRule(ClassRule):
-    """Trains on the target and a uniform sample of `share` of the classes; tests on all.
+    """Trains on the target and a uniform sample of a `fraction` of the classes; tests on all.
 
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation",
     sec. 3, with a uniform proposal, which needs no correction.
     """
 
-    share: float = 0.4
+    fraction: float = 0.4
     linear: ClassVar[bool] = True
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.share <= 1:
-            raise VardropError(f"Expected `share` to lie in (0, 1], but got {self.share}.")
+        if not 0 < self.fraction <= 1:
+            raise VardropError(f"Expected `fraction` to lie in (0, 1], but got {self.fraction}.")
+
+    @classmethod
+    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """Version 1 called the fraction a share."""
+        if version != 1:
+            return None
+        names = {"share": "fraction"}
+        renamed = {names.get(name, name): value for name, value in fields.items()}
+        return {"type": cls.__name__, "version": 2, **renamed}
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
         return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         target = is_target(y, logits)
-        count = max(2, round(self.share * logits.shape[-1]))
+        count = max(2, round(self.fraction * logits.shape[-1]))
         ranks = uniform(logits.shape, logits).masked_fill(target, 2.0).argsort(-1, descending=True)
         chosen = torch.zeros_like(target).scatter(-1, ranks[..., :count], True)
         return only_nll(masked_nll(logits, torch.where(chosen, 0.0, -torch.inf), y))

@@ -40,6 +40,8 @@ def Softmax(in_features: int, num_classes: int, bias: bool = True) -> Head:
 
 def SampledSoftmax(in_features: int, num_classes: int, bias: bool = True, **options: Any) -> Head:
     """Deprecated: `Head` with a `SampledSoftmaxRule`."""
+    if "share" in options:
+        options["fraction"] = options.pop("share")
     return _head("SampledSoftmax", SampledSoftmaxRule, (in_features, num_classes), bias, options)
 
 

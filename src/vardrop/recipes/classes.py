@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 from vardrop.heads import (
@@ -30,26 +31,52 @@ def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> Hea
     The authors train with Adam, 1e-3, 1e-4 and 1e-5 by thirds, and a weight decay of 1e-4 on
     everything but the two branches of the head, as `parameter_groups` does.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(5, 3), vd.dropmax())
+    >>> net.retain_probability(torch.randn(4, 5)).shape
+    torch.Size([4, 3])
+
     Lee et al. 2018, "DropMax: adaptive variational softmax", eq. 4 to 14.
     """
     return HeadRecipe(DropMaxRule(temperature, inference))
 
 
 def softmax() -> HeadRecipe:
-    """The plain softmax, as a head."""
+    """The plain softmax, as a head.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(5, 3), vd.softmax())
+    >>> net(torch.zeros(1, 5)).exp().sum().item()  # log-probabilities
+    1.0
+
+    Bridle 1990, "Probabilistic interpretation of feedforward classification network outputs".
+    """
     return HeadRecipe(SoftmaxRule())
 
 
-def sampled_softmax(share: float = 0.4) -> HeadRecipe:
+def sampled_softmax(fraction: float = 0.4, share: float | None = None) -> HeadRecipe:
     """Softmax over the target and a uniform sample of the other classes, in training.
+
+    `share` is the name that `fraction` had, and goes with the next version.
+
+    >>> import vardrop as vd
+    >>> vd.sampled_softmax(fraction=0.1).rule
+    SampledSoftmaxRule(fraction=0.1)
 
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation".
     """
-    return HeadRecipe(SampledSoftmaxRule(share))
+    if share is not None:
+        warnings.warn("`share` is called `fraction` now.", DeprecationWarning, stacklevel=2)
+        fraction = share
+    return HeadRecipe(SampledSoftmaxRule(fraction))
 
 
 def class_dropout(drop_rate: float = 0.6) -> HeadRecipe:
     """Softmax with every class but the target dropped at one fixed rate, in training.
+
+    >>> import vardrop as vd
+    >>> vd.class_dropout(0.5).rule
+    ClassDropoutRule(drop_rate=0.5)
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5 (random DropMax).
     """
@@ -59,6 +86,11 @@ def class_dropout(drop_rate: float = 0.6) -> HeadRecipe:
 def deterministic_attention() -> HeadRecipe:
     """Softmax weighted by sigmoid attention over the classes, without noise.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(5, 3), vd.deterministic_attention())
+    >>> [name for name, _ in net.named_children()]
+    ['retain']
+
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5.
     """
     return HeadRecipe(AttentionRule())
@@ -66,6 +98,12 @@ def deterministic_attention() -> HeadRecipe:
 
 def sparsemax() -> HeadRecipe:
     """The projection of the logits onto the simplex.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(2, 2, bias=False), vd.sparsemax())
+    >>> _ = net.weight.data.copy_(torch.eye(2))
+    >>> net(torch.tensor([[2.0, 0.0]])).exp().tolist()
+    [[1.0, 0.0]]
 
     Martins & Astudillo 2016, "From softmax to sparsemax", eq. 21.
     """

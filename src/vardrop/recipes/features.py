@@ -33,6 +33,11 @@ __all__ = [
 def binary_dropout(drop_rate: float = 0.5) -> Recipe:
     """Binary dropout on the inputs of each layer, as a gate that can be switched.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.binary_dropout(0.2))
+    >>> net.gate.noise.drop_rate
+    0.2
+
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
     return Recipe(gate=BinaryDropout(drop_rate))
@@ -42,6 +47,11 @@ def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
     """Adaptive dropout: a unit is kept with probability sigmoid(scale x + shift) of its own x.
 
     It gates the outputs of each layer, before a ReLU; leave out the last layer with `exclude`.
+
+    >>> import torch, vardrop as vd
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> len(vd.plan(net, vd.standout(), exclude="2").changes)
+    1
 
     Ba & Frey 2013, "Adaptive dropout for training deep neural networks", eq. 3 and 4.
     """
@@ -54,6 +64,11 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
     Every dropout module keeps its own rate. In a net without any, gates of `drop_rate` are put
     before the layers that `where` names; with a prior `length_scale` they add the KL of the
     paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
+
+    >>> import torch, vardrop as vd
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(3, 2))
+    >>> vd.predict(vd.convert(net, vd.mc_dropout()), torch.ones(1, 3), samples=8).probs.shape
+    torch.Size([1, 2])
 
     Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 7. The authors' UCI runs use
     rates of 0.005 to 0.1 before every layer, input included, and a length scale of 0.01.
@@ -75,6 +90,11 @@ def concrete_dropout(
 
     Start at `drop_rate`; `temperature` None means 0.1 for dense layers and 2/3 for channels.
     Predict with the noise on: `vardrop.sampling`.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.concrete_dropout(drop_rate=0.5))
+    >>> net.gate.drop_logit.item()
+    0.0
 
     Gal, Hron & Kendall 2017, "Concrete dropout", eq. 3 and 5.
     """
@@ -99,6 +119,12 @@ def dependent_beta_bernoulli(joint: bool = False, shift: float = 1.0, std: float
 
     Convert with `beta_bernoulli()` and train, then convert again with this: the first gates are
     frozen. `joint=True` converts a plain net and trains both together.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.beta_bernoulli())  # and train
+    >>> net = vd.convert(net, vd.dependent_beta_bernoulli())
+    >>> type(net.gate.noise).__name__
+    'DependentBetaBernoulli'
 
     Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
     dropout", eq. 16 to 21.
