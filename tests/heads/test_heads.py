@@ -28,7 +28,7 @@ from vardrop.heads import (
     SparsemaxRule,
 )
 from vardrop.heads.base import Branches
-from vardrop.heads.sparsemax import sparsemax
+from vardrop.heads.baselines import sparsemax
 
 RULES = [
     SoftmaxRule(), SampledSoftmaxRule(), ClassDropoutRule(), AttentionRule(), DropMaxRule(),

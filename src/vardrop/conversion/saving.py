@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_net, check_type
+from vardrop.conversion.apply import all_or_nothing
 from vardrop.conversion.kinds import Kind, described
 from vardrop.conversion.plan import kind_of
-from vardrop.conversion.rollback import all_or_nothing
 from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors

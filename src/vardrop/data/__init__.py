@@ -9,8 +9,12 @@ from vardrop.data.catalog import (
     load_out_of_distribution as load_out_of_distribution,
 )
 from vardrop.data.cifar import load_cifar10 as load_cifar10
-from vardrop.data.download import data_directory as data_directory
-from vardrop.data.images import Images as Images, ImageSet as ImageSet, idx_set as idx_set
+from vardrop.data.images import (
+    Images as Images,
+    ImageSet as ImageSet,
+    data_directory as data_directory,
+    idx_set as idx_set,
+)
 from vardrop.data.preprocessing import Preprocessing as Preprocessing
 from vardrop.data.splits import (
     About as About,

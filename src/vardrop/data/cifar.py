@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vardrop.checks import shown
-from vardrop.data.download import data_directory, find
-from vardrop.data.images import Images
+from vardrop.data.images import Images, data_directory, find
 from vardrop.errors import VardropError, needed
 from vardrop.files import read_json
 

@@ -7,12 +7,12 @@ from vardrop.diagnostics.alpha import (
     sparsity as sparsity,
 )
 from vardrop.diagnostics.curvature import kappa as kappa
-from vardrop.diagnostics.estimate import Estimate as Estimate
 from vardrop.diagnostics.gradients import gradient_variance as gradient_variance
 from vardrop.diagnostics.likelihood import (
     LikelihoodCovariance as LikelihoodCovariance,
     likelihood_covariance as likelihood_covariance,
 )
+from vardrop.diagnostics.measuring import Estimate as Estimate
 from vardrop.diagnostics.noise_level import (
     activation_alpha as activation_alpha,
     noise_level as noise_level,

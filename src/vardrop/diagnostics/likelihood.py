@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop.checks import check_integer, check_net
-from vardrop.diagnostics.estimate import Estimate
-from vardrop.diagnostics.passes import Loader, drawing, outputs
+from vardrop.diagnostics.measuring import Estimate, Loader, drawing, outputs
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator
 from vardrop.noisy import sampling

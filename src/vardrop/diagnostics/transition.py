@@ -9,7 +9,7 @@ from torch import nn
 
 from vardrop.checks import check_integer
 from vardrop.diagnostics.alpha import spread_log_alpha
-from vardrop.diagnostics.passes import Loader, batches
+from vardrop.diagnostics.measuring import Loader, batches
 from vardrop.errors import VardropError
 from vardrop.noisy import evaluating, sampling, untouched
 

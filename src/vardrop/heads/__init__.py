@@ -10,6 +10,7 @@ from vardrop.heads.baselines import (
     ClassDropoutRule as ClassDropoutRule,
     SampledSoftmaxRule as SampledSoftmaxRule,
     SoftmaxRule as SoftmaxRule,
+    SparsemaxRule as SparsemaxRule,
 )
 from vardrop.heads.dropmax import DropMaxRule as DropMaxRule
 from vardrop.heads.former import (
@@ -20,4 +21,3 @@ from vardrop.heads.former import (
     Softmax as Softmax,
     Sparsemax as Sparsemax,
 )
-from vardrop.heads.sparsemax import SparsemaxRule as SparsemaxRule

@@ -11,9 +11,9 @@ from vardrop.heads.baselines import (
     ClassDropoutRule,
     SampledSoftmaxRule,
     SoftmaxRule,
+    SparsemaxRule,
 )
 from vardrop.heads.dropmax import DropMaxRule
-from vardrop.heads.sparsemax import SparsemaxRule
 
 
 def _head(

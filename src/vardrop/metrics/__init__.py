@@ -4,10 +4,10 @@ Every function is pure: tensors in, a tensor or a named tuple of tensors out. Re
 precision of the input, and half precision input is scored in single precision.
 """
 
-from vardrop.metrics.binning import Scheme as Scheme
 from vardrop.metrics.calibration import (
     ECEInterval as ECEInterval,
     ReliabilityCurve as ReliabilityCurve,
+    Scheme as Scheme,
     classwise_ece as classwise_ece,
     ece as ece,
     ece_interval as ece_interval,

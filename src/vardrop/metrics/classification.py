@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
-from vardrop.metrics.binning import bin_index, bin_mean
+from vardrop.metrics.calibration import bin_index, bin_mean
 from vardrop.metrics.checks import (
     check_class_scores,
     check_classification,

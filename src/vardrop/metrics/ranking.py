@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop.metrics.binning import bin_mean
+from vardrop.metrics.calibration import bin_mean
 from vardrop.metrics.checks import check_shape, check_vector
 
 

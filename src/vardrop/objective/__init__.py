@@ -6,14 +6,14 @@ from vardrop.likelihoods import (
     Gaussian as Gaussian,
     HeteroscedasticGaussian as HeteroscedasticGaussian,
 )
-from vardrop.objective.compiled import compile as compile
 from vardrop.objective.elbo import (
     ELBO as ELBO,
     ELBOParts as ELBOParts,
 )
-from vardrop.objective.groups import parameter_groups as parameter_groups
-from vardrop.objective.schedules import (
+from vardrop.objective.steps import (
+    compile as compile,
     constant as constant,
     cyclical as cyclical,
     linear_warmup as linear_warmup,
+    parameter_groups as parameter_groups,
 )
