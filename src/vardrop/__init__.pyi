@@ -75,11 +75,14 @@ from vardrop.layers import ConvTranspose2d as ConvTranspose2d
 from vardrop.layers import ConvTranspose3d as ConvTranspose3d
 from vardrop.layers import Embedding as Embedding
 from vardrop.layers import Linear as Linear
+from vardrop.layers import Variational as Variational
+from vardrop.layers import register_layer as register_layer
 from vardrop.likelihoods import Bernoulli as Bernoulli
 from vardrop.likelihoods import Categorical as Categorical
 from vardrop.likelihoods import Gaussian as Gaussian
 from vardrop.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
 from vardrop.likelihoods import Values as Values
+from vardrop.noisy import NoisyTensor as NoisyTensor
 from vardrop.noisy import Relevance as Relevance
 from vardrop.noisy import kl as kl
 from vardrop.noisy import log_alpha as log_alpha

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,16 +31,39 @@ from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, Proper, S
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
 Formula = Callable[[Any, Any, Tensor, Axes, Tensors, Tensors], Tensor]
 Refusal = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
-_LOG_UNIFORM = LogUniform()
-_PAIRS: dict[tuple[type[Any], type[Prior]], tuple[Formula, Refusal]] = {}
+# (q, p, weight, noise tensors of q) -> what the draws and the KL of a training step share, or None
+Shared = Callable[[Any, Any, Tensor, Tensors], F.AdditiveWeights | None]
+
+
+class _Pair(NamedTuple):
+    """What is known of a pair of types."""
+
+    formula: Formula
+    refuse: Refusal
+    gradient: Formula
+    shared: Shared
+
+
+_PAIRS: dict[tuple[type[Any], type[Prior]], _Pair] = {}
 
 
 def register_kl(
-    q_type: type[Any], p_type: type[Prior], refuse: Refusal = lambda q, p: None
+    q_type: type[Any],
+    p_type: type[Prior],
+    refuse: Refusal = lambda q, p: None,
+    gradient: Formula | None = None,
+    shared: Shared = lambda q, p, weight, tensors: None,
 ) -> Callable[[Formula], Formula]:
-    """Register the KL of a pair of types; `refuse(q, p)` may name a reason why it has none.
+    """Register the KL of a pair of types, as a decorator of its formula.
 
-    `Posterior` as the first type stands for every posterior without a pair of its own.
+    Args:
+        q_type: the posterior; `Posterior` itself stands for all that have no pair of their own.
+        p_type: the prior.
+        refuse: `refuse(q, p)` names a reason why two values of these types have no KL, or None.
+        gradient: like the formula, but only the gradient of its result counts, where that is
+            cheaper.
+        shared: what the draws and the KL of one training step have in common, computed at once:
+            mean and variance of the weight, and the KL; None where it cannot be used.
     """
     for name, given, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
         if not (isinstance(given, type) and issubclass(given, kind)):
@@ -54,7 +77,7 @@ def register_kl(
                 f"Expected the KL of ({q_type.__name__}, {p_type.__name__}) to be registered once, "
                 "but got a second registration. Define a type of your own instead."
             )
-        _PAIRS[q_type, p_type] = (formula, refuse)
+        _PAIRS[q_type, p_type] = _Pair(formula, refuse, gradient or formula, shared)
         return formula
 
     return register
@@ -73,11 +96,11 @@ def check_kl(q: Posterior, p: Prior) -> None:
             f"Expected a registered KL for ({type(q).__name__}, {type(p).__name__}), but the known "
             f"pairs are {known}. Add one with `register_kl`{sampling}."
         )
-    if reason := found[1](q, p):
+    if reason := found.refuse(q, p):
         raise VardropError(f"Expected a KL of {q!r} to {p!r}, but {reason}.")
 
 
-def _registered(q: Posterior, p: Prior) -> tuple[Formula, Refusal] | None:
+def _registered(q: Posterior, p: Prior) -> _Pair | None:
     return _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
 
 
@@ -92,8 +115,8 @@ def kl_divergence(
 ) -> Tensor:
     """KL(q || p) summed over the elements of `weight`, in at least single precision.
 
-    `value=False` asks for the gradient alone: the value is then unspecified, and the pair
-    (AdditiveGaussian, LogUniform), whose value is dear, leaves it out.
+    `value=False` asks for the gradient alone: the value is then unspecified, and a pair whose value
+    is expensive may leave it out.
 
     >>> import torch
     >>> q, w = AdditiveGaussian(log_sigma2=0.0), torch.ones(4)
@@ -108,9 +131,16 @@ def kl_divergence(
     q_tensors, p_tensors = (
         {name: F.wide(t) for name, t in tensors.items()} for tensors in (q_tensors, p_tensors)
     )
-    if not value and type(q) is AdditiveGaussian and p == _LOG_UNIFORM:
-        return F.log_uniform_kl_additive(weight, q_tensors["log_sigma2"], value=False)
-    return found[0](q, p, weight, axes, q_tensors, p_tensors)
+    formula = found.formula if value else found.gradient
+    return formula(q, p, weight, axes, q_tensors, p_tensors)
+
+
+def shared_in_step(
+    q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors
+) -> F.AdditiveWeights | None:
+    """What draws and KL of the running training step share of a weight, where the pair says so."""
+    found = _registered(q, p)
+    return None if found is None else found.shared(q, p, weight, q_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
@@ -135,8 +165,24 @@ def _cubic_needs_a_bound(q: Posterior, p: LogUniform) -> str | None:
     )
 
 
-@register_kl(AdditiveGaussian, LogUniform, _cubic_needs_a_bound)
-def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
+def _additive_gradient(
+    q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
+    if p.form == "exact":
+        return F.log_uniform_kl_additive(weight, qt["log_sigma2"], value=False)
+    return _additive_to_log_uniform(q, p, weight, axes, qt, pt)
+
+
+def _additive_shared(q: Any, p: Any, weight: Tensor, qt: Tensors) -> F.AdditiveWeights | None:
+    return F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
+
+
+@register_kl(
+    AdditiveGaussian, LogUniform, _cubic_needs_a_bound, _additive_gradient, _additive_shared
+)
+def _additive_to_log_uniform(
+    q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
+) -> Tensor:
     if p.form == "exact":
         return F.log_uniform_kl_additive(weight, qt["log_sigma2"])
     return log_uniform_from_log_alpha(p, q.log_alpha(weight, qt)).sum()

@@ -31,79 +31,111 @@ from vardrop.functional import (
     normal_like,
     random_signs,
 )
-from vardrop.posteriors import Axes, Posterior, Tensors
+from vardrop.noisy import NoisyTensor
+from vardrop.posteriors import Posterior
 from vardrop.values import Value
-
-_BIAS_AXES = Axes(input=(), output=(0,))
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """One multilinear map `op(inputs, weight, bias)` with a posterior on its weight.
+    """One multilinear map `op(inputs, weight, bias)` of a noisy weight.
 
-    `bias_tensors` is None where the bias is deterministic. `trailing` counts the output axes behind
-    the one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
-    that carry a variance (x -> x^2; an index stays an index). `product` is `op` with its gradients,
-    where it has them in one piece, and `variance` that of the weight, where it is known already.
+    A `bias` that is a plain tensor is deterministic. `trailing` counts the output axes after the
+    one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
+    that carry a variance (x -> x^2; an index stays an index). `fused` is `op` with its gradients,
+    where it has them in one piece.
     """
 
     op: Callable[..., Tensor]
-    posterior: Posterior
-    axes: Axes
-    weight: Tensor
-    tensors: Tensors
-    bias: Tensor | None
-    bias_tensors: Tensors | None
+    weight: NoisyTensor
+    bias: NoisyTensor | Tensor | None
     outputs: int
     trailing: int
     squares: Callable[..., tuple[Tensor, ...]]
     channel_axis: int
-    product: Product | None = None
-    variance: Tensor | None = None
+    fused: Product | None = None
+
+    @property
+    def mean_bias(self) -> Tensor | None:
+        """E b."""
+        return self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
 
     @property
     def precision(self) -> torch.dtype:
         """The dtype in which a product of this map is taken: that of autocast, or the weight's."""
-        device = self.weight.device.type
-        autocast = torch.is_autocast_enabled(device)
-        return torch.get_autocast_dtype(device) if autocast else self.weight.dtype
+        mean = self.weight.mean
+        autocast = torch.is_autocast_enabled(mean.device.type)
+        return torch.get_autocast_dtype(mean.device.type) if autocast else mean.dtype
+
+    def moments(
+        self,
+        inputs: tuple[Tensor, ...],
+        variances: tuple[Tensor, Tensor],
+        spread: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """E y and Var y of every output, for x with given values or for random x.
+
+            E y = op(m, M) + E b,   Var y = op(m^2 + v, V) + op(v, M^2) + Var b
+
+        for a weight with mean M and variance V and an input with mean m and variance v, which is
+        zero for given values. The mean is None where it is zero without a product.
+
+        Args:
+            inputs: m.
+            variances: V and Var b, from `variances(floor)`.
+            spread: v, of a map of one input.
+
+        Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
+        """
+        mean, weight = self.mean_output(inputs), self.weight.mean
+        if self.precision != torch.float16:
+            return mean, self._variance_output(inputs, variances, spread, weight.dtype)
+        # Variances vanish in float16, whose smallest number is 6e-8: there it is a float32 product.
+        with torch.autocast(weight.device.type, enabled=False):
+            floats = tuple(x.float() if x.is_floating_point() else x for x in inputs)
+            return mean, self._variance_output(floats, variances, spread, torch.float32)
+
+    def _variance_output(
+        self,
+        inputs: tuple[Tensor, ...],
+        variances: tuple[Tensor, Tensor],
+        spread: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        squares = self.squares(*inputs)
+        if spread is not None:
+            squares[0].add_(spread)
+        variance = self.op(*squares, *(v.to(dtype) for v in variances))
+        if spread is None or self.weight.posterior.zero_mean:
+            return variance
+        return variance.add_(self.op(spread, self.weight.mean.square(), None))
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output for the mean weights, or None where it is zero without a product."""
-        if not self.posterior.zero_mean:
-            return self.op(*inputs, self.weight, self.bias)
-        if self.bias is None:
-            return None
-        return self.bias.view(-1, *(1,) * self.trailing)
+        bias = self.mean_bias
+        if not self.weight.posterior.zero_mean:
+            return self.op(*inputs, self.weight.mean, bias)
+        return None if bias is None else bias.view(-1, *(1,) * self.trailing)
 
-    def variances(self, floor: float) -> tuple[Tensor, Tensor]:
+    def variances(self, floor: float = 0.0) -> tuple[Tensor, Tensor]:
         """The variance of the weight, and that of the bias + floor."""
-        variance = self.variance
-        if variance is None:
-            variance = self.posterior.variance(self.weight, self.tensors)
+        variance = self.weight.variance()
         bias = variance.new_full((self.outputs,), floor)
-        if self.bias is not None and self.bias_tensors is not None:
-            bias = bias + self.posterior.variance(self.bias, self.bias_tensors)
-        return keep_layout(variance, self.weight), bias
-
-    def variance_output(self, inputs: tuple[Tensor, ...], floor: float) -> Tensor:
-        """The output variance + floor, the floor entering as the bias of the product.
-
-        In float16, whose smallest number is 6e-8, variances vanish: there it is a float32 product.
-        """
-        variances = self.variances(floor)
-        if self.precision != torch.float16:
-            return self.op(*self.squares(*inputs), *(v.to(self.weight.dtype) for v in variances))
-        with torch.autocast(self.weight.device.type, enabled=False):
-            floats = (x.float() if x.is_floating_point() else x for x in inputs)
-            return self.op(*self.squares(*floats), *(v.float() for v in variances))
+        if isinstance(self.bias, NoisyTensor):
+            bias = bias + self.bias.variance()
+        return keep_layout(variance, self.weight.mean), bias
 
     def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Standard noise for the weight and, where it is noisy, for the bias."""
-        noise = self.posterior.draw(self.weight, self.axes, batch)
-        if self.bias is None or self.bias_tensors is None:
-            return noise, None
-        return noise, self.posterior.draw(self.bias, _BIAS_AXES, batch)
+        noise = self.weight.draw(batch)
+        return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
+
+    def sampled(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for given noise; a bias without noise is at its mean."""
+        weight = keep_layout(self.weight.sample(noise_w), self.weight.mean)
+        if isinstance(self.bias, NoisyTensor) and noise_b is not None:
+            return weight, self.bias.sample(noise_b)
+        return weight, self.mean_bias
 
 
 @dataclass(frozen=True)
@@ -128,7 +160,7 @@ class WeightSample(Estimator):
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw() if noise is None else noise
-        return affine.op(*inputs, *_sampled(affine, noise_w, noise_b))
+        return affine.op(*inputs, *affine.sampled(noise_w, noise_b))
 
 
 @dataclass(frozen=True)
@@ -140,7 +172,7 @@ class PerExample(Estimator):
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
-        weight, bias = _sampled(affine, noise_w, noise_b)
+        weight, bias = affine.sampled(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
             return affine.op(*(x.unsqueeze(0) for x in example), weight, bias).squeeze(0)
@@ -190,12 +222,11 @@ class LocalReparameterization(Estimator):
         )
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        product = None if affine.posterior.zero_mean else affine.product
-        if product is not None and can_fuse(product, inputs[0], affine.weight, noise):
-            variances = affine.variances(self.floor)
-            return fused_output(product, inputs[0], affine.weight, affine.bias, *variances, noise)
-        mean = affine.mean_output(inputs)
-        variance = affine.variance_output(inputs, self.floor)
+        variances, weight = affine.variances(self.floor), affine.weight.mean
+        fused = None if affine.weight.posterior.zero_mean else affine.fused
+        if fused is not None and can_fuse(fused, inputs[0], weight, noise):
+            return fused_output(fused, inputs[0], weight, affine.mean_bias, *variances, noise)
+        mean, variance = affine.moments(inputs, variances)
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
             return (variance.sqrt() * noise).to(affine.precision)
@@ -221,12 +252,10 @@ class Flipout(Estimator):
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
-        deviation = affine.posterior.deviation(affine.weight, noise_w, affine.tensors)
-        weight = keep_layout(deviation, affine.weight).to(affine.weight.dtype)
-        bias = None
-        if affine.bias is not None and affine.bias_tensors is not None and noise_b is not None:
-            bias = affine.posterior.deviation(affine.bias, noise_b, affine.bias_tensors)
-            bias = bias.to(affine.bias.dtype)
+        deviation = keep_layout(affine.weight.deviation(noise_w), affine.weight.mean)
+        weight, bias = deviation.to(affine.weight.mean.dtype), None
+        if isinstance(affine.bias, NoisyTensor) and noise_b is not None:
+            bias = affine.bias.deviation(noise_b).to(affine.bias.mean.dtype)
         x, *rest = inputs
         if x.is_floating_point():
             x = x * (self._signs(x, affine.channel_axis) if sign_in is None else sign_in)
@@ -239,19 +268,6 @@ class Flipout(Estimator):
         axis = channel_axis % x.dim()
         kept = (0, axis)
         return random_signs(tuple(n if i in kept else 1 for i, n in enumerate(x.shape)), x)
-
-
-def _sampled(
-    affine: Affine, noise_w: Tensor, noise_b: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    if affine.variance is not None and noise_w.shape == affine.weight.shape:
-        weight = gaussian_output(affine.weight, affine.variance, noise_w)
-    else:
-        weight = affine.posterior.sample(affine.weight, noise_w, affine.tensors)
-    weight = keep_layout(weight, affine.weight)
-    if affine.bias is None or affine.bias_tensors is None or noise_b is None:
-        return weight, affine.bias
-    return weight, affine.posterior.sample(affine.bias, noise_b, affine.bias_tensors)
 
 
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:

@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from vardrop.checks import check_net, check_type
+from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.errors import VardropError
+from vardrop.functional import gaussian_output
+from vardrop.posteriors import Axes, Posterior, Tensors
+from vardrop.priors import Prior
 
 Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
@@ -27,6 +31,7 @@ KLTerms = dict[Hashable, Tensor]
 # A layer that was passed through so often while its parameters changed is being trained; steps
 # that gather gradients, or draws of one step, change no parameters in between.
 _PASSES = 100
+_LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 _NO_KL = (
     f"A noisy net is being trained, but nobody asked for its KL in {_PASSES} passes: nothing then "
     "keeps the noise from vanishing. Minimise vardrop.ELBO(net, likelihood, num_data)(x, y).loss, "
@@ -51,6 +56,86 @@ class Relevance:
         """True where the rule keeps the weight or unit."""
         above, below = self.score > self.threshold, self.score < self.threshold
         return above if self.keep_above else below
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyTensor:
+    """One noisy tensor of a layer: a view of what the layer holds now, made at each call.
+
+    w ~ q with E w = `mean`; `noise` and `hyper` are the tensors of posterior and prior by their own
+    names, and `axes` says which axes run over inputs and outputs (a bias has no inputs).
+    `known_variance` is Var w where a training step has computed it already.
+
+    >>> import torch, vardrop as vd
+    >>> layer = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd(log_sigma2=0.0))
+    >>> weight = layer.noisy_tensors()["weight"]
+    >>> weight.mean is layer.weight, weight.variance().sum()
+    (True, tensor(6., grad_fn=<SumBackward0>))
+    """
+
+    mean: Tensor
+    posterior: Posterior
+    prior: Prior | None
+    noise: Tensors
+    hyper: Tensors
+    axes: Axes
+    known_variance: Tensor | None = None
+
+    def variance(self) -> Tensor:
+        """Var w, in the shape of the mean."""
+        if self.known_variance is not None:
+            return self.known_variance
+        return self.posterior.variance(self.mean, self.noise)
+
+    def draw(self, batch: tuple[int, ...] = ()) -> Tensor:
+        """Standard noise for one draw, or for a batch of draws."""
+        return self.posterior.draw(self.mean, self.axes, batch)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """w for standard noise from `draw`."""
+        if self.known_variance is not None and noise.shape == self.mean.shape:
+            return gaussian_output(self.mean, self.known_variance, noise)
+        return self.posterior.sample(self.mean, noise, self.noise)
+
+    def deviation(self, noise: Tensor) -> Tensor:
+        """w - E w for standard noise from `draw`."""
+        return self.posterior.deviation(self.mean, noise, self.noise)
+
+    def log_alpha(self) -> Tensor:
+        """log(Var w / (E w)^2); broadcastable to the shape of the mean."""
+        return self.posterior.log_alpha(self.mean, self.noise)
+
+    def adds_variances(self) -> bool:
+        """Whether an output's variance is the sum over its weights: no two of them share noise."""
+        return self.posterior.adds_variances(self.mean, self.axes)
+
+    def kl(self, value: bool = True) -> Tensor | None:
+        """KL(q || p), summed; None without a prior. With `value=False` only its gradient counts."""
+        if self.prior is None:
+            return None
+        shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
+        if shared is not None:
+            return shared.kl(value)
+        values = self.posterior, self.prior, self.mean, self.axes, self.noise, self.hyper
+        return kl_divergence(*values, value)
+
+    def in_step(self) -> NoisyTensor:
+        """The tensor as products see it in a training step, with what they share computed once."""
+        if self.prior is None:
+            return self
+        shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
+        if shared is None:
+            return self
+        return NoisyTensor(
+            shared.mean, self.posterior, self.prior, self.noise, self.hyper, self.axes,
+            shared.variance,
+        )  # fmt: skip
+
+    def relevance(self) -> Relevance | None:
+        """log alpha of every weight and the rule to keep it; None where noise selects nothing."""
+        if self.posterior.zero_mean or not self.posterior.learned:
+            return None
+        return Relevance(self.log_alpha().expand_as(self.mean), _LOG_ALPHA, False, "weight")
 
 
 class Noisy(nn.Module):
@@ -117,12 +202,16 @@ class Noisy(nn.Module):
         """Whether this module has a KL, which training should count."""
         return True
 
+    def noisy_tensors(self) -> dict[str, NoisyTensor]:
+        """The noisy tensors of this module by name, as they are now; views, not to be kept."""
+        return {}
+
     def get_log_alpha(self) -> Tensor | None:
-        """log of noise variance over squared mean, or None where the method has no such ratio."""
+        """log of a unit's noise variance over squared mean, or None without such a ratio."""
         return None
 
     def relevance(self) -> Relevance | None:
-        """What the method's own rule keeps, or None where it selects nothing."""
+        """What the method's own rule keeps of the units, or None where it selects nothing."""
         return None
 
     def noise_tensors(self) -> Iterator[Tensor]:
@@ -407,8 +496,27 @@ def kl(net: nn.Module, value: bool = True) -> Tensor:
     return torch.stack(means).sum()
 
 
+def noisy_weights(net: nn.Module) -> Iterator[tuple[str, str, NoisyTensor]]:
+    """Every noisy weight of a net: the name it is reported by, its state_dict key and a view."""
+    for name, module in noisy_modules(net).items():
+        for own, tensor in module.noisy_tensors().items():
+            if tensor.axes.input:  # biases have none
+                yield tensor_name(name, own), f"{name}.{own}".lstrip("."), tensor
+
+
+def tensor_name(module: str, tensor: str) -> str:
+    """The name under which a noisy tensor is reported: the module's for its `weight`.
+
+    >>> tensor_name("fc", "weight"), tensor_name("rnn", "weight_hh_l0")
+    ('fc', 'rnn.weight_hh_l0')
+    """
+    return module if tensor == "weight" else f"{module}.{tensor}".lstrip(".")
+
+
 def log_alpha(net: nn.Module) -> dict[str, Tensor]:
-    """log alpha of every noisy module that has one, by module name, detached.
+    """log alpha of every noisy weight and gate that has one, by module name, detached.
+
+    A weight under another name than `weight` is `<module>.<name>`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.sparse_vd())
@@ -416,16 +524,18 @@ def log_alpha(net: nn.Module) -> dict[str, Tensor]:
     {'0': (2, 3)}
     """
     with torch.no_grad():
-        found = {name: m.get_log_alpha() for name, m in noisy_modules(net).items()}
-    return {name: la for name, la in found.items() if la is not None}
+        weights = {name: tensor.log_alpha() for name, _, tensor in noisy_weights(net)}
+        gates = {name: module.get_log_alpha() for name, module in noisy_modules(net).items()}
+    return {name: la for name, la in {**gates, **weights}.items() if la is not None}
 
 
 def relevance(net: nn.Module) -> dict[str, Relevance]:
     """What each method keeps, by the name of its module, detached.
 
-    Weight posteriors: log alpha, one a weight, kept below 3. Gates: the method's own score, one a
-    unit; a gate inside a layer is named `<layer>.gate`, and `kind` says whether its units are the
-    layer's inputs or its outputs.
+    Weight posteriors: log alpha, one per weight, kept below 3; a weight under another name than
+    `weight` is `<module>.<name>`. Gates: the method's own score, one per unit; a gate inside a
+    layer is named `<layer>.gate`, and `kind` says whether its units are the layer's inputs or its
+    outputs.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.sparse_vd(log_sigma2=-30.0))
@@ -433,5 +543,6 @@ def relevance(net: nn.Module) -> dict[str, Relevance]:
     {'0': ('weight', 6)}
     """
     with torch.no_grad():
-        found = {name: m.relevance() for name, m in noisy_modules(net).items()}
-    return {name: r for name, r in found.items() if r is not None}
+        weights = {name: tensor.relevance() for name, _, tensor in noisy_weights(net)}
+        gates = {name: module.relevance() for name, module in noisy_modules(net).items()}
+    return {name: r for name, r in {**gates, **weights}.items() if r is not None}

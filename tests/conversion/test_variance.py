@@ -104,7 +104,7 @@ def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) ->
     expected = kl_divergence(TorchNormal(mean, std), TorchNormal(0 * mean, std)).sum()
     if noisy_bias:
         bias = layer.bias.detach().clone()
-        bias_std = layer.posterior.variance(bias, layer._tensors(2)).detach().sqrt()
+        bias_std = layer.noisy_tensors()["bias"].variance().detach().sqrt()
         expected += kl_divergence(
             TorchNormal(bias, bias_std), TorchNormal(0 * bias, bias_std)
         ).sum()

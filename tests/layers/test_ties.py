@@ -57,8 +57,8 @@ def test_biases_of_their_own_count_each(made):
     recipe = RECIPES["own-noisy_bias"]
     both = convert(pair(bias=True), recipe, made)
     apart = [vd.convert(layer, recipe) for layer in (pair(bias=True)[0], pair(bias=True)[2])]
-    bias = [m.kl_terms()[m._key(2)] for m in apart]
-    weight = apart[0].kl_terms()[apart[0]._key(0)]
+    bias = [m.noisy_tensors()["bias"].kl() for m in apart]
+    weight = apart[0].noisy_tensors()["weight"].kl()
     torch.testing.assert_close(kl(both), (weight + sum(bias)).detach())
 
 
@@ -82,7 +82,7 @@ def test_what_gates_say_of_a_tied_weight_is_averaged(recipe, made):
     of_weight = [t for g in gates if (t := g.noise.weight_kl(net[0].weight, g.tensors)) is not None]
     expected = sum(own, torch.zeros(())) + sum(of_weight) / 2
     if net[0].posterior:
-        expected = expected + net[0].kl_terms()[net[0]._key(0)]
+        expected = expected + net[0].noisy_tensors()["weight"].kl()
     torch.testing.assert_close(kl(net), expected.detach())
 
 

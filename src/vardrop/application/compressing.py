@@ -25,7 +25,7 @@ from vardrop.compression import (
 from vardrop.errors import VardropError
 from vardrop.files import write_tensors
 from vardrop.layers import Variational
-from vardrop.noisy import has_noise
+from vardrop.noisy import has_noise, tensor_name
 
 SMALL = "small.safetensors"
 MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
@@ -141,7 +141,11 @@ def _measurements(
 def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
     arrays = run.arrays()
     pruned, _ = masked(run.net, threshold)
-    layers = [n for n, m in run.net.named_modules() if isinstance(m, Variational)]
-    arrays |= {f"weight_pruned.{n}": pruned.get_parameter(f"{n}.weight") for n in layers}
+    arrays |= {
+        f"weight_pruned.{tensor_name(name, own)}": getattr(pruned.get_submodule(name), own)
+        for name, module in run.net.named_modules()
+        if isinstance(module, Variational)
+        for own in module.weight_axes
+    }
     write_tensors(run.directory / "arrays.safetensors", arrays)
     run.keep({**run.results, **found})

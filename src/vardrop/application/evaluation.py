@@ -16,7 +16,7 @@ from vardrop.data import Dataset, Part, load_out_of_distribution
 from vardrop.files import write_tensors
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.noisy import has_noise, log_alpha, relevance
+from vardrop.noisy import has_noise, log_alpha, relevance, tensor_name
 
 if TYPE_CHECKING:
     from vardrop.objective import ELBO
@@ -144,7 +144,11 @@ def _layer_arrays(run: Run) -> dict[str, Tensor]:
         return {}
     layers = {n: m for n, m in run.net.named_modules() if isinstance(m, Variational)}
     arrays = {f"log_alpha.{name}": la for name, la in log_alpha(run.net).items()}
-    arrays |= {f"weight.{name}": layer.weight for name, layer in layers.items()}
+    arrays |= {
+        f"weight.{tensor_name(name, own)}": getattr(layer, own)
+        for name, layer in layers.items()
+        for own in layer.weight_axes
+    }
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in run.net.modules())
     if relevance(run.net) and not depends:  # else no constant mask says what goes
         pruned, _ = masked(run.net)

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import singledispatch
-from typing import SupportsFloat
+from typing import SupportsFloat, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,8 @@ from vardrop.compression.kinds import KINDS, Scale, inside, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
-from vardrop.layers import NOISY_TYPES, Variational
-from vardrop.layers.folding import fold, scale
-from vardrop.noisy import Relevance, has_noise, relevance
+from vardrop.layers import Variational, per_unit, plain_types
+from vardrop.noisy import NoisyTensor, Relevance, has_noise, relevance, tensor_name
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -92,11 +91,11 @@ def without_dead(
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
     for name in gated_ties(plain):
-        layer = plain.get_submodule(name)
-        for key, tensor in (("weight", layer.weight), ("bias", layer.bias)):
-            if isinstance(tensor, nn.Parameter):
+        layer = cast(Variational, plain.get_submodule(name))
+        for key in (*layer.weight_axes, *layer.bias_names):
+            if isinstance(tensor := getattr(layer, key), nn.Parameter):
                 setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
-    layers = {name for name, module in plain.named_modules() if type(module) in _PLAIN}
+    layers = {n for n, module in plain.named_modules() if isinstance(module, Variational)}
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
@@ -111,7 +110,9 @@ def gated_ties(net: nn.Module) -> list[str]:
     return [
         name
         for name, m in net.named_modules()
-        if isinstance(m, Variational) and m.gate is not None and owners[id(m.weight)] > 1
+        if isinstance(m, Variational)
+        and m.gate is not None
+        and any(owners[id(getattr(m, weight))] > 1 for weight in m.weight_axes)
     ]
 
 
@@ -147,35 +148,35 @@ def _(
     module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> nn.Module:
     """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
-    if name in kept:
-        module.weight.mul_(kept[name])
+    for own in module.weight_axes:
+        if (alive := kept.get(tensor_name(name, own))) is not None:
+            getattr(module, own).mul_(alive)
     gate, alive = module.gate, kept.get(inside(name, "gate"))
     if gate is not None and alive is not None:
-        scale(module.weight, alive.to(module.weight.dtype), gate.side, module.axes)
-        if gate.side == "output" and module.bias is not None:
-            module.bias.mul_(alive)
-    if module.posterior is not None:
-        deviations[inside(name, "weight")] = _variance(module).sqrt()
+        module.scale_units(alive, gate.side)
+    for own, tensor in module.noisy_tensors().items():
+        if tensor.axes.input:
+            deviations[inside(name, own)] = _variance(tensor, gate).sqrt()
     module.make_plain()
-    module.__class__ = _PLAIN[type(module)]  # type: ignore[assignment]
+    module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
     return module
 
 
-def _variance(layer: Variational) -> Tensor:
+def _variance(tensor: NoisyTensor, gate: Gate | None) -> Tensor:
     """Var(z w) of every weight, z being the layer's gate: Var w (E z)^2 + Var z E(w^2)."""
-    variance = layer.variance()
-    gate = layer.gate
+    variance = tensor.variance().expand_as(tensor.mean)
     if gate is None:
         return variance
+    unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
     mean = torch.ones_like(variance)
-    fold(gate, mean, None, layer.axes)
+    if unit_mean is not None:
+        mean = mean * per_unit(unit_mean, variance, gate.side, tensor.axes)
     total = variance * mean.square()
-    if (log_alpha := gate.get_log_alpha()) is None:
+    if log_alpha is None:
         return total
-    alpha = torch.ones_like(variance)
     finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
-    scale(alpha, finite.expand(gate.units), gate.side, layer.axes)
-    return total + alpha * mean.square() * (variance + wide(layer.weight).square())
+    alpha = per_unit(finite.expand(gate.units), variance, gate.side, tensor.axes)
+    return total + alpha * mean.square() * (variance + wide(tensor.mean).square())
 
 
 def grid_steps(
@@ -237,6 +238,3 @@ def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) ->
     smallest = float(chosen.min())
     mean = float((smallest / chosen).square().mean())
     return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
-
-
-_PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}

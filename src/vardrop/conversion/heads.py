@@ -15,7 +15,7 @@ from vardrop.conversion.kinds import (
     make_plain,
     rename,
 )
-from vardrop.conversion.layers import frozen_reason
+from vardrop.conversion.layers import FROZEN
 from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.heads import Head
@@ -41,7 +41,7 @@ class LastLayer(Kind):
         linear = cast(nn.Linear, module)
         if linear.out_features < 2:
             return "one output; a head needs at least 2 classes"
-        return frozen_reason(linear.weight, self.everywhere)
+        return "" if linear.weight.requires_grad or not self.everywhere else FROZEN
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return Head if type(module) is nn.Linear else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from vardrop.conversion.kinds import (
@@ -20,10 +20,12 @@ from vardrop.conversion.kinds import (
 )
 from vardrop.errors import VardropError
 from vardrop.gates import FeatureNoise, Gate
-from vardrop.layers import NOISY_TYPES, Embedding, Ties, Variational
+from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy
 from vardrop.recipes import Recipe
 
+# Nobody asked for noise on weights that are not trained, as the base under an adapter is.
+FROZEN = "its weights are frozen; name it with `where` if it is meant"
 _RECURRENT = "recurrent layers run inside one torch function"
 _CELL = "recurrent cells run inside one torch function"
 # Why modules of these types, or of subclasses, stay; a noisy layer is refused where it is selected.
@@ -66,19 +68,20 @@ class NoisyLayers(Kind):
         return "no weights that can be noisy"
 
     def _own_reason(self, module: nn.Module) -> str:
-        weight = module._parameters.get("weight")
-        if weight is None:
-            return (
-                "its weight is computed from other tensors (weight_norm, spectral_norm) before "
-                "each pass; remove that first"
-            )
-        if not weight.is_floating_point():
-            return f"its weights are {weight.dtype}"
-        if weight.numel() == 0:
-            return "no units to gate" if self.recipe.gate is not None else "it has no weights"
-        further = _FURTHER.get(type(module))
-        found = "" if further is None else further(module, self.recipe)
-        return found or frozen_reason(weight, self.everywhere)
+        noisy = NOISY_TYPES[type(module)]
+        weights = [module._parameters.get(name) for name in noisy.weights_of(module)]
+        for weight in weights:
+            if weight is None:
+                return (
+                    "its weight is computed from other tensors (weight_norm, spectral_norm) "
+                    "before each pass; remove that first"
+                )
+            if not weight.is_floating_point():
+                return f"its weights are {weight.dtype}"
+            if weight.numel() == 0:
+                return "no units to gate" if self.recipe.gate is not None else "it has no weights"
+        asked = not self.everywhere or any(w is not None and w.requires_grad for w in weights)
+        return noisy.refuse(module, self.recipe.gate) or ("" if asked else FROZEN)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return NOISY_TYPES.get(type(module))
@@ -97,9 +100,9 @@ class NoisyLayers(Kind):
     def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse a second method for a weight that another module has made noisy."""
         mine = self.recipe.posterior, self.recipe.prior
-        there = {id(m.weight): m for m in noisy_layers(net) if m.posterior}
-        for module in changes.values():
-            other = there.get(id(module.weight))
+        there = {id(t.mean): t for m in noisy_layers(net) for t in m.noisy_tensors().values()}
+        for parameter in (p for m in changes.values() for p in m.parameters(recurse=False)):
+            other = there.get(id(parameter))
             if mine[0] is None or other is None or mine == (other.posterior, other.prior):
                 continue
             raise VardropError(
@@ -151,28 +154,6 @@ class _TakenOver(Kind):
         self.change(module, noise)
 
 
-def frozen_reason(weight: Tensor, everywhere: bool) -> str:
-    """Nobody asked for noise on weights that are not trained, as the base under an adapter is."""
-    asked = weight.requires_grad or not everywhere
-    return "" if asked else "its weights are frozen; name it with `where` if it is meant"
-
-
-def _embedding_reason(module: nn.Module, recipe: Recipe) -> str:
-    if module.max_norm is not None:
-        return "max_norm rewrites its weights in the forward pass"
-    if module.sparse:
-        return "sparse gradients do not go with a KL over all weights"
-    if recipe.gate is not None:
-        return f"an index has no features to gate ({Embedding.__name__} takes posteriors only)"
-    return ""
-
-
-# What one type of layer asks beyond the others.
-_FURTHER: dict[type[nn.Module], Callable[[nn.Module, Recipe], str]] = {
-    nn.Embedding: _embedding_reason
-}
-
-
 def noisy_layers(net: nn.Module) -> list[Variational]:
     """The layers of a net that have a method, or could have one."""
     return [m for m in net.modules() if isinstance(m, Variational)]
@@ -182,8 +163,8 @@ def ties(net: nn.Module) -> Ties:
     """The noise that is there, by the weight or bias that it belongs to."""
     found: Ties = {}
     for layer in noisy_layers(net):
-        for mean, tensors in layer.owned_noise():
-            found.setdefault(id(mean), {}).update(tensors)
+        for tensor in layer.noisy_tensors().values():
+            found.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
     return found
 
 
@@ -195,12 +176,13 @@ def _gate_of(module: nn.Module) -> Gate | None:
 def _(module: Variational, folded: set[int]) -> None:
     if module.gate is None:
         return
-    if module.gate.unit_mean() is not None and id(module.weight) in folded:
+    weights = {id(getattr(module, name)) for name in module.weight_axes}
+    if module.gate.unit_mean() is not None and weights & folded:
         raise VardropError(
             "Expected every gated layer to have weights of its own, but got tied weights, "
             "into which two gates cannot be folded. Untie them first."
         )
-    folded.add(id(module.weight))
+    folded |= weights
 
 
 @make_plain.register

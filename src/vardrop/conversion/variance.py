@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from vardrop.checks import shown
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
-from vardrop.layers import Ties, Variational
+from vardrop.layers import Variational, check_method
 from vardrop.noisy import noisy_modules
-from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Tensors, ZeroMean
+from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Swap:
         for name, kl in self.kl.items():
             lines.append(
                 f"  {name or '(net)'}  {self.weights[name]} weights  {kl:.4g} nats, "
-                f"{kl / self.weights[name]:.3g} a weight"
+                f"{kl / self.weights[name]:.3g} per weight"
             )
         return "\n".join(lines)
 
@@ -54,7 +54,7 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.variational_dropout(per="layer"))
     >>> print(to_variance(net))
     KL to the zero-mean net: 3 nats
-      (net)  6 weights  3 nats, 0.5 a weight
+      (net)  6 weights  3 nats, 0.5 per weight
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 5.
     """
@@ -71,15 +71,17 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
             f"The noisy modules are {listed([n or '(net)' for n in noisy])}."
         )
     _check_gaussian(layers)
-    # Everything is read before anything is written: tied layers lose their mean with the first.
-    sigmas = [_sigmas(m) for m in layers.values()]
+    for layer in layers.values():
+        check_method(ZeroMean(), layer.prior, layer.estimator)
     counted: set[int] = set()
     found = {name: _swap_kl(layer, counted) for name, layer in layers.items()}
     kl = {name: value for name, value in found.items() if value is not None}
-    sizes = {name: layers[name].weight.numel() for name in kl}
-    tied: Ties = {}
-    for layer, values in zip(layers.values(), sigmas, strict=True):
-        _replace(layer, values, tied)
+    sizes = {name: _weights(layers[name]) for name in kl}
+    # Everything is read before anything is written: tied layers lose their mean with the first.
+    sigmas: dict[int, dict[str, Tensor]] = {}
+    noise = [_sigmas(layer, sigmas) for layer in layers.values()]
+    for layer, values in zip(layers.values(), noise, strict=True):
+        layer.replace_posterior(ZeroMean(), values)
     return Swap(sizes, kl)
 
 
@@ -92,38 +94,24 @@ def _check_gaussian(layers: dict[str, Variational]) -> None:
             )
 
 
-def _noisy_tensors(layer: Variational) -> list[tuple[str, Tensor, Tensors]]:
-    """The name that `ZeroMean` gives a scale, the mean and the noise: the weight's, the bias's."""
-    found: list[tuple[str, Tensor, Tensors]] = [("sigma", layer.weight, layer._tensors(0))]
-    if layer.noisy_bias and layer.bias is not None:
-        found.append(("bias_sigma", layer.bias, layer._tensors(2)))
+def _weights(layer: Variational) -> int:
+    return sum(t.mean.numel() for t in layer.noisy_tensors().values() if t.axes.input)
+
+
+def _sigmas(
+    layer: Variational, known: dict[int, dict[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """sigma of each noisy tensor by its name; the same parameter for the same mean."""
+    found = {}
+    for name, t in layer.noisy_tensors().items():
+        sigma = t.variance().expand_as(t.mean).sqrt()
+        found[name] = known.setdefault(id(t.mean), {"sigma": nn.Parameter(sigma.clone())})
     return found
-
-
-def _sigmas(layer: Variational) -> dict[str, Tensor]:
-    assert layer.posterior is not None
-    return {
-        name: layer.posterior.variance(mean, noise).expand_as(mean).sqrt()
-        for name, mean, noise in _noisy_tensors(layer)
-    }
 
 
 def _swap_kl(layer: Variational, counted: set[int]) -> float | None:
     """The KL of the tensors that are not counted yet; None where all are."""
-    assert layer.posterior is not None
-    found = [(m, noise) for _, m, noise in _noisy_tensors(layer) if id(m) not in counted]
-    counted.update(id(mean) for mean, _ in found)
-    terms = [torch.exp(-layer.posterior.log_alpha(m, noise)).expand_as(m) for m, noise in found]
+    found = [t for t in layer.noisy_tensors().values() if id(t.mean) not in counted]
+    counted.update(id(t.mean) for t in found)
+    terms = [torch.exp(-t.log_alpha()).expand_as(t.mean) for t in found]
     return sum(t.double().sum().item() / 2 for t in terms) if terms else None
-
-
-def _replace(layer: Variational, sigmas: dict[str, Tensor], tied: Ties) -> None:
-    prior, estimator, gate = layer.prior, layer.estimator, layer.gate
-    switch, noisy_bias = layer.sampling, layer.noisy_bias
-    fitted = {name: getattr(layer, name) for i in (1, 3) for name in layer._names[i]}
-    layer.gate = None  # it stays as it is: neither its mean nor its noise is a weight's
-    layer.make_plain()
-    layer.make_noisy(ZeroMean(), prior, estimator, None, noisy_bias, tied)
-    layer.gate, layer.sampling = gate, switch
-    for name, value in {**sigmas, **fitted}.items():
-        getattr(layer, name).copy_(value)

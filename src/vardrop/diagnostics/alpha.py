@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vardrop.checks import check_number
 from vardrop.errors import VardropError
-from vardrop.layers import Variational
-from vardrop.noisy import log_alpha, noisy_modules
+from vardrop.noisy import log_alpha, noisy_modules, noisy_weights
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,15 @@ class Sparsity:
 
 def spread_log_alpha(net: nn.Module) -> dict[str, Tensor]:
     """log alpha in the shape of each weight tensor, a shared alpha repeated; an error if none."""
-    modules, found = noisy_modules(net), log_alpha(net)
+    found = log_alpha(net)
     if not found:
-        kinds = sorted({type(m).__name__ for m in modules.values()})
+        kinds = sorted({type(m).__name__ for m in noisy_modules(net).values()})
         raise VardropError(
             f"Expected `net` to have modules with an alpha, but got {', '.join(kinds)}. "
             "Convert it with a Gaussian posterior, such as vardrop.sparse_vd()."
         )
-    weights = {name: m.weight for name, m in modules.items() if isinstance(m, Variational)}
-    return {name: la.expand_as(weights.get(name, la)) for name, la in found.items()}
+    shapes = {name: tensor.mean.shape for name, _, tensor in noisy_weights(net)}
+    return {name: la.expand(shapes.get(name, la.shape)) for name, la in found.items()}
 
 
 def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:

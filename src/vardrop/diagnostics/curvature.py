@@ -16,8 +16,7 @@ from vardrop.diagnostics.measuring import Loader, batches
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing
-from vardrop.layers import Variational
-from vardrop.noisy import evaluating, noisy_modules, sampling, untouched
+from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling, untouched
 
 
 def kappa(
@@ -62,22 +61,23 @@ def kappa(
         check_integer("probes", probes, remedy="None takes the exact diagonal.")
     check_integer("draws", draws, at_least=0)
     check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
-    layers = _noisy_layers(net)
-    totals, count = [torch.zeros_like(m.weight) for m in layers.values()], 0
+    weights = _weights(net)
+    keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
+    totals, count = [torch.zeros_like(t.mean) for t in tensors], 0
+
+    def draw() -> list[Tensor]:
+        return [t.sample(t.draw()).detach() if draws else t.mean for t in tensors]
+
     with evaluating(net), sampling(net, on=False), torch.enable_grad(), _drawing(generator):
-        variances = [m.variance().detach() for m in layers.values()]
+        variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
         for x, y in batches(loader):
-            found = kappa_of(
-                variances,
-                lambda: [m.draw_weight() if draws else m.weight for m in layers.values()],
-                partial(_curvature, net, list(layers), x, y, loss, probes),
-                max(draws, 1),
-            )
+            curvature = partial(_curvature, net, keys, x, y, loss, probes)
+            found = kappa_of(variances, draw, curvature, max(draws, 1))
             totals = [t + f * len(y) for t, f in zip(totals, found, strict=True)]
             count += len(y)
     if count == 0:
         raise VardropError("Expected `loader` to yield batches, but got none.")
-    return {name: total / count for name, total in zip(layers, totals, strict=True)}
+    return {name: total / count for name, total in zip(weights, totals, strict=True)}
 
 
 def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
@@ -88,15 +88,15 @@ def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
 
 def _curvature(
     net: nn.Module,
-    names: list[str],
+    keys: list[str],
     x: Tensor,
     y: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
     probes: int | None,
     leaves: Sequence[Tensor],
 ) -> list[Tensor]:
-    """d^2 log p / dw^2 of a batch, per example, at given weights of the layers."""
-    named = {f"{n}.weight".lstrip("."): leaf for n, leaf in zip(names, leaves, strict=True)}
+    """d^2 log p / dw^2 of a batch, per example, at given weights, which have these keys."""
+    named = dict(zip(keys, leaves, strict=True))
     log_likelihood = -loss(functional_call(net, named, (untouched(x),)), y)
     if probes is None:
         return diagonal_hessian(log_likelihood, leaves)
@@ -104,11 +104,11 @@ def _curvature(
     return [hutchinson_diagonal(log_likelihood, [leaf], probes)[0] for leaf in leaves]
 
 
-def _noisy_layers(net: nn.Module) -> dict[str, Variational]:
-    found: dict[int, tuple[str, Variational]] = {}
-    for name, module in noisy_modules(net).items():
-        if isinstance(module, Variational) and module.posterior is not None:
-            found.setdefault(id(module.weight), (name, module))
+def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
+    """The noisy weights by name, each with its key in the state dict; a tied one once."""
+    found: dict[int, tuple[str, tuple[str, NoisyTensor]]] = {}
+    for name, key, tensor in noisy_weights(net):
+        found.setdefault(id(tensor.mean), (name, (key, tensor)))
     if not found:
         raise VardropError(
             "Expected `net` to have noisy weights, but got gates or heads only. "

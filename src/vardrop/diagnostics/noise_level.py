@@ -102,13 +102,13 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
 
 def _moments(layer: Variational, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of a layer's output, read off two explicit noises, 0 and 1."""
-    own, posterior = layer.estimator, layer.posterior
-    if posterior is None or not posterior.adds_variances(layer.weight, layer.axes):
+    own, tensors = layer.estimator, list(layer.noisy_tensors().values())
+    if not all(t.adds_variances() for t in tensors):
         raise VardropError(
             "Expected weights with independent noise, whose variances add up, but got "
-            f"{posterior!r}. Use another posterior or a dense layer."
+            f"{layer.posterior!r}. Use another posterior or a dense layer."
         )
-    zero = layer.weight.new_zeros(())
+    zero = tensors[0].mean.new_zeros(())
     try:
         layer.estimator = LocalReparameterization(floor=1e-20)
         with sampling(layer, on=False):  # a gate passes its mean

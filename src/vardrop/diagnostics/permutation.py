@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -114,11 +114,11 @@ def permute_variances(net: Net, generator: torch.Generator | None = None) -> Net
     check_net(net)
     check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     shuffled = copy.deepcopy(net)
-    seeds: dict[int, int] = {}  # tied layers share their permutation
+    seeds: dict[Hashable, int] = {}  # tied layers share their permutation
     for layer in noisy_modules(shuffled).values():
         if isinstance(layer, Variational) and layer.posterior is not None:
             fresh = int(torch.randint(2**62, (), generator=generator))
-            seed = seeds.setdefault(id(layer.weight), fresh)
+            seed = seeds.setdefault(layer.kl_key(), fresh)
             layer.posterior, layer.prior = Permuted(layer.posterior, seed), None
     if not seeds:
         raise VardropError(

@@ -2,7 +2,9 @@
 
 from torch import nn
 
-from vardrop.layers.base import Ties, Variational
+from vardrop.checks import shown
+from vardrop.errors import VardropError
+from vardrop.layers.base import Ties, Variational, check_method, per_unit
 from vardrop.layers.conv import (
     Conv1d,
     Conv2d,
@@ -26,6 +28,50 @@ NOISY_TYPES: dict[type[nn.Module], type[Variational]] = {
     nn.ConvTranspose3d: ConvTranspose3d,
 }
 
+
+def register_layer(plain: type[nn.Module], noisy: type[Variational]) -> None:
+    """Let `convert` turn modules of one type into noisy ones of yours, and `revert` turn them back.
+
+    Args:
+        plain: the torch layer, by exact type.
+        noisy: a subclass of both `vardrop.Variational` and `plain`. Its weights are those of the
+            plain layer, and its forward draws through `self.product`.
+
+    `vardrop.testing.check_layer` is the test that such a layer should pass.
+
+    >>> import torch, vardrop as vd
+    >>> class Scaled(torch.nn.Linear):  # a layer of your own: y = 2 x w^T + b
+    ...     def forward(self, x):
+    ...         return super().forward(2 * x)
+    >>> class NoisyScaled(vd.Linear, Scaled):
+    ...     def forward(self, input, noise=None):
+    ...         return super().forward(2 * input, noise)
+    >>> vd.register_layer(Scaled, NoisyScaled)
+    >>> type(vd.convert(Scaled(3, 2), vd.sparse_vd())).__name__
+    'NoisyScaled'
+    """
+    if not (isinstance(plain, type) and issubclass(plain, nn.Module)):
+        raise VardropError(f"Expected `plain` to be a type of module, but got {shown(plain)}.")
+    bases = getattr(noisy, "__mro__", ())
+    if Variational not in bases or plain not in bases:
+        raise VardropError(
+            f"Expected `noisy` to be a subclass of vardrop.Variational and of {plain.__name__}, "
+            f"but got {shown(noisy)}. Write `class Noisy{plain.__name__}(vardrop.Variational, "
+            f"{plain.__name__})`."
+        )
+    if NOISY_TYPES.get(plain, noisy) is not noisy or noisy in plain_types():
+        raise VardropError(
+            f"Expected {plain.__name__} and {noisy.__name__} to be registered once, but got a "
+            "second registration. Derive a type of your own from it."
+        )
+    NOISY_TYPES[plain] = noisy
+
+
+def plain_types() -> dict[type[Variational], type[nn.Module]]:
+    """The torch layer of every noisy layer, by exact type."""
+    return {noisy: plain for plain, noisy in NOISY_TYPES.items()}
+
+
 __all__ = [
     "NOISY_TYPES",
     "Bilinear",
@@ -39,4 +85,8 @@ __all__ = [
     "Linear",
     "Ties",
     "Variational",
+    "check_method",
+    "per_unit",
+    "plain_types",
+    "register_layer",
 ]

@@ -1,34 +1,34 @@
 """What every layer with noisy weights shares: tensors, the switch, the KL.
 
-A noisy layer *is* the torch layer of its name: `weight` is the posterior mean, `bias` the bias, and
-the noise tensors stand beside them, so a plain checkpoint loads and mean mode is the torch layer.
+A noisy layer *is* the torch layer of its name: a weight is the posterior mean, and the noise
+tensors stand beside it, so a plain checkpoint loads and mean mode is the torch layer. The noise of
+`weight` is stored under the posterior's own names (`log_sigma2`), that of any other tensor behind
+its name (`bias_log_sigma2`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vardrop.checks import check_type
-from vardrop.divergence import check_kl, kl_divergence
+from vardrop.divergence import check_kl
 from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import AdditiveWeights, Product, shared_weights, square, wide
+from vardrop.functional import Product, square, wide
 from vardrop.gates import FeatureNoise, Gate, Side
-from vardrop.layers.folding import fold
-from vardrop.noisy import KLTerms, Noisy, Relevance
-from vardrop.posteriors import AdditiveGaussian, Axes, Posterior
-from vardrop.priors import LogUniform, Prior
+from vardrop.noisy import KLTerms, Noisy, NoisyTensor
+from vardrop.posteriors import Axes, Posterior
+from vardrop.priors import Prior
 
+Ties = dict[int, dict[str, Tensor]]  # noise tensors by their own name, by the id of their mean
 _Map = Callable[..., Tensor]
-Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their weight or bias
-_LOG_UNIFORM = LogUniform()
+_Names = dict[str, str]  # under which a layer stores the tensors of a posterior or prior
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 _BIAS_AXES = Axes(input=(), output=(0,))
-_LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
@@ -52,17 +52,22 @@ class Variational(Noisy):
 
     Its arguments are those of the torch layer, `device` and `dtype` included, and then, by name,
     `posterior`, `prior`, `estimator`, `gate` and `noisy_bias`.
+
+    A layer of your own derives from this class and the torch layer, says which of its tensors are
+    weights (`axes`, or `weights_of` for several), gives `inputs` and `outputs`, and calls
+    `product` in its forward; `vardrop.register_layer` then lets `convert` use it.
     """
 
     axes: ClassVar[Axes]
-    spatial: ClassVar[int] = 0  # axes behind the one that runs over units
-    weight: Tensor
+    spatial: ClassVar[int] = 0  # axes after the one that runs over units
+    weight: Tensor  # of a layer with one
     bias: Any  # torch declares it a Tensor, though it may be None
     posterior: Posterior | None
     prior: Prior | None
     estimator: Estimator
     gate: Gate | None
-    _names: tuple[tuple[str, ...], ...]
+    noisy_bias: bool
+    _noise: dict[str, tuple[_Names, _Names]]  # of posterior and prior, by noisy tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         method = {name: kwargs.pop(name) for name in _METHOD if name in kwargs}
@@ -84,6 +89,34 @@ class Variational(Noisy):
         """How many output units there are."""
         raise NotImplementedError
 
+    @classmethod
+    def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
+        """The names of a layer's weights with their axes, noisy or still plain."""
+        return {"weight": cls.axes}
+
+    @classmethod
+    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+        """Why a plain layer cannot be made noisy, or not with this gate; empty where it can."""
+        return ""
+
+    @property
+    def weight_axes(self) -> Mapping[str, Axes]:
+        """The weights by name, each with its axes."""
+        return self.weights_of(self)
+
+    @property
+    def bias_names(self) -> tuple[str, ...]:
+        """The tensors, one number per output, that are noisy only with `noisy_bias`."""
+        return ("bias",)
+
+    def _biases(self) -> dict[str, Tensor]:
+        found = {name: getattr(self, name, None) for name in self.bias_names}
+        return {name: bias for name, bias in found.items() if bias is not None}
+
+    def _first_weight(self) -> Tensor:
+        found: Tensor = getattr(self, next(iter(self.weight_axes)))
+        return found
+
     def make_noisy(
         self,
         posterior: Posterior | None = None,
@@ -95,48 +128,65 @@ class Variational(Noisy):
     ) -> None:
         """Register the tensors of the method on a layer that is a plain torch layer so far.
 
-        `tied` holds the noise tensors of other modules by the weight or bias that they belong to:
-        a module with the same weight shares them, and adds its own for the next.
+        `tied` holds the noise tensors of other modules by the tensor that they belong to: a module
+        with the same weight shares them, and adds its own for the next.
         """
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
         self.posterior, self.prior, self.estimator = posterior, prior, estimator
+        self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate = None
         if gate is not None:
             side = gate.side(self.spatial)
             units = self.inputs if side == "input" else self.outputs
-            self.gate = Gate(gate, units, self.channel_axis, side).to(wide(self.weight))
+            self.gate = Gate(gate, units, self.channel_axis, side).to(wide(self._first_weight()))
             self.gate.train(self.training)
-        names: list[tuple[str, ...]] = [(), (), (), ()]
-        self.noisy_bias = noisy_bias and self.bias is not None and posterior is not None
-        for which, start in enumerate(self._starts()):
-            mean, method = (self.weight, self.bias)[which // 2], (posterior, prior)[which % 2]
+        self._noise = {}
+        for name, axes in self._noisy_axes().items():
+            mean = getattr(self, name)
             there = {} if tied is None else tied.setdefault(id(mean), {})
-            names[which] = self._own(start, bool(method and method.learned), there)
-        self._names = tuple(names)
+            noise, hyper = self._start(mean, axes)
+            self._noise[name] = (
+                self._own(name, _tied(noise, there, posterior is not None and posterior.learned)),
+                self._own(name, _tied(hyper, there, prior is not None and prior.learned)),
+            )
         self._centre()
 
-    def _starts(self) -> list[dict[str, Tensor]]:
-        """The initial tensors of posterior and prior, for the weight and for a noisy bias."""
-        found: list[dict[str, Tensor]] = [{}, {}, {}, {}]
-        if self.posterior is not None:
-            found[0] = self.posterior.initial(self.weight, self.axes)
-            found[1] = {} if self.prior is None else self.prior.initial(self.weight)
-        if self.posterior is not None and self.noisy_bias:
-            own = self.posterior.initial(self.bias, _BIAS_AXES)
-            prior = {} if self.prior is None else self.prior.initial(self.bias)
-            found[2:] = ({f"bias_{k}": v for k, v in t.items()} for t in (own, prior))
-        return found
+    def _noisy_axes(self) -> Mapping[str, Axes]:
+        """Which tensors the posterior is put on."""
+        if self.posterior is None:
+            return {}
+        if not self.noisy_bias:
+            return self.weight_axes
+        return {**self.weight_axes, **dict.fromkeys(self._biases(), _BIAS_AXES)}
+
+    def _start(self, mean: Tensor, axes: Axes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The initial tensors of posterior and prior."""
+        assert self.posterior is not None
+        hyper = {} if self.prior is None else self.prior.initial(mean)
+        return self.posterior.initial(mean, axes), hyper
+
+    def _own(self, tensor: str, values: Mapping[str, Tensor]) -> _Names:
+        prefix = "" if tensor == "weight" else f"{tensor}_"
+        for name, value in values.items():
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(prefix + name, value)
+            else:
+                self.register_buffer(prefix + name, value)
+        return {name: prefix + name for name in values}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Start anew: the weights as torch starts them, and the noise as the method starts it."""
         super().reset_parameters()  # type: ignore[misc]
-        if "_names" not in vars(self):
+        if "_noise" not in vars(self):
             return  # torch's own constructor calls this first
-        for start in self._starts():
-            for name, value in start.items():
-                getattr(self, name).copy_(value)
+        for tensor in self.noisy_tensors().values():
+            for there, start in zip(
+                (tensor.noise, tensor.hyper), self._start(tensor.mean, tensor.axes), strict=True
+            ):
+                for name, value in start.items():
+                    there[name].copy_(value)
         self._centre()
         if self.gate is not None:
             self.gate.reset_parameters()
@@ -145,173 +195,183 @@ class Variational(Noisy):
         """Keep the means of a zero-mean posterior at zero, whatever was loaded."""
         if self.posterior is None or not self.posterior.zero_mean:
             return
-        for mean in (self.weight, self.bias if self.noisy_bias else None):
-            if mean is not None:
-                with torch.no_grad():
-                    mean.zero_()
-                mean.requires_grad_(False)
+        for name in self._noise:
+            mean = getattr(self, name)
+            with torch.no_grad():
+                mean.zero_()
+            mean.requires_grad_(False)
 
-    def _own(
-        self, tensors: dict[str, Tensor], learned: bool, tied: dict[str, Tensor]
-    ) -> tuple[str, ...]:
-        for name, start in tensors.items():
-            value = tied.setdefault(name, nn.Parameter(start) if learned else start)
-            if value.shape != start.shape:
-                raise VardropError(
-                    f"Expected modules with one weight to share `{name}`, but its shape is "
-                    f"{tuple(value.shape)} for one and {tuple(start.shape)} for another. "
-                    "Use per='weight' or per='layer', or leave one out with `exclude`."
-                )
-            if learned:
-                self.register_parameter(name, value)  # type: ignore[arg-type]
-            else:
-                self.register_buffer(name, value)
-        return tuple(tensors)
+    def replace_posterior(
+        self, posterior: Posterior, noise: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Put another posterior on the same tensors; prior, gate and switches stay.
+
+        `noise` has its tensors by the tensor they belong to: a parameter stays one, other tensors
+        become buffers, and tied layers are given the same objects.
+        """
+        before = self.noisy_tensors()
+        self._forget_noise()
+        self.posterior = posterior
+        self._noise = {
+            name: (self._own(name, noise[name]), self._own(name, tensor.hyper))
+            for name, tensor in before.items()
+        }
+        self._centre()
+
+    def _forget_noise(self) -> None:
+        for stored in (
+            name for both in self._noise.values() for own in both for name in own.values()
+        ):
+            delattr(self, stored)
+        if self.posterior is not None and self.posterior.zero_mean:
+            for name in self._noise:
+                getattr(self, name).requires_grad_(True)
 
     def make_plain(self) -> None:
         """Drop every noise tensor; the means stay, with the gate's mean folded into them."""
-        if self.gate is not None:
-            fold(self.gate, self.weight, self.bias, self.axes)
-        for names in self._names:
-            for name in names:
-                delattr(self, name)
-        if self.posterior is not None and self.posterior.zero_mean:
-            self.weight.requires_grad_(True)
-            if self.noisy_bias and self.bias is not None:
-                self.bias.requires_grad_(True)
-        for attribute in ("posterior", "prior", "estimator", "gate", "_names", "noisy_bias"):
+        if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
+            self.scale_units(mean, self.gate.side)
+        self._forget_noise()
+        for attribute in (*_METHOD, "_noise"):
             delattr(self, attribute)
         self.__dict__.pop("sampling", None)
 
-    def _tensors(self, which: int) -> dict[str, Tensor]:
-        prefix = "bias_" if which >= 2 else ""
-        return {name.removeprefix(prefix): getattr(self, name) for name in self._names[which]}
+    @torch.no_grad()
+    def scale_units(self, factor: Tensor, side: Side) -> None:
+        """Multiply every input (or output) unit by one number, in place, in the weights.
 
-    def _shared_weights(self) -> AdditiveWeights | None:
-        if type(self.posterior) is not AdditiveGaussian or self.prior != _LOG_UNIFORM:
-            return None
-        return shared_weights(self.weight, self._tensors(0)["log_sigma2"])
+        Overridden where the output is not linear in all of the weights.
+        """
+        for name, axes in self.weight_axes.items():
+            weight = getattr(self, name)
+            weight.mul_(per_unit(factor, weight, side, axes))
+        if side == "output":
+            for bias in self._biases().values():
+                bias.mul_(factor)
+
+    def noisy_tensors(self) -> dict[str, NoisyTensor]:
+        """The noisy tensors by name, as they are now: `weight`, and `bias` where it is noisy."""
+        return {name: self._view(name, axes) for name, axes in self._noisy_axes().items()}
+
+    def _view(self, name: str, axes: Axes) -> NoisyTensor:
+        assert self.posterior is not None
+        noise, hyper = self._noise[name]
+        return NoisyTensor(
+            getattr(self, name),
+            self.posterior,
+            self.prior,
+            {own: getattr(self, stored) for own, stored in noise.items()},
+            {own: getattr(self, stored) for own, stored in hyper.items()},
+            axes,
+        )
 
     @property
     def op(self) -> _Map | None:
         """`op(x, weight, bias)` where the layer is one product of one input, else None."""
         return None
 
-    def affine(self) -> Affine:
-        """The product with its posterior, of a layer that has an `op`."""
-        assert self.op is not None
-        return self._map(self.op, None, None)
-
-    def _affine(self, op: _Map, product: Product | None) -> Affine:
-        return self._map(op, product, self._shared_weights())
-
-    def _map(self, op: _Map, product: Product | None, shared: AdditiveWeights | None) -> Affine:
-        assert self.posterior is not None
+    def affine(
+        self,
+        op: _Map | None = None,
+        fused: Product | None = None,
+        weight: str = "weight",
+        bias: str = "bias",
+    ) -> Affine:
+        """A product with the distribution of its weight and bias; `op` is the layer's own."""
+        op = self.op if op is None else op
+        assert op is not None
+        mean = getattr(self, bias, None)
+        noisy = mean is not None and bias in self._noise
         return Affine(
             op=op,
-            posterior=self.posterior,
-            axes=self.axes,
-            weight=self.weight if shared is None else shared.mean,
-            tensors=self._tensors(0),
-            bias=self.bias,
-            bias_tensors=self._tensors(2) if self.noisy_bias else None,
+            weight=self._view(weight, self.weight_axes[weight]).in_step(),
+            bias=self._view(bias, _BIAS_AXES) if noisy else mean,
             outputs=self.outputs,
             trailing=self.spatial,
             squares=self._squares,
             channel_axis=self.channel_axis,
-            product=product,
-            variance=None if shared is None else shared.variance,
+            fused=fused,
         )
 
     def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(square(x) for x in inputs)
 
-    def _gated(self, side: Side, x: Tensor) -> Tensor:
+    def gated(self, side: Side, x: Tensor) -> Tensor:
+        """x through the gate, if it acts on this side of the layer."""
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
 
-    def _run(self, op: _Map, inputs: Any, noise: Any, product: Product | None = None) -> Tensor:
+    def product(
+        self,
+        op: _Map,
+        inputs: tuple[Tensor, ...],
+        noise: Any = None,
+        fused: Product | None = None,
+        weight: str = "weight",
+        bias: str = "bias",
+    ) -> Tensor:
+        """`op(*inputs, weight, bias)`, drawn by the estimator while sampling or for given noise.
+
+        Args:
+            op: linear in each input and in the weight; the bias may be None.
+            inputs: with examples along axis 0.
+            noise: for the estimator; drawn where it is None.
+            fused: `op` with its gradients, for a faster draw.
+            weight: the name of the weight.
+            bias: the name of the bias; a layer without such an attribute has none.
+        """
         if self.posterior is None or not (self.is_sampling or noise is not None):
-            return op(*inputs, self.weight, self.bias)
+            return op(*inputs, getattr(self, weight), getattr(self, bias, None))
         if self.prior is not None:
             self.count_pass()
-        return self.estimator(self._affine(op, product), inputs, noise)
+        return self.estimator(self.affine(op, fused, weight, bias), inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
+        """KL of the noisy tensors and of the gate, summed; None where there is none."""
         terms = self.kl_terms(value)
         return torch.stack(list(terms.values())).sum() if terms else None
 
     def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
+        """The KL by the tensors that it is about, the gate's own included."""
         self.asked_for_kl()
         terms: KLTerms = {}
-        if self.posterior is not None and self.prior is not None:
-            if (key := self._key(0)) not in known:
-                terms[key] = self._weight_kl(value)
-            if self.noisy_bias and (key := self._key(2)) not in known:
-                terms[key] = kl_divergence(
-                    self.posterior, self.prior, self.bias, _BIAS_AXES,
-                    self._tensors(2), self._tensors(3), value,
-                )  # fmt: skip
-        gate = self.gate
-        extra = None if gate is None else gate.weight_kl(self.weight)
-        return terms if extra is None else {**terms, ("gate", *self._key(0)[:1]): extra}
+        if self.prior is not None:
+            for name, tensor in self.noisy_tensors().items():
+                key = self._key(name, tensor)
+                if key not in known and (term := tensor.kl(value)) is not None:
+                    terms[key] = term
+        if self.gate is None:
+            return terms
+        for name in self.weight_axes:
+            extra = self.gate.weight_kl(getattr(self, name))
+            if extra is not None:
+                terms["gate", self._identity(name)] = extra
+        return {**terms, **self.gate.kl_terms(value, known)}
 
-    def _weight_kl(self, value: bool) -> Tensor:
-        assert self.posterior is not None
-        assert self.prior is not None
-        shared = self._shared_weights()
-        return shared.kl(value) if shared is not None else kl_divergence(
-            self.posterior, self.prior, self.weight, self.axes,
-            self._tensors(0), self._tensors(1), value,
-        )  # fmt: skip
-
-    def _key(self, which: int) -> tuple[int, ...]:
-        """What identifies the weight (0) or the bias (2) and its noise."""
-        name = "bias" if which else "weight"
+    def _identity(self, name: str) -> int:
         # A weight that is computed anew at each access (a parametrization) belongs to one module.
-        own = id(getattr(self, name)) if name in self._parameters else id(self)
-        return own, *(id(t) for t in self._tensors(which).values())
+        return id(getattr(self, name)) if name in self._parameters else id(self)
+
+    def _key(self, name: str, tensor: NoisyTensor) -> tuple[int, ...]:
+        """What identifies a tensor and its noise."""
+        return self._identity(name), *(id(t) for t in tensor.noise.values())
 
     def kl_key(self) -> Hashable:
-        if self.posterior is None:
-            return id(self)
-        return (self._key(0), self._key(2)) if self.noisy_bias else self._key(0)
-
-    def get_log_alpha(self) -> Tensor | None:
-        if self.posterior is None:
-            return None
-        return self.posterior.log_alpha(self.weight, self._tensors(0))
-
-    def relevance(self) -> Relevance | None:
-        if self.posterior is None or self.posterior.zero_mean or not self.posterior.learned:
-            return None
-        log_alpha = self.posterior.log_alpha(self.weight, self._tensors(0))
-        return Relevance(log_alpha.expand_as(self.weight), _LOG_ALPHA, False, "weight")
-
-    @torch.no_grad()
-    def draw_weight(self) -> Tensor:
-        """One draw of the weight, as all inputs of a batch would see it, without a gradient."""
-        if self.posterior is None:
-            return self.weight
-        noise = self.posterior.draw(self.weight, self.axes)
-        return self.posterior.sample(self.weight, noise, self._tensors(0))
+        keys = (self._key(name, tensor) for name, tensor in self.noisy_tensors().items())
+        return tuple(keys) or id(self)
 
     def variance(self) -> Tensor:
-        """Var w of every weight, in the shape of `weight`."""
+        """Var w of every weight of a layer with one, in the shape of `weight`."""
+        weight = self._first_weight()
         if self.posterior is None:
-            return torch.zeros_like(self.weight)
-        return self.posterior.variance(self.weight, self._tensors(0)).expand_as(self.weight)
-
-    def owned_noise(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """The weight, and a noisy bias, each with the tensors of its posterior and prior."""
-        for mean, names in ((self.weight, self._names[:2]), (self.bias, self._names[2:])):
-            if mean is not None:
-                yield mean, {name: getattr(self, name) for group in names for name in group}
+            return torch.zeros_like(weight)
+        name, axes = next(iter(self.weight_axes.items()))
+        return self._view(name, axes).variance().expand_as(weight)
 
     def noise_tensors(self) -> Iterator[Tensor]:
-        for names in self._names:
-            for name in names:
-                if isinstance(tensor := getattr(self, name), nn.Parameter):
-                    yield tensor
+        for tensor in self.noisy_tensors().values():
+            for value in (*tensor.noise.values(), *tensor.hyper.values()):
+                if isinstance(value, nn.Parameter):
+                    yield value
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -323,3 +383,31 @@ class Variational(Noisy):
             f"{k}={v!r}" for k, v in vars(self).items() if k in ("posterior", "prior", "estimator")
         )
         return ", ".join([super().extra_repr(), *parts])
+
+
+def _tied(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> dict[str, Tensor]:
+    """The tensors that are there already for a mean, and new ones for the others."""
+    found = {}
+    for name, value in start.items():
+        found[name] = there.setdefault(name, nn.Parameter(value) if learned else value)
+        if found[name].shape != value.shape:
+            raise VardropError(
+                f"Expected modules with one weight to share `{name}`, but its shape is "
+                f"{tuple(found[name].shape)} for one and {tuple(value.shape)} for another. "
+                "Use per='weight' or per='layer', or leave one out with `exclude`."
+            )
+    return found
+
+
+def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
+    """One number per input or output unit, in a shape that multiplies a weight."""
+    axis = axes.input[0] if side == "input" else axes.output[0]
+    shape = [1] * weight.dim()
+    shape[axis] = weight.shape[axis]
+    if factor.numel() == shape[axis]:
+        return factor.view(shape)
+    # Grouped convolution: the rows of the kernel (axis 0) see the units of their own group only.
+    groups = factor.numel() // shape[axis]
+    shape[0] = weight.shape[0]
+    rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
+    return rows.view(shape)

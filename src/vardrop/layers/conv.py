@@ -49,12 +49,12 @@ class _Conv(Variational):
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self._gated("input", input)
+        input = self.gated("input", input)
         if input.dim() == self.spatial + 1:
-            y = self._run(self._op, (input.unsqueeze(0),), noise, self._product()).squeeze(0)
+            y = self.product(self._op, (input.unsqueeze(0),), noise, self._product()).squeeze(0)
         else:
-            y = self._run(self._op, (input,), noise, self._product())
-        return self._gated("output", y)
+            y = self.product(self._op, (input,), noise, self._product())
+        return self.gated("output", y)
 
 
 class _ConvTranspose(_Conv):
@@ -68,7 +68,7 @@ class _ConvTranspose(_Conv):
         self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
     ) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self._gated("input", input)
+        input = self.gated("input", input)
         extra = self._output_padding(  # type: ignore[operator]
             input, output_size, self.stride, self.padding, self.kernel_size, self.spatial,
             self.dilation,
@@ -81,10 +81,10 @@ class _ConvTranspose(_Conv):
             )
 
         if input.dim() == self.spatial + 1:
-            y = self._run(op, (input.unsqueeze(0),), noise).squeeze(0)
+            y = self.product(op, (input.unsqueeze(0),), noise).squeeze(0)
         else:
-            y = self._run(op, (input,), noise)
-        return self._gated("output", y)
+            y = self.product(op, (input,), noise)
+        return self.gated("output", y)
 
 
 class Conv1d(_Conv, nn.Conv1d):

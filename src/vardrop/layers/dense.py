@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from vardrop.errors import VardropError
 from vardrop.functional import Dense
+from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -44,12 +45,12 @@ class Linear(Variational, nn.Linear):
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self._gated("input", input)
+        input = self.gated("input", input)
         if input.dim() == 1:
-            y = self._run(functional.linear, (input.unsqueeze(0),), noise, _DENSE).squeeze(0)
+            y = self.product(functional.linear, (input.unsqueeze(0),), noise, _DENSE).squeeze(0)
         else:
-            y = self._run(functional.linear, (input,), noise, _DENSE)
-        return self._gated("output", y)
+            y = self.product(functional.linear, (input,), noise, _DENSE)
+        return self.gated("output", y)
 
 
 class Bilinear(Variational, nn.Bilinear):
@@ -67,10 +68,10 @@ class Bilinear(Variational, nn.Bilinear):
 
     def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input1 = self._gated("input", input1)
+        input1 = self.gated("input", input1)
         noisy = self.is_sampling or noise is not None
-        y = self._run(_bilinear if noisy else functional.bilinear, (input1, input2), noise)
-        return self._gated("output", y)
+        y = self.product(_bilinear if noisy else functional.bilinear, (input1, input2), noise)
+        return self.gated("output", y)
 
 
 def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,6 +103,16 @@ class Embedding(Variational, nn.Embedding):
                 "features to gate. Give a posterior, or put a Gate after it."
             )
 
+    @classmethod
+    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+        if layer.max_norm is not None:
+            return "max_norm rewrites its weights in the forward pass"
+        if layer.sparse:
+            return "sparse gradients do not go with a KL over all weights"
+        if gate is not None:
+            return "an index has no features to gate (Embedding takes posteriors only)"
+        return ""
+
     @property
     def inputs(self) -> int:
         return self.num_embeddings
@@ -121,7 +132,7 @@ class Embedding(Variational, nn.Embedding):
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        y = self._run(self._look_up, (input,), noise)
+        y = self.product(self._look_up, (input,), noise)
         if self.padding_idx is None or self.posterior is None:
             return y
         mean = functional.embedding(input, self.weight, self.padding_idx)

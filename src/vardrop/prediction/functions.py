@@ -19,10 +19,11 @@ from torch.func import functional_call
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing, generator
-from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
-from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.functional.curvature import diagonal_fisher
+from vardrop.functional.curvature import kappa as kappa_of
+from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import Noisy, replica
+from vardrop.noisy import Noisy, noisy_weights, replica, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.preparation import (
     check_noise,
@@ -35,8 +36,6 @@ from vardrop.prediction.preparation import (
     undisturbed,
 )
 
-_PLAIN = {noisy: plain for plain, noisy in NOISY_TYPES.items()}
-_BIAS_AXES = Axes(input=(), output=(0,))
 _SEEDS = 2**62
 _BLOCK = 8  # draws that are reduced together
 _DRAWS, _PROBES = 16, 4
@@ -106,13 +105,13 @@ class FunctionSampler:
         self._held = [m for m in held.values() if isinstance(m, HeldNoise)]
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
-        for name, mean in list(layer.named_parameters(recurse=False)):
-            if name in ("weight", "bias"):
-                setattr(layer, name, self._own(mean))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
-        if gate is None and type(layer) in _PLAIN:
-            layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
+        for name, mean in list(layer.named_parameters(recurse=False)):
+            setattr(layer, name, self._own(mean))
+        plain = plain_types().get(type(layer))
+        if gate is None and plain is not None:
+            layer.__class__ = plain  # type: ignore[assignment]
         else:
             layer.make_noisy()  # without noise of its own: it goes on applying its gate
             layer.gate = gate
@@ -145,14 +144,9 @@ class FunctionSampler:
 
 
 def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None]:
-    posterior = source.posterior
-    assert posterior is not None
-
     def fill() -> None:
-        layer.weight.copy_(source.draw_weight())
-        if source.noisy_bias and source.bias is not None and layer.bias is not None:
-            noise = posterior.draw(source.bias, _BIAS_AXES)
-            layer.bias.copy_(posterior.sample(source.bias, noise, source._tensors(2)))
+        for name, tensor in source.noisy_tensors().items():
+            getattr(layer, name).copy_(tensor.sample(tensor.draw()))
 
     return fill
 
@@ -311,17 +305,20 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
     """
     check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
     selected = replica(net)
-    layers, owner = _layers(selected), _owners(selected)
+    owner = _owners(selected)
     if missing := sorted(set(owner.values()) - set(kappa)):
         raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")
     sampled = total = 0
-    for name, layer in layers.items():
-        mask = kappa[owner[name]].abs() > threshold
-        sampled, total = sampled + int(mask.sum()), total + mask.numel()
+    for layer_name, layer in _layers(selected).items():
+        noise = {}
+        for own, tensor in layer.noisy_tensors().items():
+            noise[own] = dict(tensor.noise)
+            if (name := tensor_name(layer_name, own)) in owner:  # a noisy bias keeps all of its own
+                mask = kappa[owner[name]].abs() > threshold
+                sampled, total = sampled + int(mask.sum()), total + mask.numel()
+                noise[own][_MASK] = mask.expand_as(tensor.mean).to(tensor.mean.dtype)
         assert layer.posterior is not None
-        layer.posterior = SelectedNoise(layer.posterior)
-        layer.register_buffer(_MASK, mask.expand_as(layer.weight).to(layer.weight.dtype))
-        layer._names = ((*layer._names[0], _MASK), *layer._names[1:])
+        layer.replace_posterior(SelectedNoise(layer.posterior), noise)
     return Selected(selected, sampled / total)
 
 
@@ -339,10 +336,10 @@ def _layers(net: nn.Module) -> dict[str, Variational]:
 
 
 def _owners(net: nn.Module) -> dict[str, str]:
-    """The layer under whose name the weight of each layer is counted: the first of tied ones."""
-    layers = _layers(net)
-    first = {id(layer.weight): name for name, layer in reversed(layers.items())}
-    return {name: first[id(layer.weight)] for name, layer in layers.items()}
+    """The name under which each noisy weight is counted: that of the first of tied ones."""
+    means = {name: tensor.mean for name, _, tensor in noisy_weights(net)}
+    first = {id(mean): name for name, mean in reversed(means.items())}
+    return {name: first[id(mean)] for name, mean in means.items()}
 
 
 @undisturbed
@@ -365,9 +362,10 @@ def unlabelled_kappa(
     """
     model, meaning = net_and_likelihood(net, likelihood)
     quiet = prepared(model, noise=False)
-    found, owner = _layers(quiet), _owners(quiet)
-    layers = {name: layer for name, layer in found.items() if owner[name] == name}
-    keys = [f"{name}.weight".lstrip(".") for name in layers]
+    _layers(quiet)
+    owner = _owners(quiet)
+    weights = {name: (key, t) for name, key, t in noisy_weights(quiet) if owner[name] == name}
+    keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
 
     def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
         output = functional_call(quiet, dict(zip(keys, leaves, strict=True)), (x.clone(),))
@@ -375,11 +373,13 @@ def unlabelled_kappa(
         return [-f / len(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
     with torch.enable_grad(), drawing(seed_of_a_call(seed)):
-        variances = [layer.variance().detach() for layer in layers.values()]
-        values = kappa_of(
-            variances, lambda: [m.draw_weight() for m in layers.values()], curvature, _DRAWS
-        )
-    return dict(zip(layers, values, strict=True))
+        variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
+
+        def draw() -> list[Tensor]:
+            return [t.sample(t.draw()).detach() for t in tensors]
+
+        values = kappa_of(variances, draw, curvature, _DRAWS)
+    return dict(zip(weights, values, strict=True))
 
 
 def _score(output: Tensor, likelihood: Likelihood) -> Callable[[], Tensor]:

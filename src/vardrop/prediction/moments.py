@@ -469,22 +469,22 @@ def noisy_layer(layer: Variational, x: Pair) -> Pair:
         raise UnsupportedError("a noisy product without known moments")
     if layer.gate is not None and layer.gate.side == "input":
         x = gated(layer.gate, x)
-    y = Pair(layer.op(x.mean, layer.weight, layer.bias), _output_variance(layer, layer.op, x))
+    y = _noisy_product(layer, x) if layer.posterior is not None else _product(layer, layer.op, x)
     return gated(layer.gate, y) if layer.gate is not None and layer.gate.side == "output" else y
 
 
-def _output_variance(layer: Variational, op: Callable[..., Tensor], x: Pair) -> Tensor | None:
-    parts = []
-    if layer.posterior is not None:
-        if not layer.posterior.adds_variances(layer.weight, layer.axes):
-            raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
-        second = x.mean.square()
-        second = second if x.variance is None else second.add_(x.variance)
-        variances = layer.affine().variances(floor=0.0)
-        parts.append(op(second, *(v.to(second.dtype) for v in variances)))
-    if x.variance is not None and not (layer.posterior and layer.posterior.zero_mean):
-        parts.append(op(x.variance, layer.weight.square(), None))
-    return None if not parts else parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
+def _noisy_product(layer: Variational, x: Pair) -> Pair:
+    affine = layer.affine()
+    if not affine.weight.adds_variances():
+        raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
+    mean, variance = affine.moments((x.mean,), affine.variances(), x.variance)
+    return Pair(torch.zeros_like(variance) if mean is None else mean.expand_as(variance), variance)
+
+
+def _product(layer: Variational, op: Callable[..., Tensor], x: Pair) -> Pair:
+    y = op(x.mean, layer.weight, layer.bias)
+    variance = None if x.variance is None else op(x.variance, layer.weight.square(), None)
+    return Pair(y, variance)
 
 
 def gated(gate: Gate, x: Pair) -> Pair:

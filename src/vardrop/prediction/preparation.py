@@ -191,7 +191,7 @@ def _drawn_weights(module: nn.Module) -> int:
     if not isinstance(module, Variational) or module.posterior is None:
         return 0
     local = type(module.estimator) is LocalReparameterization
-    return 0 if local else module.weight.numel()
+    return 0 if local else sum(t.mean.numel() for t in module.noisy_tensors().values())
 
 
 def row_limit(net: nn.Module, size: Size, x: Tensor, memory: int) -> int:

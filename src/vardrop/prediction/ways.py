@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -280,12 +281,12 @@ def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     first = modules[start]
     if start < 0 or not isinstance(first, Variational):
         return None
-    if torch.is_autocast_enabled(first.weight.device.type):
+    size = _known_size(modules, start, x)
+    if size is None or torch.is_autocast_enabled(first.weight.device.type):
         return None
     found = {m: _local(m, local) for m in modules if isinstance(m, Variational)}
     estimators = {m: e for m, e in found.items() if e is not None}
-    size = _known_size(modules, start, x)
-    if size is None or len(estimators) < len(found) or not all(map(plain_forward, modules)):
+    if len(estimators) < len(found) or not all(map(plain_forward, modules)):
         return None
     modules = [_private(m) for m in modules]
     return Chain(modules[:start], _reordered(modules[start:]), estimators, size)
@@ -333,32 +334,24 @@ class _LocalLayer:
     """A layer with local reparameterisation, without gradients: its variances serve every draw."""
 
     def __init__(self, layer: Variational, floor: float) -> None:
-        affine = layer.affine()
-        self.op, self.weight, self.bias = affine.op, affine.weight, affine.bias
-        self.zero_mean, self.trailing = affine.posterior.zero_mean, affine.trailing
-        self.variance, self.floor = (v.to(self.weight.dtype) for v in affine.variances(floor))
         self.channels_last = type(layer) is Conv2d  # faster for convolutions and pooling
-        self.weight, self.variance = self._laid_out(self.weight), self._laid_out(self.variance)
+        affine = layer.affine()
+        weight, bias = (v.to(affine.weight.mean.dtype) for v in affine.variances(floor))
+        mean = replace(affine.weight, mean=self._laid_out(affine.weight.mean))
+        self.affine = replace(affine, weight=mean)
+        self.variances = self._laid_out(weight), bias
 
     def moments(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """Mean and deviation of the output."""
-        std = self._deviation(x * x)  # first, while the variances are in the cache
-        return self._mean(x), std
+        mean, variance = self.affine.moments((x,), self.variances)
+        laid_out = mean if mean is None or mean.dim() < variance.dim() else self._laid_out(mean)
+        return laid_out, self._laid_out(variance.sqrt_())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """One draw of the output for every row; x is overwritten."""
-        mean = self._mean(x)
-        std = self._deviation(x.mul_(x))
+        """One draw of the output for every row."""
+        mean, std = self.moments(x)
         y = std.mul_(normal_like(std))
         return y if mean is None else y.add_(mean)
-
-    def _mean(self, x: Tensor) -> Tensor | None:
-        if not self.zero_mean:
-            return self._laid_out(self.op(x, self.weight, self.bias))
-        return None if self.bias is None else self.bias.view(-1, *(1,) * self.trailing)
-
-    def _deviation(self, squared: Tensor) -> Tensor:
-        return self._laid_out(self.op(squared, self.variance, self.floor).sqrt_())
 
     def _laid_out(self, y: Tensor) -> Tensor:
         # One input channel fits both layouts, and torch then takes the slower one.
@@ -368,7 +361,7 @@ class _LocalLayer:
 def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size, the draws laid side by side as rows.
 
-    What follows the first noisy layer belongs to nobody else, so it is overwritten in place.
+    What follows the first noisy layer belongs to nobody else, so a ReLU overwrites it in place.
     """
     for module in found.before:
         x = module(x)
