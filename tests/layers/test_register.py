@@ -129,10 +129,10 @@ def test_dead_weights_of_both_are_masked():
     noisy = net()
     with torch.no_grad():
         noisy[0].control_log_sigma2[0] = 20.0
-    masked, _ = masked(noisy)
-    assert type(masked[0]) is GatedLinear
-    assert (masked[0].control[0] == 0).all()
-    assert (masked[0].value != 0).all()
+    plain, _ = masked(noisy)
+    assert type(plain[0]) is GatedLinear
+    assert (plain[0].control[0] == 0).all()
+    assert (plain[0].value != 0).all()
 
 
 def test_the_swap_to_variances_takes_both():
