@@ -19,8 +19,7 @@ from torch.func import functional_call
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing, generator
-from vardrop.functional.curvature import diagonal_fisher
-from vardrop.functional.curvature import kappa as kappa_of
+from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import Noisy, noisy_weights, replica, tensor_name
