@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from vardrop.compression import masked
-from vardrop.diagnostics import kappa, sparsity
+from vardrop.diagnostics import kappa, noise_level, sparsity
 from vardrop.layers import NOISY_TYPES
 from vardrop.testing import CHECKS, RECIPES
 
@@ -151,6 +151,14 @@ def test_kappa_of_both():
         "0.control": (4, 6),
         "2": (3, 4),
     }
+
+
+def test_what_needs_one_product_refuses_two():
+    x = torch.randn(2, 6)
+    with pytest.raises(vd.VardropError, match="one product.*value, control"):
+        noise_level(net(), x)
+    with pytest.raises(vd.VardropError, match="single weights.*NoisyGatedLinear"):
+        vd.export_onnx(net(), "unused.onnx", x, samples=2)
 
 
 def test_a_second_registration_is_refused():

@@ -149,9 +149,10 @@ class Draws(nn.Module):
         check_integer("samples", samples)
         for name, module in noisy_modules(net).items():
             local = isinstance(getattr(module, "estimator", None), LocalReparameterization)
-            if not isinstance(module, Variational) or not local or module.gate is not None:
+            single = isinstance(module, Variational) and len(module.weight_axes) == 1
+            if not single or not local or module.gate is not None:
                 raise VardropError(
-                    "Expected noise on weights drawn by local reparameterisation, but got "
+                    "Expected noise on single weights drawn by local reparameterisation, but got "
                     f"'{name}' ({module}). Use estimator=vardrop.local_reparameterization."
                 )
         self.net, self.samples = net, samples

@@ -103,6 +103,11 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
 def _moments(layer: Variational, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of a layer's output, read off two explicit noises, 0 and 1."""
     own, tensors = layer.estimator, list(layer.noisy_tensors().values())
+    if len(layer.weight_axes) > 1:
+        raise VardropError(
+            f"Expected layers that are one product, but got {type(layer).__name__} with the "
+            f"weights {', '.join(layer.weight_axes)}. Convert the others alone, with `where`."
+        )
     if not all(t.adds_variances() for t in tensors):
         raise VardropError(
             "Expected weights with independent noise, whose variances add up, but got "
