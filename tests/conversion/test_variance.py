@@ -125,7 +125,7 @@ def test_swap_reports_one_over_two_alpha_a_weight() -> None:
     )
     swap = to_variance(net)
     assert swap.total == pytest.approx(12 / (2 * 4), rel=1e-6)
-    assert str(swap).splitlines()[1] == "  (net)  12 weights  1.5 nats, 0.125 a weight"
+    assert str(swap).splitlines()[1] == "  (net)  12 weights  1.5 nats, 0.125 per weight"
 
 
 def test_swap_shares_the_scales_of_tied_layers_and_counts_them_once() -> None:

@@ -70,8 +70,8 @@ def test_a_closed_channel_is_zero_before_the_non_linearity() -> None:
 def test_group_gate_stands_beside_a_weight_posterior() -> None:
     net = vd.convert(nn.Sequential(nn.Linear(3, 2)), recipes.bayesian_compression())
     layer = net[0]
-    weight = layer.noisy_tensors()["weight"].kl()
-    torch.testing.assert_close(vd.kl(net), weight + layer.gate.kl())
+    own = sum(tensor.kl() for tensor in layer.noisy_tensors().values())
+    torch.testing.assert_close(vd.kl(net), own + layer.gate.kl())
     torch.testing.assert_close(layer.kl(), vd.kl(net))
     assert set(relevance(net)) == {"0", "0.gate"}
 

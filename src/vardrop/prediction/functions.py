@@ -304,11 +304,11 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
     """
     check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
     selected = replica(net)
-    owner = _owners(selected)
+    layers, owner = _layers(selected), _owners(selected)
     if missing := sorted(set(owner.values()) - set(kappa)):
         raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")
     sampled = total = 0
-    for layer_name, layer in _layers(selected).items():
+    for layer_name, layer in layers.items():
         noise = {}
         for own, tensor in layer.noisy_tensors().items():
             noise[own] = dict(tensor.noise)
