@@ -87,25 +87,28 @@ class Affine:
 
         Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
         """
-        mean, weight = self.mean_output(inputs), self.weight.mean
+        weight = self.weight.mean
         if self.precision != torch.float16:
-            return mean, self._variance_output(inputs, variances, spread, weight.dtype)
+            own = tuple(v.to(weight.dtype) for v in variances)
+            variance = self.variance_output(self.squares(*inputs), own, spread)
+            return self.mean_output(inputs), variance
         # Variances vanish in float16, whose smallest number is 6e-8: there it is a float32 product.
         with torch.autocast(weight.device.type, enabled=False):
-            floats = tuple(x.float() if x.is_floating_point() else x for x in inputs)
-            return mean, self._variance_output(floats, variances, spread, torch.float32)
+            floats = (x.float() if x.is_floating_point() else x for x in inputs)
+            own = tuple(v.float() for v in variances)
+            variance = self.variance_output(self.squares(*floats), own, spread)
+        return self.mean_output(inputs), variance
 
-    def _variance_output(
+    def variance_output(
         self,
-        inputs: tuple[Tensor, ...],
-        variances: tuple[Tensor, Tensor],
-        spread: Tensor | None,
-        dtype: torch.dtype,
+        squares: tuple[Tensor, ...],
+        variances: tuple[Tensor, ...],
+        spread: Tensor | None = None,
     ) -> Tensor:
-        squares = self.squares(*inputs)
+        """The second of the `moments`, from inputs that are squared already."""
         if spread is not None:
             squares[0].add_(spread)
-        variance = self.op(*squares, *(v.to(dtype) for v in variances))
+        variance = self.op(*squares, *variances)
         if spread is None or self.weight.posterior.zero_mean:
             return variance
         return variance.add_(self.op(spread, self.weight.mean.square(), None))

@@ -337,21 +337,29 @@ class _LocalLayer:
         self.channels_last = type(layer) is Conv2d  # faster for convolutions and pooling
         affine = layer.affine()
         weight, bias = (v.to(affine.weight.mean.dtype) for v in affine.variances(floor))
-        mean = replace(affine.weight, mean=self._laid_out(affine.weight.mean))
-        self.affine = replace(affine, weight=mean)
-        self.variances = self._laid_out(weight), bias
+        if self.channels_last:
+            laid_out = replace(affine.weight, mean=self._laid_out(affine.weight.mean))
+            affine = replace(affine, weight=laid_out)
+        self.affine, self.variances = affine, (self._laid_out(weight), bias)
 
     def moments(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """Mean and deviation of the output."""
-        mean, variance = self.affine.moments((x,), self.variances)
-        laid_out = mean if mean is None or mean.dim() < variance.dim() else self._laid_out(mean)
-        return laid_out, self._laid_out(variance.sqrt_())
+        std = self._deviation(x * x)  # first, while the variances are in the cache
+        return self._mean(x), std
 
     def __call__(self, x: Tensor) -> Tensor:
-        """One draw of the output for every row."""
-        mean, std = self.moments(x)
+        """One draw of the output for every row; x is overwritten."""
+        mean = self._mean(x)
+        std = self._deviation(x.mul_(x))
         y = std.mul_(normal_like(std))
         return y if mean is None else y.add_(mean)
+
+    def _mean(self, x: Tensor) -> Tensor | None:
+        mean = self.affine.mean_output((x,))
+        return mean if mean is None or mean.dim() < x.dim() else self._laid_out(mean)
+
+    def _deviation(self, squares: Tensor) -> Tensor:
+        return self._laid_out(self.affine.variance_output((squares,), self.variances).sqrt_())
 
     def _laid_out(self, y: Tensor) -> Tensor:
         # One input channel fits both layouts, and torch then takes the slower one.
@@ -361,7 +369,7 @@ class _LocalLayer:
 def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size, the draws laid side by side as rows.
 
-    What follows the first noisy layer belongs to nobody else, so a ReLU overwrites it in place.
+    What follows the first noisy layer belongs to nobody else, so it is overwritten in place.
     """
     for module in found.before:
         x = module(x)
