@@ -9,13 +9,14 @@ from vardrop import metrics as metrics
 from vardrop import posteriors as posteriors
 from vardrop import priors as priors
 from vardrop.application import Run as Run
+from vardrop.application import fine_tune as fine_tune
 from vardrop.application import fit as fit
+from vardrop.application import laplace as laplace
 from vardrop.application import load_run as load_run
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare
 from vardrop.compression import export_onnx as export_onnx
 from vardrop.compression import export_program as export_program
-from vardrop.compression import fine_tune as fine_tune
 from vardrop.compression import load as load
 from vardrop.compression import pack as pack
 from vardrop.compression import plan_shrink as plan_shrink
@@ -99,6 +100,7 @@ from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
 from vardrop.posteriors import ZeroMean as ZeroMean
 from vardrop.prediction import Prediction as Prediction
 from vardrop.prediction import apply_temperature as apply_temperature
+from vardrop.prediction import calibrate as calibrate
 from vardrop.prediction import conformal as conformal
 from vardrop.prediction import distil as distil
 from vardrop.prediction import draw as draw

@@ -108,6 +108,14 @@ class Likelihood(nn.Module, ABC):
         """The same with its tensors as they are now, which no training changes."""
         return self
 
+    def scaled(self, factor: float) -> Likelihood:
+        """The same with noise that is `factor` times as wide, fixed.
+
+        The standard deviation of values, and of classes the temperature, is multiplied by it;
+        `vardrop.calibrate` finds the factor that fits held-out data.
+        """
+        raise VardropError(f"Expected a likelihood with noise of its own, but got {self!r}.")
+
     def tempered(self, log_probs: Tensor, temperature: float) -> Tensor:
         """Log-probabilities (N, ...) divided by a temperature and normalised."""
         if self.class_axis is None:
@@ -116,7 +124,9 @@ class Likelihood(nn.Module, ABC):
 
 
 class Categorical(Likelihood):
-    """-log softmax(output)[target]; output (N, C, ...), target (N, ...) of class indices.
+    """-log softmax(output / T)[target]; output (N, C, ...), target (N, ...) of class indices.
+
+    T is the `temperature`, 1 while a net is trained.
 
     >>> import torch
     >>> Categorical()(torch.zeros(1, 2), torch.tensor([1]))
@@ -125,10 +135,25 @@ class Categorical(Likelihood):
 
     class_axis: ClassVar[int | None] = 1
 
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        check_number("temperature", temperature, above=0)
+        self.temperature = temperature
+
+    def _logits(self, output: Tensor) -> Tensor:
+        return output if self.temperature == 1 else output / self.temperature
+
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        output = self._logits(output)
         if output.dim() <= 2:
             return functional.cross_entropy(output, target)
         return _per_row(functional.cross_entropy(output, target, reduction="none"), 1).mean()
+
+    def scaled(self, factor: float) -> Categorical:
+        return Categorical(self.temperature * factor)
+
+    def extra_repr(self) -> str:
+        return "" if self.temperature == 1 else f"temperature={self.temperature:.4g}"
 
     def parts(self, draws: Tensor) -> Parts:
         if draws.dim() < 3:
@@ -138,7 +163,8 @@ class Categorical(Likelihood):
                 "vardrop.Gaussian() for one value."
             )
         # torch's softmax is slow along a short axis.
-        shifted = draws - draws.amax(2, keepdim=True)
+        logits = self._logits(draws)
+        shifted = logits - logits.amax(2, keepdim=True)
         probs = shifted.exp()
         total = probs.sum(2, keepdim=True)
         log_probs = shifted.sub_(total.log())
@@ -148,7 +174,7 @@ class Categorical(Likelihood):
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         self.check_target(draws[0], y)
         index = y.unsqueeze(1).expand(len(draws), -1, *(-1,) * y.dim())
-        return draws.log_softmax(2).gather(2, index).squeeze(2)
+        return self._logits(draws).log_softmax(2).gather(2, index).squeeze(2)
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
         classes, expected = mean.shape[1], mean[:, 0].shape
@@ -165,7 +191,7 @@ class Categorical(Likelihood):
             )
 
     def sample(self, output: Tensor) -> Tensor:
-        probs = output.softmax(1).movedim(1, -1)
+        probs = self._logits(output).softmax(1).movedim(1, -1)
         own = generator(output.device)
         drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
         return drawn.view(probs.shape[:-1])
@@ -177,7 +203,7 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """-log p(target) for independent binary targets; output holds logits.
+    """-log p(target) for independent binary targets; output / `temperature` are their logits.
 
     >>> import torch
     >>> Bernoulli()(torch.zeros(2), torch.tensor([0.0, 1.0]))
@@ -186,14 +212,29 @@ class Bernoulli(Likelihood):
 
     class_axis: ClassVar[int | None] = -1  # of log-probabilities (N, ..., 2), of a zero and a one
 
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        check_number("temperature", temperature, above=0)
+        self.temperature = temperature
+
+    def _logits(self, output: Tensor) -> Tensor:
+        return output if self.temperature == 1 else output / self.temperature
+
+    def scaled(self, factor: float) -> Bernoulli:
+        return Bernoulli(self.temperature * factor)
+
+    def extra_repr(self) -> str:
+        return "" if self.temperature == 1 else f"temperature={self.temperature:.4g}"
+
     def parts(self, draws: Tensor) -> Parts:
-        log_probs, probs = _two_sides(draws), draws.sigmoid()
+        logits = self._logits(draws)
+        log_probs, probs = _two_sides(logits), logits.sigmoid()
         return Parts(draws, entropy(log_probs, log_probs.exp(), -1), log_probs, probs)
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         _check_same_shape("target", y, draws.shape[1:])
-        target = y.to(draws.dtype).expand_as(draws)
-        return -functional.binary_cross_entropy_with_logits(draws, target, reduction="none")
+        target, logits = y.to(draws.dtype).expand_as(draws), self._logits(draws)
+        return -functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
         super().check_target(mean, y)
@@ -201,7 +242,8 @@ class Bernoulli(Likelihood):
             raise VardropError("Expected `y` to hold zeros and ones, but got other values.")
 
     def sample(self, output: Tensor) -> Tensor:
-        return torch.bernoulli(output.sigmoid(), generator=generator(output.device))
+        probs = self._logits(output).sigmoid()
+        return torch.bernoulli(probs, generator=generator(output.device))
 
     def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
         """T^2 KL of the two-sided distributions at temperature T."""
@@ -249,17 +291,33 @@ class Gaussian(Likelihood):
         found.log_std = self.log_std.detach().clone()
         return found
 
+    def scaled(self, factor: float) -> Gaussian:
+        return Gaussian(float(self.std) * factor)
+
     def extra_repr(self) -> str:
         return f"std={float(self.std):.4g}"
 
 
 class HeteroscedasticGaussian(Likelihood):
-    """-log N(target; mean, exp(log_variance)): the net's last axis holds means, then log variances.
+    """-log N(target; mean, scale^2 exp(log_variance)), which the net's last axis holds.
+
+    First the means, then the log variances; `scale` is 1 while a net is trained.
 
     >>> import torch
     >>> HeteroscedasticGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))
     tensor(0.9189)
     """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        check_number("scale", scale, above=0)
+        self.scale = scale
+
+    def scaled(self, factor: float) -> HeteroscedasticGaussian:
+        return HeteroscedasticGaussian(self.scale * factor)
+
+    def extra_repr(self) -> str:
+        return "" if self.scale == 1 else f"scale={self.scale:.4g}"
 
     def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         if output.shape[-1] % 2:
@@ -268,7 +326,7 @@ class HeteroscedasticGaussian(Likelihood):
                 f"axis, but got {output.shape[-1]} entries."
             )
         mean, log_variance = output.chunk(2, dim=-1)
-        return mean, log_variance
+        return mean, log_variance if self.scale == 1 else log_variance + 2 * math.log(self.scale)
 
     def parts(self, draws: Tensor) -> Parts:
         mean, log_variance = self._split(draws)

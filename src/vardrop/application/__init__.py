@@ -7,6 +7,7 @@ from vardrop.application.methods import METHODS, method_named, methods
 from vardrop.application.nets import NETS, build_net
 from vardrop.application.predictions import prediction_table, write_predictions
 from vardrop.application.run import Run, load_run
+from vardrop.application.tuning import fine_tune, laplace
 
 __all__ = [
     "METHODS",
@@ -15,7 +16,9 @@ __all__ = [
     "build_net",
     "compress",
     "evaluate",
+    "fine_tune",
     "fit",
+    "laplace",
     "load_run",
     "method_named",
     "methods",

@@ -3,8 +3,10 @@
 from vardrop.prediction.calibration import (
     Conformal as Conformal,
     apply_temperature as apply_temperature,
+    calibrate as calibrate,
     conformal as conformal,
     distil as distil,
+    fit_log_scale as fit_log_scale,
     fit_temperature as fit_temperature,
 )
 from vardrop.prediction.functions import (

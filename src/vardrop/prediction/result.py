@@ -152,6 +152,17 @@ class Prediction:
             return self.likelihood.log_prob(self._kept(), y)
         return self.log_probs.gather(axis, y.long().unsqueeze(axis)).flatten()
 
+    def rescaled(self, factor: float) -> Prediction:
+        """The same draws, read with noise that is `factor` times as wide (`Likelihood.scaled`)."""
+        if len(self.draws) < int(self.samples.max()):
+            raise VardropError(
+                f"Expected all of the {int(self.samples.max())} draws to be kept, but got "
+                f"{len(self.draws)}. Predict without keep=."
+            )
+        reduction = Reduction(self.likelihood.scaled(factor), len(self.draws))
+        reduction.add(self.draws)
+        return reduction.result()
+
     def _kept(self) -> Tensor:
         if len(self.draws) == 0:
             raise VardropError(
