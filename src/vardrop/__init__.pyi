@@ -10,9 +10,11 @@ from vardrop import posteriors as posteriors
 from vardrop import priors as priors
 from vardrop.application import Run as Run
 from vardrop.application import fine_tune as fine_tune
+from vardrop.application import Slimmed as Slimmed
 from vardrop.application import fit as fit
 from vardrop.application import laplace as laplace
 from vardrop.application import load_run as load_run
+from vardrop.application import slim as slim
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare
 from vardrop.compression import export_onnx as export_onnx

@@ -7,22 +7,27 @@ from vardrop.application.methods import METHODS, method_named, methods
 from vardrop.application.nets import NETS, build_net
 from vardrop.application.predictions import prediction_table, write_predictions
 from vardrop.application.run import Run, load_run
+from vardrop.application.slimmed import Slimmed, latencies
+from vardrop.application.slimming import slim
 from vardrop.application.tuning import fine_tune, laplace
 
 __all__ = [
     "METHODS",
     "NETS",
     "Run",
+    "Slimmed",
     "build_net",
     "compress",
     "evaluate",
     "fine_tune",
     "fit",
     "laplace",
+    "latencies",
     "load_run",
     "method_named",
     "methods",
     "prediction_table",
     "resume",
+    "slim",
     "write_predictions",
 ]

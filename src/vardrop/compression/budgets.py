@@ -1,0 +1,345 @@
+"""Gates on the units of a plain net: what the net costs by them, and the cut to a budget.
+
+Units that can only go together share one gate: the channels that a residual sum adds up, a channel
+and its depthwise filter, and the channels of a grouped convolution that keep its groups alike. A
+gate multiplies what the layers read of its units, which is exact whatever lies between (BatchNorm,
+a sum, any activation), and in the end is folded into their weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.compression.kinds import Affine, affine_layers, unit_modules
+from vardrop.compression.removal import fixed_layers
+from vardrop.compression.running import Inputs, hooks, tensors_in
+from vardrop.compression.shrinking import layer_costs
+from vardrop.compression.tracing import TO_THE_OUTPUT, Unit, coupled_units
+from vardrop.errors import VardropError
+from vardrop.gates import Gate, HardConcrete
+
+Quantity = Literal["macs", "bytes"]
+_START = 3.0  # the logit at which a gate begins: its mean is exactly one, and it is open in 99 %
+
+
+class UnitGates(nn.Module):
+    """Hard concrete gates on the units of a net that can be taken out; the net stays as it is.
+
+    Args:
+        net: a plain net.
+        example: its arguments, one row.
+
+    `notes` says which units have no gate, and why.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> gates = UnitGates(net, (torch.zeros(1, 3),))
+    >>> gates.cost(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    tensor(0.5000)
+    """
+
+    def __init__(self, net: nn.Module, example: Inputs) -> None:
+        super().__init__()
+        try:
+            units = coupled_units(net, example, fixed_layers(net, example))
+        except Exception as failure:
+            raise VardropError(
+                "Expected the units of `net` to be followed from layer to layer, but got: "
+                f"{failure}. Its own code lets no mark through."
+            ) from failure
+        sets = _sets(affine_layers(net), units)
+        self.units = [members for members in sets if all(u.reason is None for u in members)]
+        self.notes = _notes(sets)
+        if not self.units:
+            raise VardropError(
+                "Expected `net` to have hidden units that can be taken out, but got none. "
+                + " ".join(self.notes)
+            )
+        device = next(net.parameters()).device
+        self.gate = Gate(HardConcrete(drop_rate=1 / (1 + math.exp(_START))), len(self.units))
+        self.gate.to(device)
+        self._prices = _Prices(net, example, self.units)
+        self._emitters = _by_module(self.units, lambda u: u.emitters)
+        self._readers = _by_module(self.units, lambda u: u.readers)
+        self._factors: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """How willing each gate is to stay open."""
+        return self.gate.logit.detach()  # type: ignore[operator, union-attr, return-value]
+
+    def expected(self, quantity: Quantity) -> Tensor:
+        """The expected cost of the net, as a share of that of the whole one; differentiable."""
+        noise = self.gate.noise
+        assert isinstance(noise, HardConcrete)
+        return self.cost(noise.open_probability(self.gate.tensors), quantity)
+
+    def cost(self, kept: Tensor, quantity: Quantity = "macs") -> Tensor:
+        """The cost of a net with these gates (1) or parts of them, as a share of the whole."""
+        return self._prices.total(kept, quantity) / self._prices.whole[quantity]
+
+    @contextmanager
+    def acting(self, net: nn.Module) -> Iterator[None]:
+        """Let the gates act on a net: by draws in training mode, by their means otherwise."""
+        layers = affine_layers(net)
+        handles: list[Any] = [net.register_forward_pre_hook(self._draw)]
+        for name, places in self._gated(layers).items():
+            hook = self._multiply(layers[name], places)
+            handles.append(layers[name].layer.register_forward_pre_hook(hook))
+        with hooks(*handles):
+            yield
+
+    def _gated(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
+        """What to multiply: not what a depthwise layer reads, which others read after it."""
+        return {n: p for n, p in self._readers.items() if not layers[n].is_depthwise}
+
+    def _draw(self, net: nn.Module, args: Inputs) -> None:
+        rows = next((len(t) for t in tensors_in(args) if t.dim()), 1)
+        self.gate.train(net.training)
+        ones = torch.ones(rows, len(self.units) + 1, device=self.logits.device)
+        drawn = self.gate(ones[:, 1:])
+        self._factors = torch.cat([ones[:, :1], drawn], 1)  # the first is for what has no gate
+
+    def _multiply(self, view: Affine, places: dict[int, int]) -> Callable[..., Inputs]:
+        index = torch.zeros(view.inputs, dtype=torch.long)
+        for place, gate in places.items():
+            index[place] = gate + 1
+        axis, column = view.axis, index.to(view.weight.device)
+
+        def before(_: nn.Module, args: Inputs) -> Inputs:
+            assert self._factors is not None
+            x = args[0]
+            # Rows that a net has merged or split share one draw.
+            own = x.dim() + axis > 0 and len(x) == len(self._factors)
+            factors = (self._factors if own else self._factors[:1])[:, column].to(x.dtype)
+            shape = [1] * x.dim()
+            shape[axis] = view.inputs
+            if x.dim() + axis > 0:
+                shape[0] = len(factors)
+            return (x * factors.view(shape), *args[1:])
+
+        return before
+
+    def kept(self, fits: Callable[[Tensor], bool]) -> Tensor:
+        """The most gates that fit a budget, the most willing ones first; a bool per gate.
+
+        Every layer keeps a unit, so that what fits no more than that comes back too.
+        """
+        order = self.logits.argsort(descending=True, stable=True).tolist()
+        rank = {gate: i for i, gate in enumerate(order)}
+        needed = {
+            min(p.values(), key=rank.__getitem__) for n, p in self._emitters.items() if self._all(n)
+        }
+        low, high = 0, len(order)  # as many as `low` fit, or nothing does
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(self._mask(order[:middle], needed)):
+                low = middle
+            else:
+                high = middle - 1
+        return self._mask(order[:low], needed)
+
+    def evenly(self, share: float) -> Tensor:
+        """A mask that keeps this share of the units of every layer, and one at least."""
+        mask = torch.zeros(len(self.units), dtype=torch.bool)
+        for places in self._emitters.values():
+            gates = sorted(set(places.values()))
+            mask[gates[: max(1, round(share * len(gates)))]] = True
+        return mask
+
+    def _all(self, name: str) -> bool:
+        """Whether every unit of a layer has a gate, so that all of them might go."""
+        return len(self._emitters[name]) == self._prices.outputs[name]
+
+    def _mask(self, gates: list[int], needed: set[int]) -> Tensor:
+        mask = torch.zeros(len(self.units), dtype=torch.bool)
+        mask[[*gates, *needed]] = True
+        return mask
+
+    @torch.no_grad()
+    def fold(self, net: nn.Module, kept: Tensor) -> None:
+        """Multiply the weights of a net by the gates' means, and by zero where one is not kept."""
+        mean = self.gate.unit_mean()
+        assert mean is not None
+        layers = affine_layers(net)
+        gated = self._gated(layers)
+        for name, places in self._readers.items():
+            view, keep = layers[name], kept.tolist()
+            factors = view.weight.new_ones(view.inputs)
+            for place, gate in places.items():
+                value = float(mean[gate]) if name in gated else 1.0
+                factors[place] = value if keep[gate] else 0.0
+            blocks = view.blocks(view.weight)
+            shape = [view.groups, 1, view.inputs // view.groups, *(1 for _ in blocks.shape[3:])]
+            blocks.mul_(factors.view(shape))
+
+
+class _Prices:
+    """What the layers of a net cost by the units that they keep.
+
+    A layer costs its price times the inputs times the outputs that are left. Where a layer's groups
+    go as a whole, its inputs go with its outputs and count once.
+    """
+
+    def __init__(self, net: nn.Module, example: Inputs, units: list[tuple[Unit, ...]]) -> None:
+        layers, modules, gates = affine_layers(net), unit_modules(net), len(units)
+        self.outputs = {n: v.outputs for n, v in layers.items()}
+        self.outputs |= {n: v.outputs for n, v in modules.items()}
+        read = _counts(layers, units, lambda u: u.readers)
+        fed = _counts(layers, units, lambda u: u.emitters)
+        whole = torch.tensor([float(_by_group(v)) for v in layers.values()])
+        sizes = [
+            torch.tensor([float(getattr(v, s)) for v in layers.values()])
+            for s in ("inputs", "outputs")
+        ]
+        self._in, self._out = read * (1 - whole[:, None]), fed
+        self._fixed_in = sizes[0] - self._in.sum(1)
+        self._fixed_out = sizes[1] - fed.sum(1)
+        costs = layer_costs(net, example)
+        macs = torch.tensor([float(costs[n].macs) for n in layers])
+        width = torch.tensor(
+            [float(v.weight.numel() * v.weight.element_size()) for v in layers.values()]
+        )
+        pairs = (sizes[0] * sizes[1]).clamp_min(1)
+        self._price = {"macs": macs / pairs, "bytes": width / pairs}
+        each = torch.zeros(gates)
+        for gate, members in enumerate(units):
+            for unit in members:
+                for name, _ in (*unit.emitters, *unit.carriers):
+                    each[gate] += _bytes_per_unit(layers.get(name), modules.get(name))
+        self._each = {"macs": torch.zeros(gates), "bytes": each}
+        everything = sum(t.numel() * t.element_size() for t in net.state_dict().values())
+        self._rest = {"macs": 0.0, "bytes": float(everything - width.sum() - each.sum())}
+        full = torch.ones(gates)
+        self.whole = {q: float(self.total(full, q)) for q in ("macs", "bytes")}
+
+    def total(self, kept: Tensor, quantity: str) -> Tensor:
+        """The cost, differentiable by what is kept."""
+        share = kept.to(self._in)
+        inputs, outputs = self._fixed_in + self._in @ share, self._fixed_out + self._out @ share
+        pairs = self._price[quantity] * inputs * outputs
+        return pairs.sum() + self._each[quantity] @ share + self._rest[quantity]
+
+
+def _bytes_per_unit(layer: Affine | None, module: Any) -> float:
+    """The bytes of the tensors that a layer or a module has beside the weight of a layer."""
+    if layer is not None:
+        return 0.0 if layer.bias is None else layer.bias.element_size()
+    state = module.layer.state_dict()
+    return sum(
+        t.numel() * t.element_size() / module.outputs
+        for n, t in state.items()
+        if n in module.kind.tensors
+    )
+
+
+def _counts(
+    layers: dict[str, Affine], units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]
+) -> Tensor:
+    """How many places of each layer belong to each gate, (layers, gates)."""
+    rows = {name: i for i, name in enumerate(layers)}
+    found = torch.zeros(len(layers), len(units))
+    for gate, members in enumerate(units):
+        for unit in members:
+            for name, _ in places(unit):
+                if name in rows:
+                    found[rows[name], gate] += 1
+    return found
+
+
+def _by_module(
+    units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]
+) -> dict[str, dict[int, int]]:
+    """The gate of every place, by module."""
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    for gate, members in enumerate(units):
+        for unit in members:
+            for name, place in places(unit):
+                found[name][place] = gate
+    return dict(found)
+
+
+def _by_group(view: Affine) -> bool:
+    """Whether the groups of a layer go as a whole: one of its sides has one unit per group."""
+    return view.groups > 1 and view.groups in (view.inputs, view.outputs)
+
+
+def _sets(layers: dict[str, Affine], units: list[Unit]) -> list[tuple[Unit, ...]]:
+    """Units joined so that every grouped layer keeps as many units in each of its groups."""
+    units = _fed(layers, units)
+    emits = {place: i for i, u in enumerate(units) for place in u.emitters}
+    reads = {place: i for i, u in enumerate(units) for place in u.readers}
+    parents = list(range(len(units)))
+
+    def root(i: int) -> int:
+        while parents[i] != i:
+            parents[i] = parents[parents[i]]
+            i = parents[i]
+        return i
+
+    for name, view in layers.items():
+        for together in _ties(view):
+            found = [(emits if out else reads).get((name, i)) for out, i in together]
+            known = [i for i in found if i is not None]
+            for one, other in pairwise(known):
+                parents[root(one)] = root(other)
+    joined: dict[int, list[Unit]] = defaultdict(list)
+    for i, unit in enumerate(units):
+        joined[root(i)].append(unit)
+    return [tuple(members) for members in joined.values()]
+
+
+def _fed(layers: dict[str, Affine], units: list[Unit]) -> list[Unit]:
+    """Units of grouped layers that read the input of the net, which stays, have to stay too."""
+    fed = {
+        p for u in units if not all(_through(layers, n) for n, _ in u.emitters) for p in u.readers
+    }
+    stay = {
+        (name, i)
+        for name, view in layers.items()
+        if view.groups > 1 and not all((name, i) in fed for i in range(view.inputs))
+        for i in range(view.outputs)
+    }
+    why = "its groups read the input of the net"
+    return [
+        dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
+        for u in units
+    ]
+
+
+def _through(layers: dict[str, Affine], name: str) -> bool:
+    """Whether a module emits what it is given, a channel each."""
+    return name in layers and layers[name].is_depthwise
+
+
+def _ties(view: Affine) -> Iterator[list[tuple[bool, int]]]:
+    """Places of a grouped layer that go together: (is it an output, where)."""
+    if view.groups == 1:
+        return
+    sizes = view.inputs // view.groups, view.outputs // view.groups
+    if _by_group(view):
+        for g in range(view.groups):
+            yield [(bool(s), g * n + i) for s, n in enumerate(sizes) for i in range(n)]
+        return
+    for side, size in enumerate(sizes):
+        for i in range(size):
+            yield [(bool(side), g * size + i) for g in range(view.groups)]
+
+
+def _notes(sets: list[tuple[Unit, ...]]) -> tuple[str, ...]:
+    """Why units have no gate, by layer; not those that the net returns."""
+    stays: Counter[tuple[str, str]] = Counter()
+    for members in sets:
+        reasons = [u.reason for u in members if u.reason is not None]
+        if reasons and TO_THE_OUTPUT not in reasons:
+            stays[members[0].emitters[0][0], reasons[0]] += len(members)
+    return tuple(f"{count} units of '{name}' stay: {why}." for (name, why), count in stays.items())
