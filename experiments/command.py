@@ -24,6 +24,7 @@ from experiments import (
     neklyudov,
     neklyudov_uses,
     out_of_distribution,
+    slim,
 )
 from experiments.page import rows, write_page
 from experiments.runner import (
@@ -66,6 +67,7 @@ FUNCTIONS: dict[str, Function] = {
         concrete.line_fits,
         gal.identity,
         gal.toy,
+        slim.slim_beside_others,
     )
 }
 

@@ -34,7 +34,7 @@ from vardrop.training import Epoch, Loop
 METHODS: dict[str, Callable[[], Recipe]] = {
     "beta_bernoulli": beta_bernoulli,
     "structured_pruning": structured_pruning,
-    "l0": l0,
+    "l0": lambda: l0(drop_rate=0.2),
     "sparse_vd": sparse_vd,
 }
 

@@ -39,6 +39,37 @@ def test_structured_gates_sit_on_dense_inputs_and_output_channels(recipe: vd.Rec
     assert found == {"0.gate": ("output", 4), "4.gate": ("input", 64)}
 
 
+# What is converted after training has to say what it said. The gates of structured pruning are
+# below one by their truncation; those of Beta-Bernoulli dropout begin at E pi, as it documents.
+NEUTRAL = {
+    "ard": 0.0,
+    "bayes_by_backprop": 0.0,
+    "bayesian_compression": 0.0,
+    "binary_dropout": 0.0,
+    "gaussian_dropout": 0.0,
+    "l0": 0.0,
+    "mc_dropout": 0.0,
+    "sparse_vd": 0.0,
+    "structured_pruning": 0.02,
+    "variational_dropout": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_conversion_leaves_the_outputs_of_a_trained_net(name: str) -> None:
+    net = nn.Sequential(conv_net(), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3)).eval()
+    expected = net(IMAGE).detach()
+    found = vd.convert(net, recipes.METHODS[name]()).eval()(IMAGE).detach()
+    assert float((found - expected).abs().max()) <= NEUTRAL[name] * float(expected.abs().max())
+
+
+def test_open_gates_of_l0_have_a_mean_of_exactly_one() -> None:
+    noise = vd.HardConcrete()
+    assert noise.unit_mean(noise.initial(3)).tolist() == [1.0, 1.0, 1.0]
+    edge = vd.HardConcrete(drop_rate=0.09)  # above 1/12
+    assert float(edge.unit_mean(edge.initial(1))) < 1.0
+
+
 def test_dropout_gates_sit_on_inputs() -> None:
     net = vd.convert(conv_net(), recipes.concrete_dropout())
     assert [(net[i].gate.side, net[i].gate.units) for i in (0, 4)] == [("input", 1), ("input", 64)]

@@ -39,7 +39,7 @@ from vardrop.compression.shrinking import layer_costs, planned
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.training.processes import own_generators
 
-_GATED = 0.1  # share of the steps that train gates
+_GATED, _AT_MOST = 0.1, 0.35  # share of the steps that train gates: per halving, and at most
 _ANNEALED = 0.7  # share of those in which the budget tightens
 _RHO, _DUAL = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
 _GATE_LR, _REACH = 0.05, 6.0  # the least learning rate of gates; how far they have to come
@@ -72,7 +72,7 @@ def slim(
     """A smaller plain net from a trained one: fewer channels and units, trained again to a budget.
 
     Every set of units that can only go together has a hard concrete gate z, open (exactly one) at
-    the start. For a fifth of the steps weights and gates learn together,
+    the start. For a tenth of the steps per halving of the cost weights and gates learn together,
 
         min over w, log alpha of  E_z loss + lambda (E cost - goal) + rho (E cost - goal)_+^2,
 
@@ -188,7 +188,8 @@ class _Work:
         gates = UnitGates(net, self.example)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         goal = self._macs_for(gates, limit) if kind == "latency" else limit
-        first = min(max(1, round(_GATED * self.steps)), max(1, self.steps - 1))
+        share = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
+        first = min(max(1, round(share * self.steps)), max(1, self.steps - 1))
         passes = self.steps // self.train.count
         stream = chain.from_iterable(self.train.once() for _ in range(passes))
         self._learn_gates(net, gates, islice(stream, first), first, quantity, goal)

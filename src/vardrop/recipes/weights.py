@@ -127,6 +127,9 @@ def sparse_vd(
     The authors start at log sigma^2 = -10 (-15 from a pretrained VGG), with a KL warm-up, and use
     the sigmoid form of the KL; the exact one is the default here.
 
+    Expect fewer bytes (`vardrop.pack`), not less latency: single weights go and seldom whole units,
+    so that the MACs stay. For a budget of MACs or latency there is `vardrop.slim`.
+
     Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks",
     eq. 10 and 14.
     """

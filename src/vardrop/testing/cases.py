@@ -101,7 +101,7 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "beta_bernoulli": r.beta_bernoulli(),
     "dependent_beta_bernoulli": r.dependent_beta_bernoulli(joint=True),
     "structured_pruning": r.structured_pruning(log_sigma=-1.0),
-    "l0": r.l0(),
+    "l0": r.l0(drop_rate=0.2),
     "bayesian_compression": r.bayesian_compression(),
 }
 

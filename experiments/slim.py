@@ -1,0 +1,224 @@
+"""Slimming a trained net to a share of its MACs, beside Torch-Pruning and beside training on.
+
+One trained net per seed. From it: the same net trained on for as many epochs; `vardrop.slim`; and
+Torch-Pruning's one-shot cut (group magnitudes, one ratio for all layers, found by bisection) with
+as many epochs afterwards. Optimizer, cycle of the learning rate and images are the same. Settings
+of `slim` were chosen on images 30 000 to 35 000 of the training set, which nothing else sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.trainings import Watch, error, images, lenet5
+from vardrop.application import latencies, slim
+from vardrop.errors import VardropError
+from vardrop.files import read_tensors, write_atomically, write_tensors
+
+_BATCH, _HELD_OUT, _TIMED = 128, 5000, 64
+Part = dict[str, float]
+
+
+class _Block(nn.Module):
+    """Two convolutions with BatchNorm beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1(x)).relu()
+        return (self.norm2(self.conv2(y)) + self.shortcut(x)).relu()
+
+
+class ResNet(nn.Module):
+    """Three residual blocks of 16, 32 and 64 channels for images (N, 1, 28, 28)."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
+        self.last = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.blocks(self.norm(self.stem(x)).relu()).mean((2, 3)))
+
+
+def _resnet() -> nn.Module:
+    return ResNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"resnet": _resnet, "lenet5": lenet5}
+
+
+def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> nn.Module:
+    """Adam with one cycle of the learning rate, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(net.parameters(), lr)
+    steps = len(x) // _BATCH
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps)
+    net.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(_BATCH)[:steps]:
+            optimizer.zero_grad()
+            functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            cycle.step()
+    return net.eval()
+
+
+def macs(net: nn.Module, x: Tensor) -> int:
+    """Multiplications for one image, counted from the layers' own shapes."""
+    found = 0
+
+    def count(layer: Any, args: Any, output: Tensor) -> None:
+        nonlocal found
+        positions = output[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
+        found += layer.weight.numel() * positions
+
+    kinds = (nn.Conv2d, nn.Linear)
+    handles = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, kinds)]
+    with torch.no_grad():
+        net.eval()(x[:1])
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def torch_pruning(net: nn.Module, x: Tensor, share: float) -> nn.Module:
+    """The mildest cut of Torch-Pruning that leaves at most this share of the MACs."""
+    try:
+        library: Any = importlib.import_module("torch_pruning")
+    except ImportError as missing:
+        raise VardropError(
+            f"Expected the package torch_pruning to be installed, but got: {missing}. "
+            "Install it with `pip install torch-pruning==1.6.1`."
+        ) from missing
+    before = macs(net, x)
+
+    def cut(ratio: float) -> nn.Module:
+        other = copy.deepcopy(net)
+        last = [m for m in other.modules() if isinstance(m, nn.Linear)][-1]
+        importance = library.importance.GroupMagnitudeImportance(p=2)
+        library.pruner.MagnitudePruner(
+            other, x[:64], importance=importance, pruning_ratio=ratio, ignored_layers=[last]
+        ).step()
+        return other
+
+    low, high = 0.0, 0.95
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if macs(cut(middle), x) / before > share else (low, middle)
+    return cut(high).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+class _Seed:
+    """The parts of one seed; each is kept when it is done, so that a cut run goes on."""
+
+    def __init__(self, seed: int, watch: Watch, parts: int) -> None:
+        self.seed, self.watch, self.parts, self.done = seed, watch, parts, 0
+
+    def _said(self, name: str) -> None:
+        self.done += 1
+        if self.watch.tell is not None:
+            self.watch.tell(self.done / self.parts, name)
+
+    def part(self, name: str, compute: Callable[[], Part]) -> Part:
+        """The figures of a part: those that are kept, or new ones."""
+        folder = self.watch.directory
+        path = None if folder is None else folder / f"{name}.json"
+        if path is not None and path.is_file():
+            found: Part = json.loads(path.read_text())
+        else:
+            found = compute()
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(found).encode())
+        self._said(name)
+        return found
+
+    def trained(self, net: nn.Module, fit: Callable[[nn.Module], nn.Module]) -> nn.Module:
+        """The net that all others start from."""
+        folder = self.watch.directory
+        path = None if folder is None else folder / "trained.safetensors"
+        if path is not None and path.is_file():
+            net.load_state_dict(read_tensors(path, True)[0])
+        else:
+            net = fit(net)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_tensors(path, net.state_dict())
+        self._said("trained")
+        return net.eval()
+
+
+def slim_beside_others(
+    seed: int,
+    net: str = "resnet",
+    examples: int = 30_000,
+    dense_epochs: int = 3,
+    epochs: int = 5,
+    lr: float = 4e-3,
+    shares: Sequence[float] = (0.5, 0.25, 0.1),
+    peer: bool = True,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Fashion-MNIST: test accuracy in per cent, MACs and latency that are left, by share."""
+    everything, test = images("fashion-mnist"), images("fashion-mnist", "test")
+    x, y = everything.x[:examples], everything.y[:examples]
+    later = slice(examples, examples + _HELD_OUT)
+    held = everything.x[later], everything.y[later]
+    parts = _Seed(seed, watch or Watch(), 2 + len(shares) * (1 + peer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        start = NETS[net]()
+    start = parts.trained(start, lambda n: train(n, x, y, dense_epochs, lr, seed))
+
+    def accuracy(found: nn.Module) -> float:
+        return 100 - error(found, *test)
+
+    def slimmed(share: float) -> Part:
+        found = slim(
+            start, (x, y), held, macs=share, epochs=epochs, lr=lr, seed=seed, ways=["torch"]
+        )
+        return {"accuracy": accuracy(found.net), **left(found.net)}
+
+    def pruned(share: float) -> Part:
+        found = train(torch_pruning(start, x, share), x, y, epochs, lr, seed + 100)
+        return {"accuracy": accuracy(found), **left(found)}
+
+    def left(found: nn.Module) -> Part:
+        nets = {"before": start, "after": found}
+        times = latencies(nets, (x[:_TIMED],), ("torch", "onnxruntime"))
+        shares = {f"latency by {way}": t["after"] / t["before"] for way, t in times.items()}
+        return {"MACs": macs(found, x) / macs(start, x), **shares}
+
+    def dense() -> Part:
+        longer = train(copy.deepcopy(start), x, y, epochs, lr, seed + 100)
+        return {"accuracy, trained net": accuracy(start), "accuracy, trained on": accuracy(longer)}
+
+    figures = parts.part("dense", dense)
+    ways = {"slim": slimmed} | ({"Torch-Pruning": pruned} if peer else {})
+    for share in shares:
+        found = {who: parts.part(f"{who} {share}", partial(f, share)) for who, f in ways.items()}
+        for who, values in found.items():
+            figures |= {f"{name} at {share:g}, {who}": value for name, value in values.items()}
+        if peer:
+            gap = found["slim"]["accuracy"] - found["Torch-Pruning"]["accuracy"]
+            figures[f"accuracy at {share:g}, slim over Torch-Pruning"] = gap
+    return {"figures": figures}
