@@ -29,12 +29,18 @@ def test_the_commands_of_a_day(folder, capsys):
     assert call("compress", folder / "a", "--sparsity", 0.3, "--onnx", folder / "a.onnx") == 0
     text, err = capsys.readouterr()
     assert "times fewer weights" in text
+    assert "buys bytes (vardrop.pack), not latency" in text
     assert "accuracy on test data 0." in text
     assert "small.safetensors" in text
     assert err == ""  # the exporter's own words are not passed on
     assert (folder / "a.onnx").stat().st_size > 1000
     assert call("compress", folder / "h", "--sparsity", 0.3) == 0
     assert "rmse on test data " in capsys.readouterr().out
+    assert call("compress", folder / "plain", "--macs", 0.5) == 0
+    text, err = capsys.readouterr()
+    assert "MACs" in text
+    assert "accuracy on test data " in text
+    assert err == ""
     assert call("report", folder / "a", folder / "plain", "--out", folder / "both.html") == 0
     assert (folder / "both.html").stat().st_size > 10_000
 

@@ -1,6 +1,6 @@
 """The application: fit, evaluate, compress, report; what the command line and notebooks call."""
 
-from vardrop.application.compressing import compress
+from vardrop.application.compressing import compress, slim_run
 from vardrop.application.evaluation import evaluate
 from vardrop.application.fitting import fit, resume
 from vardrop.application.methods import METHODS, method_named, methods
@@ -29,5 +29,6 @@ __all__ = [
     "prediction_table",
     "resume",
     "slim",
+    "slim_run",
     "write_predictions",
 ]

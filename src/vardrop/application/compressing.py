@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from vardrop.application.config import check_output, working
 from vardrop.application.run import Run, predicted
+from vardrop.application.slimmed import Slimmed
+from vardrop.application.slimming import slim
 from vardrop.checks import check_number
 from vardrop.compression import (
     ShrinkPlan,
@@ -22,6 +25,7 @@ from vardrop.compression import (
     plan_shrink,
     save,
 )
+from vardrop.conversion import revert
 from vardrop.errors import VardropError
 from vardrop.files import write_tensors
 from vardrop.layers import Variational
@@ -53,14 +57,61 @@ def compress(
     if not has_noise(run.net):
         raise VardropError(
             f"Expected a run with a method to compress, but {run.directory} is plain. "
-            "Train with a method such as sparse_vd."
+            "Train with a method such as sparse_vd, or give a budget of macs, latency or bytes."
         )
-    if onnx is not None:
-        check_output(Path(onnx), run.directory, run.config.data.name)
-        if not Path(onnx).absolute().parent.is_dir():
-            raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
+    _check_onnx(run, onnx)
     with working(run.directory):
         return _compressed(run, max_drop, sparsity, onnx)
+
+
+def slim_run(
+    run: Run,
+    *,
+    macs: float | None = None,
+    latency: float | None = None,
+    bytes: float | None = None,
+    onnx: str | Path | None = None,
+) -> Slimmed:
+    """Slim the net of a run to a budget on its own data, and keep the small net with the run.
+
+    A noisy net is taken at its means; its noise does not come along.
+
+    Args:
+        run: any run, with a method or plain.
+        macs, latency, bytes: the share to be left, as in `slim`; one of them.
+        onnx: also write the small net as ONNX to this file.
+
+    Returns:
+        The small net with its report. results.json has the measurements on test data.
+    """
+    _check_onnx(run, onnx)
+    with working(run.directory):
+        plain = copy.deepcopy(run.net)
+        if has_noise(plain):
+            plain = revert(plain)
+        found = slim(
+            plain, run.data.train, run.data.validation, macs=macs, latency=latency, bytes=bytes,
+            seed=run.config.settings.seed,
+        )  # fmt: skip
+        score, metric = _metric(run)
+        kept = {"score": score, **_measurements(run, found.net, found.plan, metric, None)}
+        kept["bytes"] = save(found.net, run.directory / SMALL)
+        kept["latency_before"], kept["latency_after"] = (
+            dict(cost.latency) for cost in (found.before, found.after)
+        )
+        kept["notes"] = " ".join(found.notes)
+        if onnx is not None:
+            kept["onnx_bytes"] = export_onnx(found.net, onnx, run.data.validation.x[:1])
+        run.keep({**run.results, "compression": kept, "curve": []})
+    return found
+
+
+def _check_onnx(run: Run, onnx: str | Path | None) -> None:
+    if onnx is None:
+        return
+    check_output(Path(onnx), run.directory, run.config.data.name)
+    if not Path(onnx).absolute().parent.is_dir():
+        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
 
 
 def _compressed(
@@ -119,7 +170,7 @@ def _measurements(
     small: nn.Module,
     plan: ShrinkPlan,
     metric: Callable[[Tensor, Tensor], float],
-    threshold: float,
+    threshold: float | None,
 ) -> dict[str, Any]:
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
     x, y = run.data.test

@@ -39,7 +39,7 @@ from vardrop.compression.shrinking import layer_costs, planned
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.training.processes import own_generators
 
-_GATED, _AT_MOST = 0.1, 0.35  # share of the steps that train gates: per halving, and at most
+_GATED, _AT_MOST = 0.15, 0.4  # share of the steps that train gates: per halving, and at most
 _ANNEALED = 0.7  # share of those in which the budget tightens
 _RHO, _DUAL = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
 _GATE_LR, _REACH = 0.05, 6.0  # the least learning rate of gates; how far they have to come
@@ -72,7 +72,8 @@ def slim(
     """A smaller plain net from a trained one: fewer channels and units, trained again to a budget.
 
     Every set of units that can only go together has a hard concrete gate z, open (exactly one) at
-    the start. For a tenth of the steps per halving of the cost weights and gates learn together,
+    the start. For about a tenth of the steps per halving of the cost, weights and gates learn
+    together,
 
         min over w, log alpha of  E_z loss + lambda (E cost - goal) + rho (E cost - goal)_+^2,
 
@@ -118,7 +119,7 @@ def slim(
     )
 
     Gates: Louizos, Welling & Kingma 2018, eq. 10 to 13; the constraint: Gallego-Posada et al. 2022,
-    "Controlled sparsity via constrained optimization", eq. 7.
+    "Controlled sparsity via constrained optimization".
     """
     kind, limit = _one_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
     if epochs is not None:
@@ -189,10 +190,10 @@ class _Work:
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         goal = self._macs_for(gates, limit) if kind == "latency" else limit
         share = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
-        first = min(max(1, round(share * self.steps)), max(1, self.steps - 1))
+        most = min(max(1, round(share * self.steps)), max(1, self.steps - 1))
         passes = self.steps // self.train.count
         stream = chain.from_iterable(self.train.once() for _ in range(passes))
-        self._learn_gates(net, gates, islice(stream, first), first, quantity, goal)
+        first = self._learn_gates(net, gates, stream, most, quantity, goal)
         small, plan = self.cut(net, gates, gates.kept(self._fits(net, gates, kind, limit)))
         self._learn(small, stream, first)
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in small.modules()):
@@ -203,21 +204,24 @@ class _Work:
     def _learn_gates(
         self, net: nn.Module, gates: UnitGates, data: Iterator[Any], steps: int,
         quantity: Quantity, goal: float,
-    ) -> None:  # fmt: skip
-        """Weights and gates learn together, under a price that rises until the goal is met."""
+    ) -> int:  # fmt: skip
+        """Weights and gates learn until the expected cost is the goal; the steps that it took."""
         slots = [{"params": [p for p in net.parameters() if p.requires_grad]}]
         slots.append({"params": list(gates.parameters())})
         optimizer = torch.optim.Adam(slots, lr=max(_GATE_LR, min(0.5, _REACH / steps)))
         dual, price = _DUAL * max(1.0, 200 / steps), 0.0
         net.train()
         with gates.acting(net):
-            for step, (x, y) in enumerate(data):
+            for step, (x, y) in zip(range(steps), data, strict=False):
                 now = 1 - (1 - goal) * min(1.0, step / (steps * _ANNEALED))
-                excess = gates.expected(quantity) - now
-                price = max(0.0, price + dual * float(excess.detach()))
-                penalty = price * excess + _RHO * excess.clamp(min=0).square()
+                cost = gates.expected(quantity)
+                price = max(0.0, price + dual * (float(cost.detach()) - now))
+                penalty = price * cost + _RHO * (cost - now).clamp(min=0).square()
                 optimizer.param_groups[0]["lr"] = self._rate(step)
                 self._step(net, optimizer, x, y, penalty)
+                if float(cost.detach()) <= goal:
+                    return step + 1
+        return steps
 
     def _learn(self, net: nn.Module, data: Iterator[Any], done: int) -> None:
         """The rest of the cycle, with the plain small net."""

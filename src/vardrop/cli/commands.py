@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -155,18 +156,38 @@ def evaluate(
     printing.run(loaded, json)
 
 
-@app.command(epilog="Example: vardrop compress runs/a --max-drop 0.002 --onnx small.onnx")
+@app.command(
+    epilog=o.examples(
+        "vardrop compress runs/a --max-drop 0.002 --onnx small.onnx",
+        "vardrop compress runs/a --macs 0.5",
+    )
+)
 def compress(
     run: o.RUN,
     max_drop: o.MAX_DROP = None,
     sparsity: o.SPARSITY = None,
+    macs: o.MACS = None,
+    latency: o.LATENCY = None,
+    bytes: o.BYTES = None,
     onnx: o.ONNX = None,
     json: o.JSON = False,
 ) -> None:
-    """Take out what the method calls dead, choosing the threshold on validation data."""
-    if max_drop is not None and sparsity is not None:
-        raise typer.BadParameter("Expected --max-drop or --sparsity, but got both.")
+    """Take out what the method calls dead, by validation data; or train to a budget of MACs."""
+    shares = {"macs": macs, "latency": latency, "bytes": bytes}
+    given = {"max-drop": max_drop, "sparsity": sparsity, **shares}
+    if sum(value is not None for value in given.values()) > 1:
+        names = [f"--{name}" for name in given]
+        raise typer.BadParameter(
+            f"Expected {', '.join(names[:-1])} or {names[-1]}, but got several."
+        )
     loaded = load_run(run)
+    if any(value is not None for value in shares.values()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the notes of the report say it too
+            slimmed = application.slim_run(loaded, onnx=onnx, **shares)
+        printing.standing(loaded)
+        printing.slimmed(loaded, slimmed, json)
+        return
     _, plan = application.compress(loaded, max_drop, sparsity, onnx)
     printing.standing(loaded)
     printing.compression(loaded, plan, json)

@@ -21,14 +21,16 @@ from torch import Tensor, nn
 
 from vardrop.compression.kinds import Affine, affine_layers, unit_modules
 from vardrop.compression.removal import fixed_layers
-from vardrop.compression.running import Inputs, hooks, tensors_in
+from vardrop.compression.running import Inputs, hooks
 from vardrop.compression.shrinking import layer_costs
 from vardrop.compression.tracing import TO_THE_OUTPUT, Unit, coupled_units
 from vardrop.errors import VardropError
-from vardrop.gates import Gate, HardConcrete
+from vardrop.gates import HardConcrete
+from vardrop.gates.base import along
 
 Quantity = Literal["macs", "bytes"]
 _START = 3.0  # the logit at which a gate begins: its mean is exactly one, and it is open in 99 %
+_LEAST = 0.1
 
 
 class UnitGates(nn.Module):
@@ -64,24 +66,17 @@ class UnitGates(nn.Module):
                 "Expected `net` to have hidden units that can be taken out, but got none. "
                 + " ".join(self.notes)
             )
-        device = next(net.parameters()).device
-        self.gate = Gate(HardConcrete(drop_rate=1 / (1 + math.exp(_START))), len(self.units))
-        self.gate.to(device)
+        self.noise = HardConcrete(drop_rate=1 / (1 + math.exp(_START)))
+        start = self.noise.initial(len(self.units))["logit"]
+        self.logit = nn.Parameter(start.to(next(net.parameters()).device))
         self._prices = _Prices(net, example, self.units)
         self._emitters = _by_module(self.units, lambda u: u.emitters)
         self._readers = _by_module(self.units, lambda u: u.readers)
         self._factors: Tensor | None = None
 
-    @property
-    def logits(self) -> Tensor:
-        """How willing each gate is to stay open."""
-        return self.gate.logit.detach()  # type: ignore[operator, union-attr, return-value]
-
     def expected(self, quantity: Quantity) -> Tensor:
         """The expected cost of the net, as a share of that of the whole one; differentiable."""
-        noise = self.gate.noise
-        assert isinstance(noise, HardConcrete)
-        return self.cost(noise.open_probability(self.gate.tensors), quantity)
+        return self.cost(self.noise.open_probability({"logit": self.logit}), quantity)
 
     def cost(self, kept: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost of a net with these gates (1) or parts of them, as a share of the whole."""
@@ -103,11 +98,14 @@ class UnitGates(nn.Module):
         return {n: p for n, p in self._readers.items() if not layers[n].is_depthwise}
 
     def _draw(self, net: nn.Module, args: Inputs) -> None:
-        rows = next((len(t) for t in tensors_in(args) if t.dim()), 1)
-        self.gate.train(net.training)
-        ones = torch.ones(rows, len(self.units) + 1, device=self.logits.device)
-        drawn = self.gate(ones[:, 1:])
-        self._factors = torch.cat([ones[:, :1], drawn], 1)  # the first is for what has no gate
+        """One draw per batch: Adam then slows the gates that the loss feels, and closes others."""
+        tensors = {"logit": self.logit}
+        one = torch.ones(1, device=self.logit.device)  # for what has no gate
+        if net.training:
+            drawn = self.noise.multiplier(one.expand(len(self.units)), 0, tensors)
+        else:
+            drawn = self.noise.unit_mean(tensors)
+        self._factors = torch.cat([one, drawn])
 
     def _multiply(self, view: Affine, places: dict[int, int]) -> Callable[..., Inputs]:
         index = torch.zeros(view.inputs, dtype=torch.long)
@@ -117,15 +115,8 @@ class UnitGates(nn.Module):
 
         def before(_: nn.Module, args: Inputs) -> Inputs:
             assert self._factors is not None
-            x = args[0]
-            # Rows that a net has merged or split share one draw.
-            own = x.dim() + axis > 0 and len(x) == len(self._factors)
-            factors = (self._factors if own else self._factors[:1])[:, column].to(x.dtype)
-            shape = [1] * x.dim()
-            shape[axis] = view.inputs
-            if x.dim() + axis > 0:
-                shape[0] = len(factors)
-            return (x * factors.view(shape), *args[1:])
+            x: Tensor = args[0]
+            return (x * along(axis, x, self._factors[column].to(x.dtype)), *args[1:])
 
         return before
 
@@ -134,7 +125,7 @@ class UnitGates(nn.Module):
 
         Every layer keeps a unit, so that what fits no more than that comes back too.
         """
-        order = self.logits.argsort(descending=True, stable=True).tolist()
+        order = self.logit.detach().argsort(descending=True, stable=True).tolist()
         rank = {gate: i for i, gate in enumerate(order)}
         needed = {
             min(p.values(), key=rank.__getitem__) for n, p in self._emitters.items() if self._all(n)
@@ -167,9 +158,11 @@ class UnitGates(nn.Module):
 
     @torch.no_grad()
     def fold(self, net: nn.Module, kept: Tensor) -> None:
-        """Multiply the weights of a net by the gates' means, and by zero where one is not kept."""
-        mean = self.gate.unit_mean()
-        assert mean is not None
+        """Multiply the weights of a net by the gates' means, and by zero where one is not kept.
+
+        A gate that is kept passes a tenth at least, so that its unit can still learn.
+        """
+        mean = self.noise.unit_mean({"logit": self.logit}).clamp(min=_LEAST)
         layers = affine_layers(net)
         gated = self._gated(layers)
         for name, places in self._readers.items():
