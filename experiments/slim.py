@@ -23,6 +23,7 @@ from experiments.trainings import Watch, error, images, lenet5
 from vardrop.application import latencies, slim
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_atomically, write_tensors
+from vardrop.training.recording import CHECKPOINT
 
 _BATCH, _HELD_OUT, _TIMED = 128, 5000, 64
 Part = dict[str, float]
@@ -70,7 +71,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: in
     """Adam with one cycle of the learning rate, in place."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(net.parameters(), lr)
-    steps = len(x) // _BATCH
+    steps = max(1, len(x) // _BATCH)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps)
     net.train()
     for _ in range(epochs):
@@ -143,26 +144,27 @@ class _Seed:
         folder = self.watch.directory
         path = None if folder is None else folder / f"{name}.json"
         if path is not None and path.is_file():
-            found: Part = json.loads(path.read_text())
-        else:
-            found = compute()
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(found).encode())
+            self.done += 1
+            return dict(json.loads(path.read_text()))
+        found = compute()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(found).encode())
         self._said(name)
         return found
 
     def trained(self, net: nn.Module, fit: Callable[[nn.Module], nn.Module]) -> nn.Module:
         """The net that all others start from."""
         folder = self.watch.directory
-        path = None if folder is None else folder / "trained.safetensors"
+        path = None if folder is None else folder / "trained" / CHECKPOINT
         if path is not None and path.is_file():
+            self.done += 1
             net.load_state_dict(read_tensors(path, True)[0])
-        else:
-            net = fit(net)
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_tensors(path, net.state_dict())
+            return net.eval()
+        net = fit(net)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, net.state_dict())
         self._said("trained")
         return net.eval()
 
@@ -176,6 +178,7 @@ def slim_beside_others(
     lr: float = 4e-3,
     shares: Sequence[float] = (0.5, 0.25, 0.1),
     peer: bool = True,
+    ways: Sequence[str] = ("torch", "onnxruntime"),
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Fashion-MNIST: test accuracy in per cent, MACs and latency that are left, by share."""
@@ -204,7 +207,7 @@ def slim_beside_others(
 
     def left(found: nn.Module) -> Part:
         nets = {"before": start, "after": found}
-        times = latencies(nets, (x[:_TIMED],), ("torch", "onnxruntime"))
+        times = latencies(nets, (x[:_TIMED],), tuple(ways))
         shares = {f"latency by {way}": t["after"] / t["before"] for way, t in times.items()}
         return {"MACs": macs(found, x) / macs(start, x), **shares}
 
@@ -213,9 +216,9 @@ def slim_beside_others(
         return {"accuracy, trained net": accuracy(start), "accuracy, trained on": accuracy(longer)}
 
     figures = parts.part("dense", dense)
-    ways = {"slim": slimmed} | ({"Torch-Pruning": pruned} if peer else {})
+    makers = {"slim": slimmed} | ({"Torch-Pruning": pruned} if peer else {})
     for share in shares:
-        found = {who: parts.part(f"{who} {share}", partial(f, share)) for who, f in ways.items()}
+        found = {who: parts.part(f"{who} {share}", partial(f, share)) for who, f in makers.items()}
         for who, values in found.items():
             figures |= {f"{name} at {share:g}, {who}": value for name, value in values.items()}
         if peer:

@@ -86,7 +86,7 @@ def quick(net, data, **budget):
 def test_the_budget_is_kept_and_used(name, quantity):
     net, data = case(name)
     found = quick(net, data, **{quantity: 0.4})
-    assert 0.15 < found.share(quantity) <= 0.4
+    assert 0.15 < found.left(quantity) <= 0.4
     assert found.net(data[0]).shape == net(data[0]).shape
     types = {nn.Conv2d, nn.Linear, nn.BatchNorm2d}
     assert {type(m) for m in found.net.modules()} <= {type(m) for m in net.modules()} | types
@@ -112,8 +112,8 @@ def test_a_net_is_as_fast_as_asked():
         net, x = mlp(64, 600, 600, 3), torch.randn(256, 64)
     data = x, x[:, :3].argmax(1)
     found = quick(net, data, latency=0.4, epochs=1)
-    assert found.share("macs") < 0.6
-    assert found.share("latency") < 0.55  # by a noisy clock
+    assert found.left("macs") < 0.6
+    assert found.left("latency") < 0.55  # by a noisy clock
 
 
 def test_the_smallest_net_that_loses_little_is_found():
@@ -127,7 +127,7 @@ def test_the_smallest_net_that_loses_little_is_found():
     found = quick(net, (x, x.sin()), max_drop=0.5, epochs=40, lr=1e-2)
     assert found.score == "rmse"
     assert found.after.score <= 1.5 * found.before.score
-    assert found.share("macs") <= 0.5
+    assert found.left("macs") <= 0.5
 
 
 # ---- exactness
@@ -228,7 +228,7 @@ def test_batches_of_a_loader_and_two_tensors_train_alike():
     net, (x, y) = case("mlp")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
     found = vd.slim(net, loader, loader, macs=0.5, epochs=1, ways=["torch"])
-    assert found.share("macs") <= 0.5
+    assert found.left("macs") <= 0.5
     assert found.score == "accuracy"
 
 
@@ -342,9 +342,9 @@ def test_the_report_shows_both_nets():
     assert "ms in torch, 64 rows" in text
     assert f"{found.before.macs:,}" in text
     assert found.before.bytes == sum(t.nbytes for t in net.state_dict().values())
-    assert found.share("latency") == found.share("torch")
+    assert found.left("latency") == found.left("torch")
     with pytest.raises(VardropError, match="Expected `quantity` to be one of"):
-        found.share("speed")
+        found.left("speed")
 
 
 def test_nets_are_timed_in_onnxruntime():

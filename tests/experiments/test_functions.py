@@ -40,6 +40,9 @@ TINY = {
         "knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1],
         "fine_tune_epochs": 1, "validation": 40,
     },
+    "slim_beside_others": {
+        "examples": 80, "dense_epochs": 1, "epochs": 2, "shares": [0.5], "peer": False, "ways": [],
+    },
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ class Slimmed:
     notes: tuple[str, ...]
     rows: int
 
-    def share(self, quantity: str) -> float:
+    def left(self, quantity: str) -> float:
         """What is left of `macs`, `weights`, `bytes`, or of the time by `torch`, `onnxruntime`, ...
 
         The time by torch is also called `latency`.
@@ -77,10 +77,10 @@ class Slimmed:
         rows.append((f"{self.score} on validation data", f"{b.score:.4f}", f"{a.score:.4f}", ""))
         for name in ("macs", "weights", "bytes"):
             pair = (f"{getattr(c, name):,}" for c in (b, a))
-            rows.append((_UNITS[name], *pair, f"{self.share(name):.2f}"))
+            rows.append((_UNITS[name], *pair, f"{self.left(name):.2f}"))
         for way in b.latency:
             pair = (f"{1000 * c.latency[way]:.3f}" for c in (b, a))
-            rows.append((f"ms in {way}, {self.rows} rows", *pair, f"{self.share(way):.2f}"))
+            rows.append((f"ms in {way}, {self.rows} rows", *pair, f"{self.left(way):.2f}"))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [
             "  ".join(

@@ -316,9 +316,9 @@ class _Work:
                 f"{after.score:.4g}, of {before.score:.4g}. Train the net longer before, or give "
                 "more epochs."
             )
-        elif kind != "max_drop" and found.share(kind) > limit * (1.1 if kind == "latency" else 1):
+        elif kind != "max_drop" and found.left(kind) > limit * (1.1 if kind == "latency" else 1):
             yield (
-                f"The budget {kind}={limit:g} was not reached: {found.share(kind):.3g} is left. "
+                f"The budget {kind}={limit:g} was not reached: {found.left(kind):.3g} is left. "
                 "Every layer keeps a unit, and what the notes name stays whole. Ask for more, or "
                 "slim a net with wider or fewer layers."
             )
