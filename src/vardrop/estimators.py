@@ -2,10 +2,10 @@
 
 | estimator                  | noise                          | output covariance between examples |
 |----------------------------|--------------------------------|------------------------------------|
-| `weight_sample`            | one weight draw a batch        | yes                                |
-| `per_example`              | one weight draw an example     | no                                 |
-| `local_reparameterization` | one normal an output           | no                                 |
-| `flipout`                  | one draw and signs an example  | none (uncorrelated)                |
+| `weight_sample`            | one weight draw per batch      | yes                                |
+| `per_example`              | one weight draw per example    | no                                 |
+| `local_reparameterization` | one normal number per output   | no                                 |
+| `flipout`                  | one draw, signs per example    | none (uncorrelated)                |
 
 Noise may be passed explicitly: the same noise gives the same output and the same gradient.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -145,6 +145,11 @@ class Affine:
 class Estimator(Value, ABC):
     """Draws the output of an `Affine` map."""
 
+    @property
+    def whole_weights_per(self) -> Literal["batch", "example"] | None:
+        """What a draw of whole weight tensors serves; None where none is drawn."""
+        return "batch"
+
     def refuse(self, posterior: Posterior) -> str | None:
         """Why this estimator cannot draw from a posterior, or None."""
         return None
@@ -172,6 +177,10 @@ class PerExample(Estimator):
 
     The reference for other estimators: a batch of B needs B weight tensors.
     """
+
+    @property
+    def whole_weights_per(self) -> Literal["example"]:
+        return "example"
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
@@ -208,6 +217,10 @@ class LocalReparameterization(Estimator):
         super().__post_init__()
         check_number("floor", self.floor, above=0)
 
+    @property
+    def whole_weights_per(self) -> None:
+        return None
+
     def refuse(self, posterior: Posterior) -> str | None:
         if posterior.gaussian:
             return None
@@ -239,7 +252,7 @@ class LocalReparameterization(Estimator):
 
 @dataclass(frozen=True)
 class Flipout(Estimator):
-    """y = op(x, E w) + s op(r x, dw): one deviation dw a batch, signs r, s an example.
+    """y = op(x, E w) + s op(r x, dw): one deviation dw per batch, signs r, s per example.
 
     noise = ((weight noise, bias noise), r, s). Needs noise that is symmetric about its mean.
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from vardrop.priors import Prior
 
 Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 # A layer that was passed through so often while its parameters changed is being trained; steps
 # that gather gradients, or draws of one step, change no parameters in between.
@@ -219,10 +220,19 @@ class Noisy(nn.Module):
         yield from ()
 
 
+def modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
+    """The modules of one type, or of its subclasses, by name, each once.
+
+    >>> list(modules_of(nn.Sequential(nn.Linear(2, 1), nn.ReLU()), nn.Linear))
+    ['0']
+    """
+    return {name: m for name, m in net.named_modules() if isinstance(m, kind)}
+
+
 def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
     """The noisy modules of a net by name, each once; an error where there is none."""
     check_net(net)
-    found = {name: m for name, m in net.named_modules() if isinstance(m, Noisy)}
+    found = modules_of(net, Noisy)
     if not found:
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import singledispatch
 from os import PathLike
 from typing import Any
 
@@ -135,11 +136,23 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
+@singledispatch
+def _takes_outputs(module: nn.Module) -> bool:
+    """Whether the noise of a module is one standard normal number per output."""
+    return False
+
+
+@_takes_outputs.register
+def _(module: Variational) -> bool:
+    local = isinstance(module.estimator, LocalReparameterization)
+    return local and len(module.weight_axes) == 1 and module.gate is None
+
+
 class Draws(nn.Module):
     """A noisy net as a function of its inputs and of all the noise it needs.
 
     noise has shape (samples, batch, F): for every noisy layer in the order of its call, one
-    standard normal an output. Returns the outputs of all draws, (samples, batch, ...).
+    standard normal per output. Returns the outputs of all draws, (samples, batch, ...).
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
@@ -148,9 +161,7 @@ class Draws(nn.Module):
         super().__init__()
         check_integer("samples", samples)
         for name, module in noisy_modules(net).items():
-            local = isinstance(getattr(module, "estimator", None), LocalReparameterization)
-            single = isinstance(module, Variational) and len(module.weight_axes) == 1
-            if not single or not local or module.gate is not None:
+            if not _takes_outputs(module):
                 raise VardropError(
                     "Expected noise on single weights drawn by local reparameterisation, but got "
                     f"'{name}' ({module}). Use estimator=vardrop.local_reparameterization."

@@ -34,6 +34,7 @@ from vardrop.compression.kinds import (
 from vardrop.errors import VardropError, needed
 from vardrop.files import digest, tensor_bytes, write_atomically
 from vardrop.layers import NOISY_TYPES
+from vardrop.noisy import modules_of
 
 PACKED = b"VDP\x01"  # the first bytes of a packed file, with the version of its format
 _FORMAT = "1"
@@ -155,19 +156,18 @@ def refusing(path: str) -> Iterator[None]:
 
 def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
     """The net with its CSR layers dense again (a copy, if there are any), and their names."""
-    names = [name for name, m in net.named_modules() if isinstance(m, SparseLinear)]
+    names = list(modules_of(net, SparseLinear))
     if names:
         net = copy.deepcopy(net)
-        for name in names:
-            dense = net.get_submodule(name).dense()  # type: ignore[operator]
-            net = replaced(net, name, dense)
+        for name, sparse in modules_of(net, SparseLinear).items():
+            net = replaced(net, name, sparse.dense())
     return net, names
 
 
 def describe(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain net, and the modules that are none of its class."""
     sizes: dict[str, list[int]] = {}
-    select, scale, identity = {}, {}, []
+    select, identity = {}, []
     for name, module in net.named_modules():
         kind = KINDS.get(type(module))
         if kind is not None and kind.sizes:
@@ -176,10 +176,9 @@ def describe(net: nn.Module) -> dict[str, Any]:
                 sizes[name].append(int(view.bias is not None))
         elif (pair := selected(module)) is not None:
             select[name] = [len(pair[0].index), pair[0].axis]
-        elif type(module) is Scale:
-            scale[name] = [len(module.factor), module.axis]
         elif type(module) is nn.Identity:
             identity.append(name)
+    scale = {n: [len(m.factor), m.axis] for n, m in modules_of(net, Scale).items()}
     return {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
 
 
@@ -222,7 +221,7 @@ def _find(net: nn.Module, name: str) -> nn.Module:
 
 
 def _count(name: str, value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    if type(value) is not int or not 1 <= value <= most:
         raise VardropError(
             f"Expected a size of '{name}' to be an integer from 1 to {most}, but got {value!r}. "
             "The file does not belong to this net."

@@ -25,9 +25,8 @@ from vardrop.compression.running import (
     run,
 )
 from vardrop.errors import VardropError
-from vardrop.noisy import evaluating
+from vardrop.noisy import evaluating, modules_of
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
 
 
@@ -269,8 +268,8 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     check_type("data", data, Iterable, "batches of inputs")
     norms = {
         name: m
-        for name, m in net.named_modules()
-        if isinstance(m, _NORMS) and m.track_running_stats
+        for name, m in modules_of(net, nn.modules.batchnorm._BatchNorm).items()
+        if m.track_running_stats
     }
     if not norms:
         raise VardropError(

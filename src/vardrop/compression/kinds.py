@@ -128,9 +128,9 @@ KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {**_AFFINE, **_UNITS}
 def _replace(module: nn.Module, name: str, value: Tensor) -> None:
     """Put another tensor in place of a parameter or a buffer."""
     old = getattr(module, name)
-    is_parameter = old is None or isinstance(old, nn.Parameter)
     trained = old is None or old.requires_grad
-    setattr(module, name, nn.Parameter(value, trained) if is_parameter else value)
+    buffer = name in dict(module.named_buffers(recurse=False))
+    setattr(module, name, value if buffer else nn.Parameter(value, trained))
 
 
 class Affine:
@@ -290,6 +290,11 @@ def _by_block(keep: Sequence[int], count: int, groups: int) -> list[list[int]]:
     for unit in keep:
         found[unit // size].append(unit % size)
     return found
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether a module is of a kind that the table has, by its exact type."""
+    return type(module) in KINDS
 
 
 def affine(module: nn.Module) -> Affine | None:

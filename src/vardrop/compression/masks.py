@@ -13,12 +13,19 @@ from typing import SupportsFloat, cast
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.kinds import KINDS, Scale, inside, replaced
+from vardrop.compression.kinds import Scale, inside, is_known, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
-from vardrop.noisy import NoisyTensor, Relevance, has_noise, relevance, tensor_name
+from vardrop.noisy import (
+    NoisyTensor,
+    Relevance,
+    has_noise,
+    modules_of,
+    relevance,
+    tensor_name,
+)
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -92,10 +99,10 @@ def without_dead(
     deviations: dict[str, Tensor] = {}
     for name in gated_ties(plain):
         layer = cast(Variational, plain.get_submodule(name))
-        for key in (*layer.weight_axes, *layer.bias_names):
-            if isinstance(tensor := getattr(layer, key), nn.Parameter):
+        for key, tensor in list(layer.named_parameters(recurse=False)):
+            if key in (*layer.weight_axes, *layer.bias_names):
                 setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
-    layers = {n for n, module in plain.named_modules() if isinstance(module, Variational)}
+    layers = modules_of(plain, Variational)
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
@@ -109,9 +116,8 @@ def gated_ties(net: nn.Module) -> list[str]:
     owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
     return [
         name
-        for name, m in net.named_modules()
-        if isinstance(m, Variational)
-        and m.gate is not None
+        for name, m in modules_of(net, Variational).items()
+        if m.gate is not None
         and any(owners[id(getattr(m, weight))] > 1 for weight in m.weight_axes)
     ]
 
@@ -202,7 +208,7 @@ def grid_steps(
 def _assumed(net: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, module in net.named_modules():
-        if type(module) in KINDS and (weight := module._parameters.get("weight")) is not None:
+        if is_known(module) and (weight := module._parameters.get("weight")) is not None:
             kept = weight.detach()[weight != 0].double()
             size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
             if weight.dim() > 1:

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from vardrop.compression.kinds import (
-    KINDS,
     Affine,
     Scale,
     affine_layers,
     inside,
+    is_known,
     unit_modules,
 )
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
@@ -125,8 +125,8 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     for name, view in affine_layers(net).items():
         handles += _pass_on(view.layer, seen.setdefault(name, []), mode)
     for module in net.modules():
-        if type(module) in _FLOW:
-            handles.append(module.register_forward_hook(mode.aside(_FLOW[type(module)])))
+        if (flow := _FLOW.get(type(module))) is not None:
+            handles.append(module.register_forward_hook(mode.aside(flow)))
     with hooks(*handles), mode:
         run(net, marked)
     return seen
@@ -147,7 +147,7 @@ def fixed_layers(net: nn.Module, inputs: Inputs) -> dict[str, str]:
     for name, module in net.named_modules():
         if name in layers and calls[name] != 1:
             found[name] = f"'{name}' runs {calls[name]} times"
-        elif type(module) in KINDS and any(owners[id(p)] > 1 for p in module.parameters()):
+        elif is_known(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             found[name] = f"'{name}' shares its weights"
     return found
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from vardrop.checks import check_net, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.heads import Head
-from vardrop.noisy import Noisy, evaluating
+from vardrop.noisy import Noisy, evaluating, modules_of
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], Any]
@@ -43,7 +43,9 @@ def as_inputs(example_input: Any) -> Inputs:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors of a nested value."""
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, tree)
+    return found
 
 
 def first_rows(inputs: Inputs) -> Inputs:
@@ -54,8 +56,7 @@ def first_rows(inputs: Inputs) -> Inputs:
 def check_plain(net: nn.Module) -> None:
     """Refuse a net with noise that shrinking takes away; a head stays as it is."""
     check_net(net)
-    modules = net.named_modules()
-    noisy = [name for name, m in modules if isinstance(m, Noisy) and not isinstance(m, Head)]
+    noisy = [n for n in modules_of(net, Noisy) if n not in modules_of(net, Head)]
     if noisy:
         raise VardropError(
             f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Give the result of "

@@ -27,7 +27,7 @@ from vardrop.compression.running import (
 )
 from vardrop.compression.tracing import Unit, coupled_units
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy
+from vardrop.noisy import Noisy, modules_of
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,8 @@ def planned(
 
     trial = _proven(attempt, found, probes)
     notes += [f"'{n}' gets weights of its own: its gate is folded in." for n in gated_ties(net)]
-    for name, module in plain.named_modules():
-        if isinstance(module, Noisy):
-            notes.append(f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin.")
+    for name, module in modules_of(plain, Noisy).items():
+        notes.append(f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin.")
     layers = affine_layers(plain)
     before, after = layer_costs(plain, inputs), layer_costs(trial.net, inputs)
     plan = ShrinkPlan(

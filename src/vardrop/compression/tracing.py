@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.compression.kinds import KINDS, Affine, Units, affine_layers, unit_modules
+from vardrop.compression.kinds import Affine, Units, affine_layers, is_known, unit_modules
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
 
 Place = tuple[str, int]  # a module's name and a unit of it
@@ -106,9 +106,7 @@ class _Tracer:
 
     def bare_parameters(self) -> _Marks:
         """The places that a parameter of no layer takes part in."""
-        owners = [
-            m for m in self.net.modules() if type(m) not in KINDS and m not in self.whole.values()
-        ]
+        owners = [m for m in self.net.modules() if not is_known(m) and m not in self.whole.values()]
         bare = [p for m in owners for p in _tensors(m) if is_float(p) and p.numel() > 1]
         if not bare:
             return {}
@@ -125,9 +123,9 @@ class _Tracer:
 
 def _takes_units_together(module: nn.Module) -> bool:
     """Whether a module has tensors of its own, is of no known kind and holds none."""
-    if type(module) in KINDS or not _tensors(module):
+    if is_known(module) or not _tensors(module):
         return False
-    return not any(type(m) in KINDS for m in module.modules())
+    return not any(map(is_known, module.modules()))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -59,7 +59,7 @@ class Switched(Kind):
     """Dropout modules get the switch; the layers of a net without any get gates, where given."""
 
     def __init__(self, recipe: SwitchDropout, modules: Sequence[nn.Module], every: bool) -> None:
-        self.there = any(type(m) in DROPOUT_TYPES for m in modules)
+        self.there = not DROPOUT_TYPES.keys().isdisjoint(map(type, modules))
         self.handed = handed_on(modules)
         gates = None if self.there or recipe.gate is None else Recipe(gate=recipe.gate)
         self.gates = None if gates is None else layer_kind(gates, modules, every)
@@ -110,9 +110,9 @@ def dropout_reason(module: nn.Module, handed: Set[int]) -> str | None:
 
     `handed` holds the ids that `handed_on` found.
     """
-    if type(module) in DROPOUT_TYPES:
-        return _HANDED_ON if id(module) in handed else ""
     base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
+    if base is type(module):
+        return _HANDED_ON if id(module) in handed else ""
     if base is not None:
         return f"a subclass of {base.__name__} with behaviour of its own"
     if rate := drop_rate(module):

@@ -21,7 +21,7 @@ from vardrop.conversion.kinds import (
 from vardrop.errors import VardropError
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
-from vardrop.noisy import Noisy
+from vardrop.noisy import Noisy, modules_of
 from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
@@ -156,7 +156,7 @@ class _TakenOver(Kind):
 
 def noisy_layers(net: nn.Module) -> list[Variational]:
     """The layers of a net that have a method, or could have one."""
-    return [m for m in net.modules() if isinstance(m, Variational)]
+    return list(modules_of(net, Variational).values())
 
 
 def ties(net: nn.Module) -> Ties:

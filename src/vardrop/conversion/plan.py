@@ -15,7 +15,7 @@ from vardrop.conversion.kinds import Kind, own_weights
 from vardrop.conversion.layers import layer_kind
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy
+from vardrop.noisy import Noisy, modules_of
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 # The kind of a recipe, by its exact type: (recipe, modules, whether `where` is left out) -> Kind.
@@ -108,8 +108,8 @@ noisy_bias=False)
     """
     check_net(net)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
-    noisy = [m for m in net.modules() if isinstance(m, Noisy)]
-    inside = {id(c) for m in noisy for c in m.modules() if c is not m}
+    noisy = modules_of(net, Noisy)
+    inside = {id(c) for m in noisy.values() for c in m.modules() if c is not m}
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
     check_selection("where", where, list(modules))
     check_selection("exclude", exclude, list(modules))

@@ -17,7 +17,7 @@ from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
 from vardrop.layers import Ties
-from vardrop.noisy import Noisy, noisy_modules, settle_fused_path
+from vardrop.noisy import Noisy, modules_of, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
 from vardrop.values import from_json, to_json
 
@@ -93,9 +93,10 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
         _tie(into, values["tied"], before)
         found, tied = _tensors(into)
         _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
+        parameters = dict(into.named_parameters(remove_duplicate=False))
         for name in set(found) - before:
-            if isinstance(found[name], nn.Parameter):
-                found[name].requires_grad_(name not in values["frozen"])
+            if name in parameters:
+                parameters[name].requires_grad_(name not in values["frozen"])
         with torch.no_grad():
             for name, tensor in found.items():
                 tensor.copy_(tensors[name])
@@ -105,7 +106,7 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
-    modules = {n: m for n, m in net.named_modules() if isinstance(m, Noisy)}
+    modules = modules_of(net, Noisy)
     inside = {id(c) for m in modules.values() for c in m.modules() if c is not m}
     return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
 
@@ -124,8 +125,8 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in net.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or tensor.is_meta:
-            kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
+        kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
+        if getattr(tensor, "is_meta", True):
             raise VardropError(
                 f"Expected the state of the net to be tensors with values, but got {kind} at "
                 f"'{name}'. Keep other state elsewhere, and give meta tensors memory first."

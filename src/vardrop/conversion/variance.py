@@ -11,7 +11,7 @@ from vardrop.checks import shown
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
 from vardrop.layers import Variational, check_method
-from vardrop.noisy import noisy_modules
+from vardrop.noisy import modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
 
 
@@ -62,8 +62,8 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
     check_selection("where", where)
     layers = {
         name: m
-        for name, m in noisy.items()
-        if isinstance(m, Variational) and m.posterior is not None and selects(where, m, name)
+        for name, m in modules_of(net, Variational).items()
+        if m.posterior is not None and selects(where, m, name)
     }
     if not layers:
         raise VardropError(

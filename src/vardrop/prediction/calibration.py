@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import Noisy
 from vardrop.prediction.predictor import Mode, batches, predict
-from vardrop.prediction.preparation import drops
+from vardrop.prediction.preparation import is_random
 from vardrop.prediction.result import Interval, Prediction
 
 Student = TypeVar("Student", bound=nn.Module)
@@ -111,7 +110,7 @@ def calibrate(
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2 (the temperature).
     """
     model, given = net_and_likelihood(net, likelihood)
-    noisy = any(isinstance(m, Noisy) or drops(m) for m in model.modules())
+    noisy = any(map(is_random, model.modules()))
     mode: Mode = "sample" if noisy else "mean"
     p = predict(model, x, samples if noisy else 1, mode=mode, likelihood=given, seed=seed)
     given.check_target(p.mean, y)

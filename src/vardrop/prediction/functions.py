@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import NamedTuple, cast
 
 import torch
@@ -22,12 +23,12 @@ from vardrop.functional import drawing, generator
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import Noisy, noisy_weights, replica, tensor_name
+from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.preparation import (
     check_noise,
-    drops,
     guarded,
+    is_random,
     measured,
     one_tensor,
     prepared,
@@ -67,7 +68,7 @@ class HeldNoise(nn.Module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
-        return self.module(row.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
+        return self.module(row.unsqueeze(0)).squeeze(0)
 
     def train(self, mode: bool = True) -> HeldNoise:
         """Set the mode of this module alone: what is held goes on drawing in every mode."""
@@ -88,20 +89,20 @@ class FunctionSampler:
         self._drawn: dict[object, Callable[[], None]] = {}
         self._means: dict[int, nn.Parameter] = {}
         function = replica(source)
-        held: dict[nn.Module, nn.Module] = {}
+        held: dict[nn.Module, HeldNoise] = {}
         inside: set[nn.Module] = set()  # of a module that is held as a whole
         for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
             if copied in inside:
                 continue
             if isinstance(own, Variational):
                 self._fix_layer(own, cast(Variational, copied))
-            elif isinstance(own, Noisy) or drops(own):
+            elif is_random(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
         self.net = replica(function, held)
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
-        self._held = [m for m in held.values() if isinstance(m, HeldNoise)]
+        self._held = list(held.values())
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
         gate, layer.gate = layer.gate, None
@@ -150,13 +151,18 @@ def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None
     return fill
 
 
+@singledispatch
 def _hold(module: nn.Module) -> HeldNoise:
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        raise VardropError(
-            f"Expected noise that can be held fixed, but got dropout inside "
-            f"{type(module).__name__}, which runs in one torch function. Set its dropout to 0."
-        )
     return HeldNoise(module)
+
+
+@_hold.register(nn.MultiheadAttention)
+@_hold.register(nn.RNNBase)
+def _(module: nn.Module) -> HeldNoise:
+    raise VardropError(
+        f"Expected noise that can be held fixed, but got dropout inside "
+        f"{type(module).__name__}, which runs in one torch function. Set its dropout to 0."
+    )
 
 
 def _seeds(seed: int, count: int) -> list[int]:
@@ -248,11 +254,11 @@ class SelectedNoise(Posterior):
         return self.whole.noise_per
 
     @property
-    def symmetric(self) -> bool:  # type: ignore[override]
+    def symmetric(self) -> bool:
         return self.whole.symmetric
 
     @property
-    def zero_mean(self) -> bool:  # type: ignore[override]
+    def zero_mean(self) -> bool:
         return self.whole.zero_mean
 
     @property
@@ -322,11 +328,8 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
 
 
 def _layers(net: nn.Module) -> dict[str, Variational]:
-    found = {
-        name: m
-        for name, m in net.named_modules()
-        if isinstance(m, Variational) and m.posterior is not None
-    }
+    layers = modules_of(net, Variational)
+    found = {name: m for name, m in layers.items() if m.posterior is not None}
     if not found:
         raise VardropError(
             "Expected noisy weights to select from, but got none. Convert the net with a posterior."

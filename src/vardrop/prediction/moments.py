@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -25,8 +26,16 @@ from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_m
 from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, replica
-from vardrop.prediction.preparation import Size, drops, even, may_draw, prepared, watched
+from vardrop.noisy import replica
+from vardrop.prediction.preparation import (
+    Size,
+    even,
+    is_random,
+    may_draw,
+    per_axis,
+    prepared,
+    watched,
+)
 
 _BLOCK = 2**17  # elements that stay in the cache together
 
@@ -110,8 +119,9 @@ for _name in (
 def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """One torch function by its name; in place where the name or an option says so."""
     known, in_place = _known(name)
-    in_place = bool(kwargs.pop("inplace", False)) or in_place
-    if known == "relu" and isinstance(args[0], RandomTensor):
+    first = isinstance(args[0], RandomTensor)  # else it is a later argument that is random
+    in_place = (bool(kwargs.pop("inplace", False)) or in_place) and first
+    if known == "relu" and first:
         found: Any = RandomTensor(args[0].moments, rectified=True)
     elif known not in RULES or "out" in kwargs:
         raise UnsupportedError(known)
@@ -119,8 +129,8 @@ def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         found = RandomTensor(RULES[known](args[0].raw, *args[1:], **kwargs, rectified=True))
     else:
         same = len(args) > 1 and args[0] is args[1]
-        found = _wrapped(RULES[f"{known} self" if same else known](*_pairs(args), **kwargs))
-    return args[0].assign(found) if in_place and isinstance(args[0], RandomTensor) else found
+        found = _wrapped(RULES[f"{known} self" if same else known](*_opened(args), **kwargs))
+    return args[0].assign(found) if in_place else found
 
 
 def _known(name: str) -> tuple[str, bool]:
@@ -140,18 +150,42 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def _pairs(values: Sequence[Any]) -> list[Any]:
-    return [
-        v.moments if isinstance(v, RandomTensor)
-        else type(v)(_pairs(v)) if isinstance(v, list | tuple) else v
-        for v in values
-    ]  # fmt: skip
+def _rebuilt(container: Any, items: list[Any]) -> Any:
+    return type(container)(items)
 
 
+@singledispatch
+def _opened(value: Any) -> Any:
+    """A value with the moments in the place of its random tensors."""
+    return value
+
+
+@_opened.register
+def _(value: RandomTensor) -> Pair:
+    return value.moments
+
+
+@_opened.register(list)
+@_opened.register(tuple)
+def _(value: Sequence[Any]) -> Any:
+    return _rebuilt(value, [_opened(v) for v in value])
+
+
+@singledispatch
 def _wrapped(found: Any) -> Any:
-    if isinstance(found, Pair):
-        return RandomTensor(found)
-    return type(found)(_wrapped(f) for f in found) if isinstance(found, list | tuple) else found
+    """A result with random tensors in the place of moments."""
+    return found
+
+
+@_wrapped.register
+def _(found: Pair) -> RandomTensor:
+    return RandomTensor(found)
+
+
+@_wrapped.register(list)
+@_wrapped.register(tuple)
+def _(found: Sequence[Any]) -> Any:
+    return _rebuilt(found, [_wrapped(f) for f in found])
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
@@ -286,8 +320,15 @@ def _joining(function: Callable[..., Tensor]) -> Rule:
 _register(_joining, torch.cat, torch.stack)
 
 
+@singledispatch
 def _pair(value: Any) -> Pair:
-    return value if isinstance(value, Pair) else Pair(torch.as_tensor(value), None)
+    """A value that is certain, or moments, as moments."""
+    return Pair(torch.as_tensor(value), None)
+
+
+@_pair.register
+def _(value: Pair) -> Pair:
+    return value
 
 
 @_rule("add")
@@ -399,8 +440,7 @@ def _avg_pool(x: Pair, kernel_size: Any, *args: Any, **kwargs: Any) -> Pair:
     mean = pool(x.mean, kernel_size, *args, **kwargs)
     if x.variance is None:
         return Pair(mean, None)
-    sizes = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-    window = math.prod(sizes) if len(sizes) > 1 else sizes[0] ** (x.mean.dim() - 2)
+    window = math.prod(per_axis(kernel_size, x.mean.dim() - 2))
     return Pair(mean, pool(x.variance, kernel_size, *args, **kwargs) / window)
 
 
@@ -420,7 +460,7 @@ def _max_pool2d(
         mean = x.mean.relu() if rectified else x.mean
         pooled = functional.max_pool2d(mean, kernel_size, stride, padding, dilation, ceil_mode)
         return Pair(pooled, None)
-    height, width = (kernel_size,) * 2 if isinstance(kernel_size, int) else kernel_size
+    height, width = per_axis(kernel_size, 2)
     apart = stride is None or stride in (kernel_size, (height, width))
     plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and not ceil_mode
     if not (apart and plain):
@@ -492,8 +532,8 @@ def gated(gate: Gate, x: Pair) -> Pair:
     found = gate.noise.moments(gate.tensors)
     if found is None:
         raise UnsupportedError(f"{type(gate.noise).__name__}, whose variance is not known")
-    shares = getattr(gate.noise, "granularity", "channel") != "element"
-    if shares and math.prod(x.mean.shape[1:]) > gate.units:
+    together = getattr(gate.noise, "granularity", "channel") != "element"
+    if together and math.prod(x.mean.shape[1:]) > gate.units:
         raise UnsupportedError(f"{type(gate.noise).__name__} for several elements together")
     mean, variance = (along(gate.axis, x.mean, m.to(x.mean)) for m in found)
     return _scaled(x, mean, variance)
@@ -502,27 +542,28 @@ def gated(gate: Gate, x: Pair) -> Pair:
 class Analytic(nn.Module):
     """Stands for a module with noise: passes on the moments of its output."""
 
-    def __init__(self, module: nn.Module, rule: Callable[[Any, Pair], Pair]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.rule = module, rule
+        self.module = module
 
     def forward(self, x: RandomTensor) -> RandomTensor:
         """Mean and variance of the noisy module's output."""
-        return RandomTensor(self.rule(self.module, x.moments))
+        return RandomTensor(through(self.module, x.moments))
 
 
-def _noise_rule(module: nn.Module) -> Callable[[Any, Pair], Pair] | None:
-    if isinstance(module, Variational):
-        return noisy_layer
-    if isinstance(module, Gate):
-        return gated
-    if isinstance(module, nn.Dropout):
-        return lambda m, x: _dropout(x, m.p)
-    return _refuse if isinstance(module, Noisy) or drops(module) else None
-
-
-def _refuse(*_: Any) -> NoReturn:
+@singledispatch
+def through(module: nn.Module, x: Pair) -> Pair:
+    """The moments of the output of a module with noise."""
     raise UnsupportedError("noise of its own")
+
+
+through.register(Variational, noisy_layer)
+through.register(Gate, gated)
+
+
+@through.register
+def _(module: nn.Dropout, x: Pair) -> Pair:
+    return _dropout(x, module.p)
 
 
 def _refuse_draw(function: Any, *_: Any) -> NoReturn:
@@ -531,8 +572,7 @@ def _refuse_draw(function: Any, *_: Any) -> NoReturn:
 
 def analytic(quiet: nn.Module) -> nn.Module:
     """A net through which a `RandomTensor` can pass, from a prepared one without noise."""
-    rules = {m: _noise_rule(m) for m in quiet.modules()}
-    return replica(quiet, {m: Analytic(m, rule) for m, rule in rules.items() if rule is not None})
+    return replica(quiet, {m: Analytic(m) for m in quiet.modules() if is_random(m)})
 
 
 def propagate(net: nn.Module, x: Tensor) -> Pair:

@@ -6,30 +6,25 @@ The net that the user has is never touched, so several threads may predict with 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils._pytree import tree_map_only
 
 from vardrop.errors import VardropError
-from vardrop.estimators import (
-    LocalReparameterization,
-    PerExample,
-    check_estimator,
-    local_reparameterization,
-)
+from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import NoiseCalls, drawn_from_own, own_noise
-from vardrop.gates import DROPOUT_TYPES
+from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, leave_fused_path, replica
+from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
 from vardrop.values import Value
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
-_DROPOUTS = tuple(DROPOUT_TYPES)
 _TENSORS = 6  # of the largest activation's size that live at once
 
 
@@ -52,19 +47,17 @@ def undisturbed(verb: _Verb) -> _Verb:
             torch.set_grad_enabled(grad)
             raise
 
-    return call  # type: ignore[return-value]
+    return cast(_Verb, call)
 
 
-def drops(module: nn.Module) -> bool:
-    """Whether a plain torch module drops features at random in training mode."""
-    if isinstance(module, _DROPOUTS):
-        return float(module.p) > 0  # type: ignore[arg-type]
-    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
+def is_random(module: nn.Module) -> bool:
+    """Whether a module draws noise of its own, by the switch or in training mode."""
+    return isinstance(module, Noisy) or drop_rate(module) > 0
 
 
 def check_noise(net: nn.Module) -> None:
     """Raise unless the net has a source of noise."""
-    if not any(isinstance(m, Noisy) or drops(m) for m in net.modules()):
+    if not any(map(is_random, net.modules())):
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(
             f"Expected `net` to have noisy modules or dropout, but got {', '.join(kinds)}. "
@@ -79,18 +72,32 @@ def prepared(net: nn.Module, noise: bool, local: bool = False) -> nn.Module:
     """
     twin = replica(net)
     for module in twin.modules():
-        module.training = noise and drops(module)
         leave_fused_path(module)
-        if type(module) in DROPOUT_TYPES:  # the same dropout, from a generator of one's own
-            module.__class__ = DROPOUT_TYPES[type(module)]
-        if isinstance(module, Noisy):
-            module.training, module.sampling = False, noise
+        if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
+            module.__class__ = switchable  # the same dropout, from a generator of one's own
         if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
-        if local and isinstance(module, Variational) and module.posterior is not None:
-            check_estimator(local_reparameterization, module.posterior)
-            module.estimator = local_reparameterization
+            vars(module)["inplace"] = False
+        _switch(module, noise, local)
     return twin
+
+
+@functools.singledispatch
+def _switch(module: nn.Module, noise: bool, local: bool) -> None:
+    """Set the mode of a module that belongs to this call."""
+    module.training = noise and drop_rate(module) > 0
+
+
+@_switch.register
+def _(module: Noisy, noise: bool, local: bool) -> None:
+    module.training, module.sampling = False, noise
+
+
+@_switch.register
+def _(module: Variational, noise: bool, local: bool) -> None:
+    module.training, module.sampling = False, noise
+    if local and module.posterior is not None:
+        check_estimator(local_reparameterization, module.posterior)
+        module.estimator = local_reparameterization
 
 
 def one_tensor(output: object) -> Tensor:
@@ -150,7 +157,7 @@ class Size(NamedTuple):
 
 
 def measured(net: nn.Module, x: Tensor) -> Size:
-    """The largest output behind the first noise, from a pass of a private net on two rows."""
+    """The largest output after the first noise, from a pass of a private net on two rows."""
     try:
         return _measured(net, x[:2])
     except Exception:
@@ -171,36 +178,45 @@ def _measured(net: nn.Module, x: Tensor) -> Size:
         nonlocal largest, weights
         if not noisy:
             return
-        parts = output if isinstance(output, tuple) else (output,)
-        elements = sum(t.numel() for t in parts if isinstance(t, Tensor)) // len(x)
+        outputs: list[int] = []
+        tree_map_only(Tensor, lambda t: outputs.append(t.numel()), output)
         drawn = _drawn_weights(module)
-        if isinstance(module, Variational) and isinstance(module.estimator, PerExample):
-            elements, drawn = max(elements, drawn), 0
-        largest, weights = max(largest, elements), max(weights, drawn)
+        largest = max(largest, sum(outputs) // len(x), drawn.row)
+        weights = max(weights, drawn.draw)
 
     with ExitStack() as hooks, NoiseCalls(answer):
         for module in net.modules():
-            if isinstance(module, Noisy) or not any(True for _ in module.children()):
+            if is_random(module) or not any(True for _ in module.children()):
                 hooks.callback(module.register_forward_hook(record).remove)
         net(x.clone())
     return Size(largest, weights)
 
 
-def _drawn_weights(module: nn.Module) -> int:
-    """How many weights a module draws for one output."""
-    if not isinstance(module, Variational) or module.posterior is None:
-        return 0
-    local = type(module.estimator) is LocalReparameterization
-    return 0 if local else sum(t.mean.numel() for t in module.noisy_tensors().values())
+@functools.singledispatch
+def _drawn_weights(module: nn.Module) -> Size:
+    """How many weights a module draws: for every row, and for every draw."""
+    return Size(0)
+
+
+@_drawn_weights.register
+def _(module: Variational) -> Size:
+    weights = sum(t.mean.numel() for t in module.noisy_tensors().values())
+    return {None: Size(0), "example": Size(weights), "batch": Size(0, weights)}[
+        module.estimator.whole_weights_per
+    ]
 
 
 def row_limit(net: nn.Module, size: Size, x: Tensor, memory: int) -> int:
     """How many rows one draw can hold; all of them where rows are normalised together."""
-    fit, kinds = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
-    together = fit < len(x) and any(
-        isinstance(m, kinds) and m.running_mean is None for m in net.modules()
-    )
+    fit, norms = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
+    together = fit < len(x) and any(m.running_mean is None for m in modules_of(net, norms).values())
     return len(x) if together else fit
+
+
+def per_axis(value: Any, axes: int) -> tuple[int, ...]:
+    """A size of torch's, which may be one number for all axes, as one number for each."""
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+    return sizes * axes if len(sizes) == 1 else sizes
 
 
 def even(samples: int, most: int) -> list[int]:

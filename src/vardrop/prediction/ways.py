@@ -17,8 +17,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +32,15 @@ from vardrop.estimators import (
 from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy
+from vardrop.noisy import modules_of
 from vardrop.prediction.preparation import (
     Size,
-    drops,
     even,
     guarded,
+    is_random,
     measured,
     one_tensor,
+    per_axis,
     plain_forward,
     prepared,
     row_limit,
@@ -213,8 +215,7 @@ def _convolved(module: Any, shape: Shape) -> Shape | None:
     return size and (module.out_channels, *size)
 
 
-def _pooled(module: Any, shape: Shape) -> Shape | None:
-    axes = 1 if isinstance(module, nn.MaxPool1d | nn.AvgPool1d) else 2
+def _pooled(module: Any, shape: Shape, axes: int) -> Shape | None:
     size = _windows(module, shape[1:]) if len(shape) == axes + 1 else None
     return None if size is None or module.ceil_mode else (shape[0], *size)
 
@@ -223,7 +224,7 @@ def _windows(module: Any, size: Shape) -> Shape | None:
     """How many windows fit along each axis."""
     padding = 0 if module.padding == "valid" else module.padding
     kernel, stride, pad, dilation = (
-        value if isinstance(value, tuple) else (value,) * len(size)
+        per_axis(value, len(size))
         for value in (module.kernel_size, module.stride, padding, getattr(module, "dilation", 1))
     )
     found = tuple(
@@ -233,7 +234,7 @@ def _windows(module: Any, size: Shape) -> Shape | None:
     return found if min(found) > 0 else None
 
 
-# Modules that treat every row alone and, but for dropout, draw nothing: the shape behind each.
+# Modules that treat every row alone and, but for dropout, draw nothing: the shape after each.
 _ROWWISE: dict[type[nn.Module], Callable[[Any, Shape], Shape | None]] = {
     **dict.fromkeys(
         (
@@ -256,40 +257,44 @@ _ROWWISE: dict[type[nn.Module], Callable[[Any, Shape], Shape | None]] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _normalised),
     **dict.fromkeys((nn.Linear, Linear), _multiplied),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv1d, Conv2d, Conv3d), _convolved),
-    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d), _pooled),
+    **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d), partial(_pooled, axes=1)),
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), partial(_pooled, axes=2)),
     nn.Flatten: _flattened,
     nn.Softmax: _softmaxed,
 }
 
 
 class Chain(NamedTuple):
-    """The modules before the first noisy layer, the noise and what follows; the largest output.
+    """The modules before the first noisy layer, that layer and what follows; the largest output.
 
     What stands before is known to draw nothing, so that it may run once for all draws.
     """
 
     before: list[nn.Module]
+    first: Variational
     after: list[nn.Module]
-    estimators: dict[Variational, LocalReparameterization]
+    floors: dict[nn.Module, float]  # of the noisy layers
     size: Size
 
 
 def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     """A net as a chain whose noise begins with local reparameterisation of a layer, or None."""
     modules = _links(net)
-    start = next((i for i, m in enumerate(modules) if isinstance(m, Noisy) or drops(m)), -1)
+    start = next((i for i, m in enumerate(modules) if is_random(m)), -1)
     first = modules[start]
     if start < 0 or not isinstance(first, Variational):
         return None
     size = _known_size(modules, start, x)
     if size is None or torch.is_autocast_enabled(first.weight.device.type):
         return None
-    found = {m: _local(m, local) for m in modules if isinstance(m, Variational)}
-    estimators = {m: e for m, e in found.items() if e is not None}
-    if len(estimators) < len(found) or not all(map(plain_forward, modules)):
+    layers = modules_of(net, Variational).values()
+    floors: dict[nn.Module, float] = {
+        m: e.floor for m in layers if (e := _local(m, local)) is not None
+    }
+    if len(floors) < len(layers) or not all(map(plain_forward, modules)):
         return None
     modules = [_private(m) for m in modules]
-    return Chain(modules[:start], _reordered(modules[start:]), estimators, size)
+    return Chain(modules[:start], first, _reordered(modules[start + 1 :]), floors, size)
 
 
 def _known_size(modules: list[nn.Module], start: int, x: Tensor) -> Size | None:
@@ -373,12 +378,11 @@ def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """
     for module in found.before:
         x = module(x)
-    first, *steps = (
-        _LocalLayer(m, found.estimators[m].floor) if isinstance(m, Variational) else m
+    steps = [
+        _LocalLayer(cast(Variational, m), found.floors[m]) if m in found.floors else m
         for m in found.after
-    )
-    assert isinstance(first, _LocalLayer)
-    mean, std = first.moments(x)
+    ]
+    mean, std = _LocalLayer(found.first, found.floors[found.first]).moments(x)
     for size in sizes:
         y = _repeated(mean, std, size)
         for step in steps:

@@ -112,6 +112,11 @@ def beta_bernoulli(a: float = 0.3133, alpha: float = 1e-4) -> Recipe:
     until the weights have followed, and units to go after tens of epochs. For a budget of MACs or
     latency in a few epochs there is `vardrop.slim`.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.beta_bernoulli())
+    >>> vd.relevance(net)[""].kept.tolist()
+    [True, True, True]
+
     Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
     dropout", eq. 12 to 15.
     """
@@ -145,6 +150,11 @@ def structured_pruning(log_sigma: float = -5.0) -> Recipe:
     of the noise decides how fast, and too high a one destroys the net. For a budget of MACs or
     latency in a few epochs there is `vardrop.slim`.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Conv2d(1, 3, 3), vd.structured_pruning())
+    >>> vd.relevance(net)[""].kind, net.gate.units
+    ('output', 3)
+
     Neklyudov et al. 2017, "Structured Bayesian pruning via log-normal multiplicative noise",
     eq. 11 to 18.
     """
@@ -161,6 +171,11 @@ def l0(penalty: float = 0.1, drop_rate: float = 0.05) -> Recipe:
     Expect units to go only where the penalty outweighs the loss, after tens of epochs. For a budget
     of MACs or latency in a few epochs there is `vardrop.slim`.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.l0(penalty=1.0))
+    >>> bool(vd.kl(net) < 6)  # weights that are expected to stay
+    True
+
     Louizos, Welling & Kingma 2018, "Learning sparse neural networks through L0 regularization",
     eq. 10 to 13.
     """
@@ -175,6 +190,11 @@ def bayesian_compression(log_sigma2: float = -9.0, threshold: float = -3.0) -> R
 
     Expect fewer bytes, and units to go after tens of epochs. For a budget of MACs or latency in a
     few epochs there is `vardrop.slim`.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.bayesian_compression())
+    >>> vd.relevance(net)["gate"].kept.tolist()
+    [True, True, True]
 
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", eq. 7 to 10.
     """

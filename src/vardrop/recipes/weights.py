@@ -130,6 +130,11 @@ def sparse_vd(
     Expect fewer bytes (`vardrop.pack`), not less latency: single weights go and seldom whole units,
     so that the MACs stay. For a budget of MACs or latency there is `vardrop.slim`.
 
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())
+    >>> vd.sparsity(net, threshold=3.0).total
+    0.0
+
     Molchanov, Ashukha & Vetrov 2017, "Variational dropout sparsifies deep neural networks",
     eq. 10 and 14.
     """
