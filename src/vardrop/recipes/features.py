@@ -114,7 +114,7 @@ def beta_bernoulli(a: float = 0.3133, alpha: float = 1e-4) -> Recipe:
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.beta_bernoulli())
-    >>> vd.relevance(net)[""].kept.tolist()
+    >>> vd.relevance(net)["gate"].kept.tolist()
     [True, True, True]
 
     Lee et al. 2018, "Adaptive network sparsification with dependent variational beta-Bernoulli
@@ -152,7 +152,7 @@ def structured_pruning(log_sigma: float = -5.0) -> Recipe:
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Conv2d(1, 3, 3), vd.structured_pruning())
-    >>> vd.relevance(net)[""].kind, net.gate.units
+    >>> vd.relevance(net)["gate"].kind, net.gate.units
     ('output', 3)
 
     Neklyudov et al. 2017, "Structured Bayesian pruning via log-normal multiplicative noise",
