@@ -61,7 +61,7 @@ class ResNet(nn.Module):
 
 
 def _resnet() -> nn.Module:
-    return ResNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return ResNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {"resnet": _resnet, "lenet5": lenet5}
@@ -77,7 +77,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: in
     for _ in range(epochs):
         for rows in torch.randperm(len(x), generator=generator).split(_BATCH)[:steps]:
             optimizer.zero_grad()
-            functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimizer.step()
             cycle.step()
     return net.eval()
@@ -125,7 +125,7 @@ def torch_pruning(net: nn.Module, x: Tensor, share: float) -> nn.Module:
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if macs(cut(middle), x) / before > share else (low, middle)
-    return cut(high).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return cut(high).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class _Seed:

@@ -128,9 +128,14 @@ class NoisyTensor:
         if shared is None:
             return self
         return NoisyTensor(
-            shared.mean, self.posterior, self.prior, self.noise, self.hyper, self.axes,
+            shared.mean,
+            self.posterior,
+            self.prior,
+            self.noise,
+            self.hyper,
+            self.axes,
             shared.variance,
-        )  # fmt: skip
+        )
 
     def relevance(self) -> Relevance | None:
         """log alpha of every weight and the rule to keep it; None where noise selects nothing."""
@@ -462,7 +467,7 @@ def _rebuilt(value: Any, items: Any) -> Any:
 def _unwrapped(module: nn.Module) -> nn.Module:
     """What a wrapper for compilation or data-parallel training holds; else the module itself."""
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return module.module  # type: ignore[no-any-return]
+        return module.module
     return module._modules.get("_orig_mod") or module  # torch.compile
 
 

@@ -90,9 +90,14 @@ def slim_run(
         if has_noise(plain):
             plain = revert(plain)
         found = slim(
-            plain, run.data.train, run.data.validation, macs=macs, latency=latency, bytes=bytes,
+            plain,
+            run.data.train,
+            run.data.validation,
+            macs=macs,
+            latency=latency,
+            bytes=bytes,
             seed=run.config.settings.seed,
-        )  # fmt: skip
+        )
         score, metric = _metric(run)
         kept = {"score": score, **_measurements(run, found.net, found.plan, metric, None)}
         kept["bytes"] = save(found.net, run.directory / SMALL)

@@ -248,7 +248,7 @@ class _Work:
                 f"Expected a finite loss, but got {float(value.detach())}. Lower `lr`."
             )
         optimizer.zero_grad(set_to_none=True)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         optimizer.step()
 
     def _fits(

@@ -171,9 +171,10 @@ def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -
             return met[-1]
     else:
         met = [
-            p for p in curve
+            p
+            for p in curve
             if (p.sparsity >= limit if kind == "sparsity" else getattr(p, kind) <= limit)
-        ]  # fmt: skip
+        ]
         if met:
             return met[0]
     best = max(curve, key=lambda p: p.score) if kind == "max_drop" else curve[-1]

@@ -70,9 +70,14 @@ class _ConvTranspose(_Conv):
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self.gated("input", input)
         extra = self._output_padding(  # type: ignore[operator]
-            input, output_size, self.stride, self.padding, self.kernel_size, self.spatial,
+            input,
+            output_size,
+            self.stride,
+            self.padding,
+            self.kernel_size,
+            self.spatial,
             self.dilation,
-        )  # fmt: skip
+        )
         convolve = getattr(functional, f"conv_transpose{self.spatial}d")
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

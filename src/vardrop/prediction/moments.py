@@ -229,9 +229,15 @@ def _by_quadrature(function: Callable[..., Tensor]) -> Rule:
 
 
 _register(
-    _by_quadrature, torch.tanh, torch.sigmoid, functional.gelu, functional.silu,
-    functional.softplus, functional.elu, functional.hardtanh,
-)  # fmt: skip
+    _by_quadrature,
+    torch.tanh,
+    torch.sigmoid,
+    functional.gelu,
+    functional.silu,
+    functional.softplus,
+    functional.elu,
+    functional.hardtanh,
+)
 
 
 def _affine(function: Callable[..., Tensor]) -> Rule:
@@ -249,9 +255,15 @@ def _affine(function: Callable[..., Tensor]) -> Rule:
 
 
 _register(
-    _affine, functional.linear, torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d,
-    torch.conv_transpose2d, torch.conv_transpose3d,
-)  # fmt: skip
+    _affine,
+    functional.linear,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+)
 
 
 @_rule("batch_norm")
