@@ -1,46 +1,51 @@
 """Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
 
-from vardrop.compression.comparing import (
-    Comparison,
-    Figures,
-    Point,
-    Threshold,
-    choose_threshold,
-    compare,
-)
-from vardrop.compression.exporting import Draws, export_onnx, export_program
-from vardrop.compression.files import load, save
-from vardrop.compression.finishing import SparseLinear, fine_tune, reestimate_batchnorm, sparsify
-from vardrop.compression.kinds import Scale, Select
-from vardrop.compression.masks import masked
-from vardrop.compression.packing import PackReport, pack, unpack
-from vardrop.compression.shrinking import LayerCost, LayerReport, ShrinkPlan, plan_shrink, shrink
+import warnings
+from typing import Any
 
-__all__ = [
-    "Comparison",
-    "Draws",
-    "Figures",
-    "LayerCost",
-    "LayerReport",
-    "PackReport",
-    "Point",
-    "Scale",
-    "Select",
-    "ShrinkPlan",
-    "SparseLinear",
-    "Threshold",
-    "choose_threshold",
-    "compare",
-    "export_onnx",
-    "export_program",
-    "fine_tune",
-    "load",
-    "masked",
-    "pack",
-    "plan_shrink",
-    "reestimate_batchnorm",
-    "save",
-    "shrink",
-    "sparsify",
-    "unpack",
-]
+from vardrop.compression.comparing import (
+    Comparison as Comparison,
+    Measurements as Measurements,
+    Point as Point,
+    Threshold as Threshold,
+    choose_threshold as choose_threshold,
+    compare as compare,
+)
+from vardrop.compression.files import (
+    Draws as Draws,
+    export_onnx as export_onnx,
+    export_program as export_program,
+    load as load,
+    save as save,
+)
+from vardrop.compression.finishing import (
+    SparseLinear as SparseLinear,
+    fine_tune as fine_tune,
+    reestimate_batchnorm as reestimate_batchnorm,
+    sparsify as sparsify,
+)
+from vardrop.compression.kinds import (
+    Scale as Scale,
+    Select as Select,
+)
+from vardrop.compression.masks import masked as masked
+from vardrop.compression.packing import (
+    PackReport as PackReport,
+    pack as pack,
+    unpack as unpack,
+)
+from vardrop.compression.shrinking import (
+    LayerCost as LayerCost,
+    LayerReport as LayerReport,
+    ShrinkPlan as ShrinkPlan,
+    plan_shrink as plan_shrink,
+    shrink as shrink,
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Figures":
+        raise AttributeError(f"module 'vardrop.compression' has no attribute {name!r}")
+    text = "vardrop.compression.Figures is Measurements now; the name goes with the next version"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return Measurements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ from vardrop.compression.shrinking import layer_costs, planned
 from vardrop.errors import VardropError, needed
 from vardrop.noisy import Relevance, evaluating
 
-_SPARSEST = 1e-3  # the smallest share of weights that is tried
+_SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold: the score without what it drops, and the share that it drops."""
+    """One threshold: the score without what it drops, and the fraction that it drops."""
 
     threshold: float
     score: float
@@ -67,13 +68,13 @@ class Threshold:
         return "\n".join(lines)
 
     def plot(self, ax: Any = None) -> Any:
-        """Score against the share of weights that are left; returns the matplotlib axes."""
+        """Score against the fraction of weights that are left; returns the matplotlib axes."""
         if ax is None:
             ax = needed("matplotlib.figure").Figure().subplots()
         left = [max(1 - p.sparsity, 1e-6) for p in self.points]
         ax.semilogx(left, [p.score for p in self.points], marker=".")
         ax.axhline(self.reference, linestyle=":")
-        ax.set_xlabel("share of weights left")
+        ax.set_xlabel("fraction of weights left")
         ax.set_ylabel("score")
         return ax
 
@@ -92,16 +93,16 @@ def choose_threshold(
     """Sweep the relevance threshold on held-out data and take the one that meets one budget.
 
     The thresholds are quantiles of the net's own scores, evenly spaced in the logarithm of the
-    share that is kept. Do not choose it on test data.
+    fraction that is kept. Do not choose it on test data.
 
     Args:
         net: a noisy net whose modules share one rule (`vardrop.relevance`).
         validation: inputs and targets, two tensors or a list of batches.
         metric: `metric(output, target)`, higher is better, such as an accuracy.
         max_drop: the sparsest threshold whose score is at most this much below the full net's.
-        sparsity: the densest threshold that drops at least this share.
+        sparsity: the densest threshold that drops at least this fraction.
         bytes: the densest threshold whose packed file is at most this long.
-        macs: the densest threshold with at most this many multiplications an example.
+        macs: the densest threshold with at most this many multiplications per example.
         points: how many thresholds to try.
 
     >>> import torch, vardrop as vd
@@ -144,8 +145,8 @@ def _candidates(pooled: Relevance, points: int) -> list[float]:
     """Thresholds from the densest to the sparsest, each between two neighbouring scores."""
     ordered = pooled.score.sort(descending=pooled.keep_above).values
     ordered = ordered[ordered.isfinite()]
-    shares = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
-    kept = (shares * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
+    fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
+    kept = (fractions * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
     return list(dict.fromkeys(float(ordered[k]) for k in kept))
 
 
@@ -154,14 +155,14 @@ def _point(
 ) -> Point:
     found = rules(net, threshold)
     dropped = sum(int((~r.kept).sum()) for r in found.values())
-    share = dropped / sum(r.score.numel() for r in found.values())
+    sparsity = dropped / sum(r.score.numel() for r in found.values())
     size = multiplications = None
     if kind in ("bytes", "macs"):
         example = first_rows(as_inputs(data[0][0]))
         plan, small = planned(net, example, threshold, drop_inputs=True)
         size, multiplications = packed_bytes(small, plan), plan.total("macs")[1]
-        return Point(threshold, score(small, data, metric), share, size, multiplications)
-    return Point(threshold, score(masked(net, threshold)[0], data, metric), share)
+        return Point(threshold, score(small, data, metric), sparsity, size, multiplications)
+    return Point(threshold, score(masked(net, threshold)[0], data, metric), sparsity)
 
 
 def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -> Point:
@@ -185,8 +186,8 @@ def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one classifier scores and costs; `auroc` is of its entropy against foreign inputs."""
+class Measurements:
+    """What one classifier scores and costs; `auroc` is of its entropy out of distribution."""
 
     accuracy: float
     nll: float
@@ -201,12 +202,12 @@ class Figures:
 class Comparison:
     """Two nets side by side; print it as a table."""
 
-    before: Figures
-    after: Figures
+    before: Measurements
+    after: Measurements
 
     def __str__(self) -> str:
         lines = [f"{'':9} {'before':>12} {'after':>12}"]
-        for field in fields(Figures):
+        for field in fields(Measurements):
             pair = (getattr(self.before, field.name), getattr(self.after, field.name))
             if None not in pair:
                 lines.append(f"{field.name:9} {pair[0]:12.5g} {pair[1]:12.5g}")
@@ -214,14 +215,19 @@ class Comparison:
 
 
 def compare(
-    before: nn.Module, after: nn.Module, test: Data, foreign: Tensor | None = None
+    before: nn.Module,
+    after: nn.Module,
+    test: Data,
+    ood: Tensor | None = None,
+    foreign: Tensor | None = None,
 ) -> Comparison:
-    """Accuracy, NLL, ECE, out-of-domain AUROC, latency, MACs and bytes of two classifiers.
+    """Accuracy, NLL, ECE, AUROC out of distribution, latency, MACs and bytes of two classifiers.
 
     Args:
         before, after: plain nets that return logits (N, classes).
         test: inputs and labels.
-        foreign: inputs of another kind, which a net should be less sure about.
+        ood: inputs out of distribution, which a net should be less sure about.
+        foreign: the name that `ood` had; it goes with the next version.
 
     The latency is of one batch of `test` in seconds, the bytes are those of `save` on disk, the
     MACs those of one example.
@@ -234,27 +240,30 @@ def compare(
     """
     check_net(before, "before")
     check_net(after, "after")
-    return Comparison(_figures(before, test, foreign), _figures(after, test, foreign))
+    if foreign is not None:
+        warnings.warn("`foreign` is called `ood` now.", DeprecationWarning, stacklevel=2)
+        ood = foreign
+    return Comparison(_measured(before, test, ood), _measured(after, test, ood))
 
 
 def _entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(1)
 
 
-def _figures(net: nn.Module, test: Data, foreign: Tensor | None) -> Figures:
+def _measured(net: nn.Module, test: Data, ood: Tensor | None) -> Measurements:
     logits, y = outputs(net, test, "test")
     probs = logits.double().softmax(1)
     x = cloned(as_inputs(batches(test, "test")[0][0]))
     costs = layer_costs(densify(net)[0], first_rows(x))
     auroc = None
-    if foreign is not None:
-        other = outputs(net, (foreign, torch.zeros(len(foreign))))[0].double().softmax(1)
+    if ood is not None:
+        other = outputs(net, (ood, torch.zeros(len(ood))))[0].double().softmax(1)
         auroc = float(metrics.auroc(_entropy(probs), _entropy(other)))
     with torch.no_grad(), evaluating(net):
         latency = seconds(lambda: net(*x), budget=0.2)
     with tempfile.TemporaryDirectory() as folder:
         size = save(net, Path(folder) / "net.safetensors")
-    return Figures(
+    return Measurements(
         float(metrics.accuracy(probs, y)),
         float(metrics.nll_from_log_probs(logits.double().log_softmax(1), y)),
         float(metrics.ece(probs, y)),

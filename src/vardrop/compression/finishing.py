@@ -135,7 +135,7 @@ def _candidates(module: Any, inputs: int) -> list[nn.Module]:
 def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     """A copy of a plain net in which every dense layer runs in the way that is fastest here.
 
-    Each `nn.Linear` is timed as it is, as CSR, and (behind a `Select`) with all of its inputs, at
+    Each `nn.Linear` is timed as it is, as CSR, and (after a `Select`) with all of its inputs, at
     the example's batch size; then the whole net. The plain net comes back where nothing is gained.
     For prediction on CPU.
 

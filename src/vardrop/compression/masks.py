@@ -190,7 +190,7 @@ def grid_steps(
 ) -> dict[str, float]:
     """How coarse every weight may be rounded: `tolerance` posterior deviations.
 
-    Where no deviation is known, it is taken as a share of the weights' size.
+    Where no deviation is known, it is taken as a fraction of the weights' size.
     """
     tensors = net.state_dict()
     known = deviations or _assumed(net)

@@ -28,8 +28,8 @@ from vardrop.compression.files import (
     densify,
     describe,
     load_tensors,
+    malformed_file,
     rebuild,
-    refusing,
 )
 from vardrop.compression.masks import grid_steps
 from vardrop.compression.running import Data, Metric, check_plain, score
@@ -79,9 +79,9 @@ def pack(
 
         step = tolerance (mean over its kept weights of 1 / sigma^2)^(-1/2)
 
-    and coded with -log2(share of that value in its layer) bits each. Tensors without a posterior,
-    such as biases and those of BatchNorm, are kept as they are. The file is decoded and compared
-    before it is written, and it is there whole or not at all.
+    and coded with -log2(fraction of that value in its layer) bits each. Tensors without a
+    posterior, such as biases and those of BatchNorm, are kept as they are. The file is decoded and
+    compared before it is written, and it is there whole or not at all.
 
     Args:
         net: a plain net, such as the result of `shrink`.
@@ -196,7 +196,7 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
 
     Returns:
         A copy of `into` with the packed sizes and the rounded weights, in evaluation mode. A file
-        that is damaged, foreign or of another version is an error.
+        that is damaged, from elsewhere or of another version is an error.
     """
     check_net(into, "into")
     source = as_path(path)
@@ -216,7 +216,7 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
-    with refusing(path):
+    with malformed_file(path):
         (length,) = struct.unpack_from("<I", body, len(PACKED))
         start = len(PACKED) + 4
         plan, codes, coded = json.loads(_inflate(body[start : start + length], into))
@@ -308,15 +308,15 @@ def _check_histogram(name: str, table: list[Any], size: int) -> None:
 
 def _bits(counts: list[int]) -> float:
     """The information of integers under their own histogram."""
-    share = torch.tensor(counts, dtype=torch.float64)
-    return abs(float((share * (share / share.sum()).log2()).sum()))
+    count = torch.tensor(counts, dtype=torch.float64)
+    return abs(float((count * (count / count.sum()).log2()).sum()))
 
 
 def _model(counts: list[int]) -> Any:
     numpy = needed("numpy", "compress")
     constriction = needed("constriction", "compress")
-    shares = numpy.array(counts, dtype=numpy.float64) / sum(counts)
-    return constriction.stream.model.Categorical(shares, perfect=False)
+    fractions = numpy.array(counts, dtype=numpy.float64) / sum(counts)
+    return constriction.stream.model.Categorical(fractions, perfect=False)
 
 
 def _encode(parts: list[tuple[Tensor, list[list[int]]]]) -> bytes:

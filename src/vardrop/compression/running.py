@@ -147,7 +147,7 @@ def score(net: nn.Module, data: Data, metric: Metric) -> float:
 
 
 def accuracy(output: Tensor, target: Tensor) -> float:
-    """Share of examples whose largest output is at the target class.
+    """Fraction of examples whose largest output is at the target class.
 
     >>> import torch
     >>> accuracy(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1]))
