@@ -6,12 +6,12 @@ from vardrop.diagnostics.alpha import (
     alpha_summary as alpha_summary,
     sparsity as sparsity,
 )
-from vardrop.diagnostics.curvature import kappa as kappa
-from vardrop.diagnostics.gradients import gradient_variance as gradient_variance
-from vardrop.diagnostics.likelihood import (
+from vardrop.diagnostics.batch_variance import (
     LikelihoodCovariance as LikelihoodCovariance,
+    gradient_variance as gradient_variance,
     likelihood_covariance as likelihood_covariance,
 )
+from vardrop.diagnostics.curvature import kappa as kappa
 from vardrop.diagnostics.measuring import Estimate as Estimate
 from vardrop.diagnostics.noise_level import (
     activation_alpha as activation_alpha,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vardrop.checks import check_integer, check_type
-from vardrop.diagnostics.likelihood import mean_cross_entropy
+from vardrop.diagnostics.batch_variance import mean_cross_entropy
 from vardrop.diagnostics.measuring import Loader, batches
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
