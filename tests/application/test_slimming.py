@@ -92,6 +92,17 @@ def test_the_budget_is_kept_and_used(name, quantity):
     assert {type(m) for m in found.net.modules()} <= {type(m) for m in net.modules()} | types
 
 
+def test_layers_keep_multiples_of_units():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = mlp(12, 32, 24, 5, 4), torch.randn(64, 12)
+    found = quick(net, (x, x[:, :3].argmax(1)), macs=0.5, multiple=8)
+    widths = [m.out_features for m in found.net.modules() if isinstance(m, nn.Linear)]
+    assert widths[0] % 8 == widths[1] % 8 == 0
+    assert widths[2:] == [5, 4]  # fewer than eight are kept whole
+    assert found.left("macs") <= 0.5
+
+
 def test_costs_of_gates_are_those_of_the_net_that_is_cut():
     for name in NETS:
         net, (x, _) = case(name)
@@ -232,6 +243,34 @@ def test_batches_of_a_loader_and_two_tensors_train_alike():
     assert found.score == "accuracy"
 
 
+class Two(nn.Module):
+    """A net of two arguments, with BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+
+    def forward(self, x, y):
+        return self.two(self.norm(self.one(torch.cat([x, y], 1))).relu())
+
+
+class Stream:
+    """Batches that have no length."""
+
+    def __init__(self, *batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_net_of_two_arguments_learns_from_a_stream():
+    x, y = torch.randn(32, 8), torch.arange(32) % 3
+    data = Stream(*[((x[:, :4], x[:, 4:]), y)] * 3)
+    found = quick(Two(), data, macs=0.5)
+    assert found.net.one.out_features == 8
+
+
 def test_slimming_learns_a_regression_in_any_unit():
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -269,6 +308,7 @@ def test_rows_that_fill_no_batch_wait_for_the_next_pass():
         ({"max_drop": -1}, "Expected `max_drop`"),
         ({"macs": 0.5, "epochs": 0}, "Expected `epochs`"),
         ({"macs": 0.5, "lr": 0}, "Expected `lr`"),
+        ({"macs": 0.5, "multiple": 0}, "Expected `multiple`"),
         ({"macs": 0.5, "ways": ["tensorrt"]}, "Expected `ways` to be one of 'torch'"),
         ({"macs": 0.5, "loss": lambda o, y: o}, "Expected `loss` to give one finite number"),
     ],

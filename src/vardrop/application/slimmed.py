@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from vardrop.compression.running import Inputs, race
 from vardrop.errors import needed
 
 WAYS = ("torch", "compiled", "onnxruntime")
+_COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # losses that are worth a word
+_CLOCK = {"latency": 1.1}  # how far a measured budget may be missed
 _UNITS = {"score": "", "macs": "MACs", "weights": "weights", "bytes": "bytes"}
 
 
@@ -162,3 +165,26 @@ def timed(
             reason = str(failure).partition("\n")[0][:200]
             notes.append(f"Not timed by {way}: {reason}")
     return found, notes
+
+
+def dead_ends(found: Slimmed, lost: float, kind: str, limit: float) -> Iterator[str]:
+    """What went wrong by a budget, and what to try; `lost` is the loss of score."""
+    score, before, after = found.score, found.before, found.after
+    if kind == "max_drop" and lost > limit:
+        yield (
+            f"No net within max_drop={limit:g} was found: the best {score} is {after.score:.4g}, "
+            f"of {before.score:.4g}. Train the net longer before, or give more epochs."
+        )
+    elif kind != "max_drop" and found.left(kind) > limit * _CLOCK.get(kind, 1.0):
+        yield (
+            f"The budget {kind}={limit:g} was not reached: {found.left(kind):.3g} is left. Every "
+            "layer keeps a unit, and what the notes name stays whole. Ask for more, or slim a net "
+            "with wider or fewer layers."
+        )
+    if after.weights == before.weights:
+        yield "No unit was taken out. Ask for a smaller budget."
+    elif kind != "max_drop" and lost > _COLLAPSE.get(score, math.inf):
+        yield (
+            f"The {score} on validation data went from {before.score:.4g} to {after.score:.4g}. "
+            "Give more epochs, the learning rate of your own training, or a larger budget."
+        )

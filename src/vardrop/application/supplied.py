@@ -42,7 +42,10 @@ class Batches:
                 "Expected `train` to be read once per epoch, but got an iterator. "
                 "Give a list, a DataLoader or two tensors."
             )
-        self.count = sum(1 for _ in data)
+        try:
+            self.count = len(data)  # type: ignore[arg-type]
+        except TypeError:  # a loader of a stream
+            self.count = sum(1 for _ in data)
         if self.count == 0:
             raise VardropError("Expected `train` to give batches, but got none.")
 

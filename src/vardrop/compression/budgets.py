@@ -120,24 +120,35 @@ class UnitGates(nn.Module):
 
         return before
 
-    def kept(self, fits: Callable[[Tensor], bool]) -> Tensor:
+    def kept(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
         """The most gates that fit a budget, the most willing ones first; a bool per gate.
 
-        Every layer keeps a unit, so that what fits no more than that comes back too.
+        Layers keep multiples of `multiple` units, as far as that fits them, and one at least, so
+        that what fits no more than that comes back too.
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
-        rank = {gate: i for i, gate in enumerate(order)}
-        needed = {
-            min(p.values(), key=rank.__getitem__) for n, p in self._emitters.items() if self._all(n)
-        }
+        ways: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for gate in order:  # gates of one way through the net go by their order
+            ways[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
         low, high = 0, len(order)  # as many as `low` fit, or nothing does
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(self._mask(order[:middle], needed)):
+            if fits(self._mask(set(order[:middle]), ways, multiple)):
                 low = middle
             else:
                 high = middle - 1
-        return self._mask(order[:low], needed)
+        return self._mask(set(order[:low]), ways, multiple)
+
+    def _mask(
+        self, chosen: set[int], ways: dict[tuple[str, ...], list[int]], multiple: int
+    ) -> Tensor:
+        mask = torch.zeros(len(self.units), dtype=torch.bool)
+        for emitters, gates in ways.items():
+            whole = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
+            least = min(len(gates), multiple if multiple > 1 else int(whole))
+            count = sum(gate in chosen for gate in gates)
+            mask[gates[: max(least, count // multiple * multiple)]] = True
+        return mask
 
     def evenly(self, share: float) -> Tensor:
         """A mask that keeps this share of the units of every layer, and one at least."""
@@ -145,15 +156,6 @@ class UnitGates(nn.Module):
         for places in self._emitters.values():
             gates = sorted(set(places.values()))
             mask[gates[: max(1, round(share * len(gates)))]] = True
-        return mask
-
-    def _all(self, name: str) -> bool:
-        """Whether every unit of a layer has a gate, so that all of them might go."""
-        return len(self._emitters[name]) == self._prices.outputs[name]
-
-    def _mask(self, gates: list[int], needed: set[int]) -> Tensor:
-        mask = torch.zeros(len(self.units), dtype=torch.bool)
-        mask[[*gates, *needed]] = True
         return mask
 
     @torch.no_grad()
