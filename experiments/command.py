@@ -25,6 +25,7 @@ from experiments import (
     neklyudov_uses,
     out_of_distribution,
     slim,
+    tables,
 )
 from experiments.page import rows, write_page
 from experiments.runner import (
@@ -65,6 +66,7 @@ FUNCTIONS: dict[str, Function] = {
         neklyudov_uses.variance_toys,
         out_of_distribution.five_methods,
         concrete.line_fits,
+        tables.defaults,
         gal.identity,
         gal.toy,
         slim.slim_beside_others,

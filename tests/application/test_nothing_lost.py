@@ -19,10 +19,12 @@ from vardrop.application import (
     fit,
     load_run,
     method_named,
+    phases,
     resume,
     write_predictions,
 )
 from vardrop.application.config import working
+from vardrop.application.run import predicted
 from vardrop.data import catalog
 from vardrop.files import read_tensors, sealed
 from vardrop.training import NotFiniteError
@@ -127,7 +129,9 @@ def test_a_run_that_is_at_its_end_stays_as_it_is(run, base):
     assert again.results["compression"] == {}
 
 
-def test_a_run_stopped_in_its_warm_up_can_be_used(tmp_path):
+def test_a_run_stopped_in_its_warm_up_can_be_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(phases, "_PAUSE", 0.0)  # every epoch has its checkpoint
+
     class Stops(Observer):
         def epoch(self, record, elbo):
             if record["epoch"] == 2:
@@ -137,7 +141,7 @@ def test_a_run_stopped_in_its_warm_up_can_be_used(tmp_path):
         fit("iris", "mlp", out=tmp_path / "r", **{**QUICK, "epochs": 30, "observer": Stops()})
     run = load_run(tmp_path / "r")
     assert run.standing == (
-        f"{tmp_path / 'r'} was stopped after 3 of 30 epochs; this is its best net of the KL warm-up "
+        f"{tmp_path / 'r'} was stopped after 3 of 30 epochs; this is its last net of the KL warm-up "
         "so far."
     )
     assert run.predict(run.data.test.x[:4]).probs.shape == (4, 3)
@@ -206,7 +210,7 @@ def test_no_damage_to_a_run_changes_a_prediction(run):
     rows = table(5)
     expected = load_run(run).predict(rows, samples=2).probs
     chance, told = random.Random(0), []
-    for name in ("best.safetensors", "config.json", "preprocessing.json"):
+    for name in ("best.safetensors", "choice.safetensors", "config.json", "preprocessing.json"):
         whole = (run / name).read_bytes()
         for data in chance.sample(list(damages(whole, 300)), 60):
             (run / name).write_bytes(data)
@@ -217,7 +221,7 @@ def test_no_damage_to_a_run_changes_a_prediction(run):
             else:
                 assert torch.equal(found, expected), name
         (run / name).write_bytes(whole)
-    assert len(told) > 150
+    assert len(told) > 200
     assert torch.equal(load_run(run).predict(rows, samples=2).probs, expected)
 
 
@@ -243,13 +247,31 @@ OLD_METHOD = {
 OLD_HEAD = OLD_METHOD | {"posterior": None, "prior": None}
 
 
+@pytest.fixture(scope="module")
+def before_choices(tmp_path_factory):
+    """A run as all were before held-out rows decided anything but the best net."""
+    folder = tmp_path_factory.mktemp("old")
+    table().drop(columns="price").to_csv(folder / "t.csv", index=False)
+    more = {"folds": 1, "beta": 1.0, "compare": False, "warmup": (0.0, 1.0)}
+    fit(folder / "t.csv", "mlp", vd.sparse_vd(), target="t", out=folder / "run", **more, **QUICK)
+    return folder / "run"
+
+
+def unscaled(run, rows, samples=32):
+    """What a run predicts where nothing has scaled its noise."""
+    return predicted(run.elbo, run.inputs(rows), samples, seed=0).probs
+
+
 def made_old(run):
-    """The run as version 0.1 wrote it: nothing carries a checksum."""
+    """The run as version 0.1 wrote it: nothing carries a checksum, nothing was chosen."""
+    (run / "choice.safetensors").unlink()
     for name in ("config.json", "preprocessing.json", "results.json", "checkpoint.json"):
         value = json.loads((run / name).read_text())
         del value["sha256"]
         if name == "config.json":
             value["version"] = 1
+            for later in ("folds", "compare", "heteroscedastic"):
+                del value["settings"][later]
             rule = value["method"].get("rule")
             value["method"] = OLD_HEAD | {"head": rule} if rule else OLD_METHOD
         (run / name).write_text(json.dumps(value))
@@ -265,8 +287,10 @@ def made_old(run):
     (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
 
 
-def test_runs_of_version_0_1_load_with_a_warning_and_go_on(run, base, tmp_path):
-    expected = load_run(run).predict(table()).probs
+def test_runs_of_version_0_1_load_with_a_warning_and_go_on(before_choices, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(before_choices, run)
+    expected = unscaled(load_run(run), table())
     made_old(run)
     with pytest.warns(UserWarning, match="best.safetensors has no checksum: .* version 0.1"):
         old = load_run(run)
@@ -274,7 +298,7 @@ def test_runs_of_version_0_1_load_with_a_warning_and_go_on(run, base, tmp_path):
     assert len(old.history) == 2
     with pytest.warns(UserWarning, match="checkpoint.safetensors has no checksum"):
         longer = resume(run, observer=Observer(), epochs=4)
-    shutil.copytree(base / "run", tmp_path / "new")
+    shutil.copytree(before_choices, tmp_path / "new")
     resume(tmp_path / "new", observer=Observer(), epochs=4)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2, 3]
     assert same_tensors(run / "checkpoint.safetensors", tmp_path / "new" / "checkpoint.safetensors")
@@ -318,7 +342,7 @@ def put(value, path, new):
 @pytest.mark.filterwarnings("ignore:.*has no checksum")
 def test_an_old_run_with_a_head_predicts_as_it_did(base, tmp_path):
     fitted = fit(base / "t.csv", "mlp", vd.dropmax(), target="t", out=tmp_path / "run", **QUICK)
-    expected = fitted.predict(table(5), samples=2).probs
+    expected = unscaled(fitted, table(5), samples=2)
     made_old(tmp_path / "run")
     loaded = load_run(tmp_path / "run")
     assert loaded.config.method == vd.dropmax()

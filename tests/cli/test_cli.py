@@ -49,8 +49,12 @@ def test_training_speaks_json_and_prints_inferred_types(folder, capsys):
     arguments = ("fit", folder / "houses.csv", "--target", "price", "--epochs", 1)
     assert call(*arguments, "--out", folder / "j", "--json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [e["event"] for e in events] == ["data", "epoch", "result"]
-    assert events[2]["metrics"]["rmse"] > 0
+    # What is held out, each of three KL weights, the plain net and what it scored.
+    assert [e["event"] for e in events] == ["data", *["note"] * 6, "epoch", "result"]
+    assert events[1]["text"].startswith(
+        "4 folds of 64 rows, held out in turn, choose the KL weight"
+    )
+    assert events[-1]["metrics"]["rmse"] > 0
     assert call(*arguments, "--out", folder / "w") == 0
     out, err = capsys.readouterr()
     assert "price: regression" in out
@@ -102,18 +106,21 @@ def test_every_setting_is_an_option_with_its_help_and_default(capsys):
         assert len(text.split()) > 2, text
         if default is not None and default is not False:
             number = f"{default:g}" if isinstance(default, float) else default
+            number = "on" if default is True else number
             assert text.endswith(f"; {number} by default.")
 
 
 def test_every_setting_arrives(tmp_path, capsys):
     typed = {"epochs": 2, "batch_size": 7, "lr": 0.01, "noise_lr": 0.02, "weight_decay": 0.1, "rate": "cosine",
-             "warmup": "0,1.5", "beta": 0.5, "samples": 2, "clip": 3.0, "pretrain": 1, "patience": 4,
+             "warmup": "0,1.5", "beta": 0.5, "folds": 1, "samples": 2, "clip": 3.0, "pretrain": 1, "patience": 4,
              "precision": "bfloat16", "device": "cpu", "seed": 9, "checkpoint_seconds": 5.0}  # fmt: skip
-    assert {*typed, "compile"} == {f.name for f in dataclasses.fields(Settings)}
+    flags = {"compile": False, "compare": False, "heteroscedastic": False}
+    assert {*typed, *flags} == {f.name for f in dataclasses.fields(Settings)}
     options = [word for n, v in typed.items() for word in (f"--{n.replace('_', '-')}", v)]
+    options.append("--no-compare")
     assert call("fit", "iris", "--out", tmp_path / "r", *options, "--json") == 0
     stored = json.loads((tmp_path / "r" / "config.json").read_text())["settings"]
-    assert stored == {**typed, "warmup": [0.0, 1.5], "compile": False}
+    assert stored == {**typed, "warmup": [0.0, 1.5], **flags}
 
 
 def test_examples_of_help_stand_on_lines_of_their_own(capsys):
@@ -181,6 +188,7 @@ def interruptible():
 def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["fit", "iris", "--epochs", "100000", "--patience", "90000", "--json"]
+    arguments += ["--beta", "1", "--no-compare"]
     with subprocess.Popen(
         [sys.executable, "-m", "vardrop.cli", *arguments, "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -270,7 +278,8 @@ def test_a_run_that_was_stopped_says_so(folder, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'p.csv'} written\n"
     assert err == (
-        f"vardrop: {tmp_path / 'h'} was stopped after 2 of 30 epochs; this is its best net so far.\n"
+        f"vardrop: {tmp_path / 'h'} was stopped after 2 of 30 epochs; this is its last net of the "
+        "KL warm-up so far.\n"
     )
 
 

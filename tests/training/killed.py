@@ -1,4 +1,4 @@
-"""Trains in children that are killed at random moments and resumed; run by test_kill.py.
+"""Trains in children that are killed at random moments, trials and all; run by test_kill.py.
 
 The imports are done once; each life is a fork, so twenty of them take seconds.
 """
@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pandas  # noqa: F401  the lives need it, and should not each import it
@@ -19,7 +20,7 @@ from vardrop.application import fit, resume
 from vardrop.recipes import sparse_vd
 from vardrop.training.observers import Observer
 
-SETTINGS = {"epochs": 40, "pretrain": 2, "batch_size": 8, "lr": 1e-2}
+SETTINGS = {"epochs": 8, "pretrain": 1, "batch_size": 16, "lr": 1e-2, "folds": 2}
 
 
 def life(out, seconds):
@@ -44,9 +45,12 @@ def child(out, seconds):
 
 
 def written(out):
-    """When the last checkpoint was written."""
-    path = out / "checkpoint.safetensors"
-    return path.stat().st_mtime_ns if path.is_file() else 0
+    """When the last checkpoint was written, of the run or of a trial."""
+    times = [0]
+    for path in out.rglob("checkpoint.safetensors"):
+        with suppress(FileNotFoundError):  # trials go when the run has its net
+            times.append(path.stat().st_mtime_ns)
+    return max(times)
 
 
 def alive(pid):
@@ -66,16 +70,18 @@ def let_live(pid, out, chance, steps):
 def main(root, kills):
     whole, broken = root / "whole", root / "broken"
     assert os.waitpid(child(whole, 1e9), 0)[1] == 0
-    chance, places = random.Random(0), []
+    chance, places, stages = random.Random(0), [], set()
     for kill in range(kills):
         pid = child(broken, 0.0)
         # Every third dies while it starts, or wherever it is by then.
-        let_live(pid, broken, chance, 0 if kill % 3 == 0 else chance.randint(1, 6))
+        let_live(pid, broken, chance, 0 if kill % 3 == 0 else chance.randint(1, 40))
         assert alive(pid), "the run ended before it was killed often enough"
         os.kill(pid, signal.SIGINT if kill == kills - 1 else signal.SIGKILL)
         os.waitpid(pid, 0)
         places.append(written(broken))
+        stages.add("trials" if not (broken / "choice.safetensors").is_file() else "run")
     assert os.waitpid(child(broken, 0.0), 0)[1] == 0
+    assert stages == {"trials", "run"}, stages
     print(kills, "killed at", len(set(places)), "different places")
 
 

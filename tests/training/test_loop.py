@@ -199,7 +199,13 @@ def test_bad_arguments_are_told():
         ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
         ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
         ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
-        ({"beta": None}, "`beta` to be a finite number and at least 0, but got None"),
+        ({"beta": -1.0}, "`beta` to be a finite number and at least 0, but got -1"),
+        (
+            {"weight_decay": None},
+            "`weight_decay` to be a finite number and at least 0, but got None",
+        ),
+        ({"folds": 2, "patience": 3}, "`folds` to be 1 with `patience`, .* but got 2"),
+        ({"folds": 0}, "`folds` to be an integer of at least 1, but got 0"),
         ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
         ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
         ({"compile": 1}, "`compile` to be True or False, but got 1"),
@@ -216,7 +222,7 @@ def test_settings_are_checked(change, text):
 def test_settings_travel_as_json():
     settings = Settings(epochs=7, warmup=(1, 3), clip=0.5)
     assert Settings.from_json(settings.to_json()) == settings
-    assert Settings(warmup=(0, 0)).schedule()(0) == 1.0
+    assert Settings(warmup=(0, 0)).schedule(1.0)(0) == 1.0
     assert [Settings(rate=r).factor(10)(5) for r in ("constant", "linear", "late")] == [1, 0.5, 1]
     assert Settings(rate="cosine").factor(10)(5) == pytest.approx(0.5)
     with pytest.raises(vd.VardropError, match="`device` to be one that torch has here"):

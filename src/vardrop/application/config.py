@@ -30,7 +30,9 @@ from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
 from vardrop.values import from_json, to_json
 
-VERSION = 2  # whose files carry checksums; those of version 1 do not
+# Version 1 has no checksums; up to 2 a run kept its best net on validation data, after a warm-up
+# from the first to the fifth tenth of its epochs.
+VERSION = 3
 # How a user starts what Python sees as a file of this package.
 _PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/demo.py": ["vardrop", "demo"]}
 FILES = (
@@ -43,10 +45,13 @@ FILES = (
     "results.json",
     "arrays.safetensors",
     "small.safetensors",
+    "small.vdp",
+    "choice.safetensors",
     "report.html",
 )
+TRIALS = "trials"  # the directory of trainings that only serve to choose
 # What says something of the best net, and goes when that changes.
-ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors")
+ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.vdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +83,16 @@ class Config:
     settings: Settings
     command: str = ""
     version: int = VERSION
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the net needs."""
+        return self.about.outputs * (2 if self.settings.heteroscedastic else 1)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best net on validation data is kept, and not the last one."""
+        return self.settings.patience is not None or self.version < 3
 
     @property
     def checked(self) -> bool:
@@ -144,10 +159,20 @@ class Config:
             recipe,
             stored["where"],
             stored["exclude"],
-            Settings.from_json(stored["settings"]),
+            _settings(stored),
             stored["command"],
             stored["version"],
         )
+
+
+def _settings(stored: dict[str, Any]) -> Settings:
+    found = Settings.from_json(stored["settings"])
+    if stored["version"] > 2:
+        return found
+    older: dict[str, Any] = {"folds": 1, "compare": False}
+    if found.warmup is None and found.epochs is not None:
+        older["warmup"] = (0.1 * found.epochs, max(1.0, 0.5 * found.epochs))
+    return dataclasses.replace(found, **older)
 
 
 def _preprocessing(stored: dict[str, Any], directory: Path) -> Preprocessing | None:

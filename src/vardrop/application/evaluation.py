@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ from vardrop import metrics
 from vardrop.application.config import working
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
-from vardrop.data import Dataset, Part, load_out_of_distribution
+from vardrop.data import About, Dataset, Part, load_out_of_distribution
 from vardrop.files import write_tensors
+from vardrop.functional.normal import LOG_2PI
 from vardrop.gates import Gate
 from vardrop.layers import Variational
+from vardrop.likelihoods import Gaussian
 from vardrop.noisy import has_noise, log_alpha, relevance, tensor_name
 
 if TYPE_CHECKING:
@@ -26,10 +29,12 @@ _SHOWN = 16  # images in the report
 _VALIDATION_SAMPLES = 8
 
 
-def validation_scores(elbo: ELBO, part: Part, data: Dataset) -> dict[str, float]:
+def validation_scores(elbo: ELBO, part: Part, about: About) -> dict[str, float]:
     """NLL and accuracy, or NLL and RMSE in the units of the target.
 
-    The net's means predict; draws do where the means are zero by construction.
+    The net's means predict; draws do where the means are zero by construction. A plain net's own
+    width of noise follows its training error and would stop it far too early, so its NLL has the
+    width that suits these rows best.
     """
     empty_means = any(
         isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
@@ -39,9 +44,11 @@ def validation_scores(elbo: ELBO, part: Part, data: Dataset) -> dict[str, float]
     nll = -float(p.log_prob(part.y).mean())
     if p.classifies:
         return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y))}
-    scale = data.preprocessing.target_std if data.preprocessing is not None else 1.0
-    rmse = scale * float((p.mean - part.y).square().mean().sqrt())
-    return {"nll": nll, "rmse": rmse}
+    scale = about.preprocessing.target_std if about.preprocessing is not None else 1.0
+    width = float((p.mean - part.y).square().mean().sqrt())
+    if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
+        nll = math.log(max(width, 1e-6)) + 0.5 * (LOG_2PI + 1)
+    return {"nll": nll, "rmse": scale * width}
 
 
 def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
@@ -53,8 +60,9 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         samples: draws of the noise.
 
     Returns:
-        The content of results.json: `metrics`, and `ood` with areas under the ROC curve. A score
-        that is not finite is None there, and `not_finite` says what it was.
+        The content of results.json: `metrics`, `ood` with areas under the ROC curve, and
+        `held_out`, what rows that were held out of the training decided. A score that is not
+        finite is None there, and `not_finite` says what it was.
     """
     with working(run.directory):
         return measure(run, ood, samples)
@@ -71,6 +79,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         "curve": [],
         **run.results,
         "task": run.data.task,
+        "held_out": {} if run.choice is None else run.choice.to_json(),
     }
     if p.classifies:
         results["metrics"] = _class_scores(p, run.data.test.y)
@@ -118,7 +127,7 @@ def _regression(p: Prediction, run: Run) -> tuple[dict[str, float], dict[str, Te
     found = run.about.preprocessing
     assert found is not None  # every regression comes from a table
     y = run.data.test.y * found.target_std + found.target_mean
-    lower, upper = p.interval(0.95)
+    lower, upper = run.interval(p, 0.95)
     scores = {
         "rmse": float((p.mean - y).square().mean().sqrt()),
         "nll": -float(p.log_prob(y).mean()),

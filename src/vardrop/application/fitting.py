@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
 from vardrop.application.config import (
-    ABOUT_BEST,
     FILES,
+    TRIALS,
     Config,
     Data,
     check_free,
@@ -23,31 +23,30 @@ from vardrop.application.config import (
     prepare,
     working,
 )
-from vardrop.application.evaluation import measure, validation_scores
-from vardrop.application.nets import build_net
-from vardrop.application.run import Run, likelihood_for, load_same_data
-from vardrop.checks import check_type
+from vardrop.application.evaluation import measure
+from vardrop.application.methods import usual_method
+from vardrop.application.nets import build_net, usual_net
+from vardrop.application.phases import read_phase
+from vardrop.application.run import Run, load_same_data
+from vardrop.application.trials import Order, carried_out
+from vardrop.checks import check_choice, check_type
 from vardrop.conversion import convert
-from vardrop.data import Dataset, Part, describe
+from vardrop.data import About, Dataset, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError, needed
-from vardrop.files import read_tensors, remove, write_tensors
-from vardrop.noisy import has_noise
-from vardrop.objective import ELBO, parameter_groups
-from vardrop.recipes import BaseRecipe, sparse_vd
-from vardrop.training import Loop, Recorder, Settings, Step
-from vardrop.training.checkpoint import load_module
+from vardrop.files import remove
+from vardrop.recipes import BaseRecipe
+from vardrop.training import Settings
 from vardrop.training.observers import Observer, ProgressBar, on_terminal
-from vardrop.training.processes import World, joined, own_generators, seed_generators
-from vardrop.training.recording import BEST, CHECKPOINT, read_checkpoint
+from vardrop.training.processes import World, joined, own_generators
 
-_SPARSE = sparse_vd()
+Auto = Literal["auto"]
 
 
 def fit(
     data: str | Path,
-    net: str | nn.Module = "mlp",
-    recipe: BaseRecipe | None = _SPARSE,
+    net: str | nn.Module = "auto",
+    recipe: BaseRecipe | Auto | None = "auto",
     *,
     out: str | Path | None = None,
     target: str | None = None,
@@ -64,15 +63,18 @@ def fit(
 
     Args:
         data: a name such as "digits" or "mnist", or a CSV or Parquet file; see `load_dataset`.
-        net: "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place.
-        recipe: the method; None leaves the net as it is, plain or converted by you.
+        net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
+            by default "mlp50" for a table below 2000 rows, else "mlp".
+        recipe: the method; None leaves the net as it is, plain or converted by you. By default
+            `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for images.
         out: the directory; runs/<data>-<number> by default. One that holds files is an error.
         target, task, drop: of a table; see `load_dataset`.
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
         observer: is told about steps and epochs; a progress bar on a terminal by default.
-        settings: how to train; see `Settings`.
+        settings: how to train; see `Settings`. What is not given follows from the data, and the
+            KL weight, the scale of the noise and the width of intervals from held-out rows.
 
     >>> import tempfile, vardrop as vd
     >>> from vardrop.application import fit
@@ -92,20 +94,11 @@ def fit(
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.load(chosen.seed)
-        config = Config(
-            source,
-            dataset.about,
-            net if isinstance(net, str) else type(net).__name__,
-            not isinstance(net, str),
-            recipe,
-            where,
-            exclude,
-            chosen,
-        )
+        config = _config(source, dataset.about, net, recipe, where, exclude, chosen)
         model = _fresh(config) if isinstance(net, str) else net
-        if recipe is not None:  # what cannot be converted is told before anything is written
+        if config.method is not None:  # what cannot be converted is told before anything is written
             with own_generators(device):
-                convert(copy.deepcopy(model), recipe, where, exclude)
+                convert(copy.deepcopy(model), config.method, where, exclude)
         if not world.first:
             return _train(config, path, dataset, model, observer, world, resuming=False)
         prepare(path, force)
@@ -113,10 +106,42 @@ def fit(
             check_free(path, force)
             for name in FILES:
                 remove(path / name)
+            shutil.rmtree(path / TRIALS, ignore_errors=True)
             config.write(path)
             if observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
             return _train(config, path, dataset, model, observer, world, resuming=False)
+
+
+def _config(
+    source: Data,
+    about: About,
+    net: str | nn.Module,
+    recipe: BaseRecipe | Auto | None,
+    where: str | None,
+    exclude: str | None,
+    given: Settings,
+) -> Config:
+    """The run, with what follows from the data in the place of what was not given."""
+    if isinstance(recipe, str):
+        check_choice("recipe", recipe, get_args(Auto))
+    if given.heteroscedastic and about.task == "classification":
+        raise VardropError(
+            f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
+            "class. Leave it out."
+        )
+    rows = about.sizes["train"] + about.sizes["validation"]
+    name = usual_net(about.kind, rows) if net == "auto" else net
+    return Config(
+        source,
+        about,
+        name if isinstance(name, str) else type(name).__name__,
+        not isinstance(name, str),
+        usual_method(about.kind) if isinstance(recipe, str) else recipe,
+        where,
+        exclude,
+        given.for_data(rows, about.kind == "image"),
+    )
 
 
 def resume(
@@ -155,7 +180,7 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
             f"{settings.seed}: rows that are held out for the test would be trained on. Begin a "
             "new run."
         )
-    if settings.pretrain != old.pretrain and _phase_of(config, path) == "fit":
+    if settings.pretrain != old.pretrain and read_phase(path, config.checked) == "fit":
         raise VardropError(
             f"Expected `pretrain` to stay {old.pretrain}, because {path} is past its pretraining, "
             f"but got {settings.pretrain}. Begin a new run."
@@ -172,15 +197,7 @@ def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
             )
         return net
     with own_generators(seed=config.settings.seed):
-        return build_net(config.net, config.about.shape, config.about.outputs)
-
-
-def _phase_of(config: Config, path: Path) -> str | None:
-    """The phase that the checkpoint is of; None where there is no checkpoint."""
-    if not (path / CHECKPOINT).is_file():
-        return None
-    phase: str = read_checkpoint(path, config.checked)[1]["phase"]
-    return phase
+        return build_net(config.net, config.about.shape, config.outputs)
 
 
 def _train(
@@ -192,89 +209,10 @@ def _train(
     world: World,
     resuming: bool,
 ) -> Run:
-    phase = _phase_of(config, path) if resuming else None
     watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
-    net.to(world.device)
     with own_generators(world.device):
-        if config.settings.pretrain and phase != "fit":
-            _phase(config, path, data, net, watch, world, "pretrain", phase == "pretrain")
-        if config.method is not None:
-            seed_generators(world.device, config.settings.seed)  # some methods draw weights
-            convert(net, config.method, config.where, config.exclude)
-        elbo = _phase(config, path, data, net, watch, world, "fit", phase == "fit")
+        elbo = carried_out(Order(config, path, data, net, watch, world, resuming))
     run = Run(path, config, elbo, data)
-    if not world.first:
-        return run
-    if not (path / BEST).is_file():  # of version 0.1, killed at the end of its warm-up
-        write_tensors(path / BEST, elbo.state_dict(), {"epoch": None})
-    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
-    if not (path / "results.json").is_file():  # else they are of this very net
+    if world.first and not (path / "results.json").is_file():  # else they are of this very net
         measure(run)
     return run
-
-
-def _phase(
-    config: Config,
-    path: Path,
-    data: Dataset,
-    net: nn.Module,
-    observer: Observer,
-    world: World,
-    name: str,
-    resuming: bool,
-) -> ELBO:
-    """One part of the training: the plain net (pretrain) or the noisy one (fit)."""
-    settings, plain = config.settings, name == "pretrain" or not has_noise(net)
-    device = world.device
-    seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
-    x, y = (t.to(device) for t in data.train)
-    elbo = ELBO(
-        net,
-        likelihood_for(data.task),
-        len(x),
-        0.0 if plain else float(settings.beta),
-        settings.samples,
-    ).to(device)
-    optimizer = torch.optim.Adam(
-        parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay), fused=True
-    )
-    step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
-    epochs = settings.pretrain if name == "pretrain" else settings.epochs
-    beta = None if plain else settings.schedule()
-    loop = Loop(
-        elbo,
-        optimizer,
-        x,
-        y,
-        epochs,
-        settings.batch_size,
-        beta,
-        settings.factor(epochs),
-        settings.seed,
-        step,
-        world,
-    )
-    recorder = _recorder(config, path, data, observer, name, plain)
-    if resuming:
-        recorder.resume(loop)
-    recorder.run(loop)
-    return elbo
-
-
-def _recorder(
-    config: Config, path: Path, data: Dataset, observer: Observer, name: str, plain: bool
-) -> Recorder:
-    settings, part = config.settings, Part(*data.validation)
-    final = name == "fit"
-    return Recorder(
-        path,
-        name,
-        settings.pretrain if final else 0,
-        lambda elbo: validation_scores(elbo, part, data),
-        (0 if plain else settings.warm) if final else float("inf"),
-        settings.patience if final else None,
-        settings.checkpoint_seconds,
-        observer,
-        ABOUT_BEST,
-        config.checked,
-    )

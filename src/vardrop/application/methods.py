@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from vardrop.data.splits import Kind
 from vardrop.errors import VardropError
-from vardrop.recipes import METHODS, BaseRecipe
+from vardrop.priors import Normal
+from vardrop.recipes import METHODS, BaseRecipe, Recipe, bayes_by_backprop, sparse_vd
 
-__all__ = ["METHODS", "PLAIN", "Method", "method_named", "methods"]
+__all__ = ["METHODS", "PLAIN", "Method", "method_named", "methods", "usual_method"]
 
 PLAIN = "none"
 
@@ -35,6 +37,18 @@ def _described(name: str, function: Callable[..., BaseRecipe]) -> Method:
     paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
     paper = paragraphs[-1] if len(paragraphs) > 1 else ""
     return Method(name, paragraphs[0], paper)
+
+
+def usual_method(kind: Kind) -> Recipe:
+    """The method where none is given.
+
+    For tables one that cannot collapse: the scale of the prior is learned, so that the KL never
+    asks for all weights to vanish. For images one that also says which weights to remove.
+
+    >>> usual_method("table").prior
+    Normal(std=1.0, learned=True)
+    """
+    return sparse_vd() if kind == "image" else bayes_by_backprop(prior=Normal(learned=True))
 
 
 def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRecipe | None:

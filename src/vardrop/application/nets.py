@@ -9,7 +9,9 @@ from math import prod
 import torch
 from torch import nn
 
+from vardrop.data.splits import Kind
 from vardrop.errors import VardropError
+from vardrop.training.settings import FEW
 
 Shape = tuple[int, ...]
 
@@ -31,20 +33,30 @@ def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
         )
     padding = 0 if min(shape[1:]) >= 20 else 2
     features = nn.Sequential(
-        nn.Conv2d(shape[0], 20, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(20, 50, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(shape[0], 20, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
-    )  # fmt: skip
+    )
     with torch.no_grad():
         found = features(torch.zeros(1, *shape)).shape[1]
     return nn.Sequential(*features, nn.Linear(found, 500), nn.ReLU(), nn.Linear(500, outputs))
 
 
 NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
+    "mlp50": ("dense, two hidden layers of 50", lambda s, n: _dense(s, (50, 50, n))),
     "mlp": ("dense, two hidden layers of 100", lambda s, n: _dense(s, (100, 100, n))),
     "lenet300": ("dense, hidden layers of 300 and 100", lambda s, n: _dense(s, (300, 100, n))),
     "lenet5": ("two convolutions and a hidden layer of 500; for images", _lenet5),
 }
+
+
+def usual_net(kind: Kind, rows: int) -> str:
+    """The net where none is given: smaller for a table of few rows."""
+    return "mlp50" if kind == "table" and rows < FEW else "mlp"
 
 
 def build_net(name: str, shape: Shape, outputs: int) -> nn.Sequential:

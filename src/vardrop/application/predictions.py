@@ -30,7 +30,7 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     name of a class that a spreadsheet would run as a formula has an apostrophe before it.
     """
     pandas = needed("pandas")
-    lower, upper = p.interval(_LEVEL)
+    lower, upper = run.interval(p, _LEVEL)
     if not p.classifies:
         parts = {
             "mean": p.mean,

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from vardrop.application.choosing import CHOICE, Choice
 from vardrop.application.config import Config
 from vardrop.application.nets import build_net
-from vardrop.checks import check_type
+from vardrop.checks import check_number, check_type
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table
-from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
-from vardrop.likelihoods import Categorical, Gaussian, Likelihood
+from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
-from vardrop.prediction import Prediction, predict
+from vardrop.prediction import Interval, Prediction, predict
+from vardrop.prediction.calibration import conformal_rule
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
 from vardrop.training.processes import own_generators
@@ -35,9 +38,11 @@ _BATCH = 1000
 SAMPLES = 32
 
 
-def likelihood_for(task: Task) -> nn.Module:
-    """Classes, or one value with a deviation that is learned."""
-    return Categorical() if task == "classification" else Gaussian(learned=True)
+def likelihood_for(config: Config) -> Likelihood:
+    """Classes; or one value, with a deviation that is learned for all rows or row by row."""
+    if config.about.task == "classification":
+        return Categorical()
+    return HeteroscedasticGaussian() if config.settings.heteroscedastic else Gaussian(learned=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +67,9 @@ class Run:
         scores = ", ".join(
             f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in found.items()
         )
-        return f"Run({str(self.directory)!r}: {self.config.net} on {self.about.name}, {scores})"
+        advice = f" {self.advice}" if self.advice else ""
+        known = f"{self.config.net} on {self.about.name}, {scores}"
+        return f"Run({str(self.directory)!r}: {known}){advice}"
 
     @property
     def about(self) -> About:
@@ -103,16 +110,35 @@ class Run:
     def standing(self) -> str:
         """Where a training that did not come to its end stopped; empty for one that did."""
         values, settings = read_standing(self.directory), self.config.settings
-        if values is None:
+        epochs = settings.epochs
+        if values is None or epochs is None:
             return ""
         patient = settings.patience is None or values["waited"] < settings.patience
-        if values["phase"] == "fit" and (values["epoch"] >= settings.epochs or not patient):
+        if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
             return ""
-        warm = "" if values.get("best_beta") is not None else " of the KL warm-up"
+        kept = "best" if self.config.keeps_best else "last"
+        warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
         return (
-            f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs; "
-            f"this is its best net{warm} so far."
+            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs; "
+            f"this is its {kept} net{warm} so far."
         )
+
+    @functools.cached_property
+    def choice(self) -> Choice | None:
+        """What held-out rows decided; None where the training did not come so far."""
+        found = Choice.read(self.directory)
+        if found is None and self.config.version >= 3 and not self.standing:
+            raise VardropError(
+                f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
+                "this net would have another scale. Put it back, or go on with `fit --resume`."
+            )
+        return found
+
+    @property
+    def advice(self) -> str:
+        """What to try where the net is no better than something simpler; empty where it is."""
+        found: str = self.results.get("held_out", {}).get("advice", "")
+        return found
 
     def inputs(self, x: Tensor | pandas.DataFrame | str | Path) -> Tensor:
         """Inputs of the net from a tensor, a table, or a file with one."""
@@ -139,6 +165,8 @@ class Run:
         inputs = self.inputs(x)
         _check_finite(self, inputs)
         p = predicted(self.elbo, inputs, samples, self.config.settings.seed)
+        if self.choice is not None and self.choice.log_scale != 0:
+            p = p.rescaled(math.exp(self.choice.log_scale))
         if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
             raise NotFiniteError(
                 f"Expected finite predictions, but got NaN or infinity in row {row}. Its values "
@@ -152,15 +180,30 @@ class Run:
         if p.classifies or found is None:
             return p
         mean, std = found.target_mean, found.target_std
+        likelihood = p.likelihood.scaled(std)
+        locations = likelihood.locations(p.draws)
         return dataclasses.replace(
             p,
-            likelihood=scaled_by(p.likelihood, std),
+            likelihood=likelihood,
             mean=p.mean * std + mean,
             output_variance=p.output_variance * std**2,
             expected=p.expected * std**2,
             standard_error=p.standard_error * std,
-            draws=p.draws * std + mean,
+            draws=torch.cat([locations * std + mean, p.draws[..., locations.shape[-1] :]], -1),
         )
+
+    def interval(self, p: Prediction, level: float = 0.95) -> Interval:
+        """Interval of a prediction of this run that covers a share `level` of new rows.
+
+        Regression: mean +- q std, with q the bound that covers that share of the held-out rows
+        (split-conformal, see `conformal`). Classes, and where too few rows were held out: that of
+        the draws, `p.interval(level)`.
+        """
+        if p.classifies or self.choice is None:
+            return p.interval(level)
+        check_number("level", level, above=0, below=1)
+        rule = conformal_rule(self.choice.deviations, level)
+        return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one HTML file; its path."""
@@ -191,13 +234,6 @@ def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     still = samples == 0 or not has_noise(elbo.net)
     mode: Literal["mean", "sample"] = "mean" if still else "sample"
     return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, seed=seed)
-
-
-def scaled_by(likelihood: Likelihood, factor: float) -> Likelihood:
-    """The likelihood of targets that are `factor` times as large."""
-    if not isinstance(likelihood, Gaussian):
-        return likelihood
-    return Gaussian(float(likelihood.std) * factor)
 
 
 def load_same_data(config: Config, path: Path) -> Dataset:
@@ -252,7 +288,7 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
     about = config.about
     with own_generators():  # what is drawn here is replaced by what was trained
         try:
-            model = build_net(config.net, about.shape, about.outputs) if net is None else net
+            model = build_net(config.net, about.shape, config.outputs) if net is None else net
             if config.method is not None:
                 convert(model, config.method, config.where, config.exclude)
         except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:
@@ -261,7 +297,6 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
                 f"Expected {path / 'config.json'} to describe a net and a method, but got: "
                 f"{reason}. It is damaged, or the net is another one."
             ) from wrong
-    beta = float(config.settings.beta) if has_noise(model) else 0.0
-    elbo = ELBO(model, likelihood_for(about.task), about.sizes["train"], beta)
+    elbo = ELBO(model, likelihood_for(config), about.sizes["train"], float(has_noise(model)))
     load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
     return elbo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import typer
 
@@ -14,6 +14,8 @@ from vardrop.application import NETS, load_run, method_named
 from vardrop.application.config import free_directory
 from vardrop.cli import options as o, printing
 from vardrop.data.preprocessing import Task
+from vardrop.errors import VardropError
+from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
 from vardrop.training.observers import (
     JsonLines,
@@ -50,8 +52,8 @@ def methods(json: o.JSON = False) -> None:
 
 @app.command(
     epilog=o.examples(
-        "vardrop fit digits --net lenet5 --method sparse_vd --epochs 30 --out runs/a",
-        "vardrop fit houses.csv --target price --method bayes_by_backprop --out runs/h",
+        "vardrop fit digits --net lenet5 --out runs/a",
+        "vardrop fit houses.csv --target price --out runs/h",
         "vardrop fit --resume --out runs/a",
     )
 )
@@ -87,13 +89,13 @@ def fit(
     if data is None:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     with o.usage():
-        recipe = method_named(method or o.USUAL_METHOD, o.assignments(option))
+        recipe = _recipe(method, option)
         o.check_choice("--task", task, ("classification", "regression"))
         o.check_choice("--net", net, tuple(NETS))
     path = out or free_directory(data)
     run = application.fit(
         data,
-        net or o.USUAL_NET,
+        net or "auto",
         recipe,
         out=path,
         target=target,
@@ -107,6 +109,13 @@ def fit(
         **settings,
     )
     printing.run(run, json)
+
+
+def _recipe(method: str | None, option: list[str] | None) -> BaseRecipe | Literal["auto"] | None:
+    options = o.assignments(option)
+    if method is None and options:
+        raise VardropError("Expected --method with --option, but got none. Name the method.")
+    return "auto" if method is None else method_named(method, options)
 
 
 def _resumed(out: Path | None, more: bool) -> Path:

@@ -19,8 +19,8 @@ from vardrop.application.compressing import MAX_DROPS
 from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.errors import VardropError
 from vardrop.training import Settings
+from vardrop.training.settings import FEW
 
-USUAL_NET, USUAL_METHOD = "mlp", "sparse_vd"
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -40,14 +40,15 @@ RUNS = Annotated[list[Path], typer.Argument(help="The directories of one or more
 NET = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(NETS)}; {USUAL_NET} by default.", autocompletion=_begin_with(NETS)
+        help=f"{', '.join(NETS)}; mlp by default, and mlp50 for a table below {FEW} rows.",
+        autocompletion=_begin_with(NETS),
     ),
 ]
 METHOD = Annotated[
     str | None,
     typer.Option(
-        help="A name from `vardrop methods`, or none for the plain net; "
-        f"{USUAL_METHOD} by default.",
+        help="A name from `vardrop methods`, or none for the plain net; by default "
+        "bayes_by_backprop with a prior whose scale is learned for tables, sparse_vd for images.",
         autocompletion=_begin_with([*METHODS, "none"]),
     ),
 ]
@@ -162,8 +163,9 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     if isinstance(kind, UnionType):  # with None, which is an option that is not given
         kind = get_args(kind)[0]
     usual = "" if field.default is None or field.default is False else field.default
-    shown = f"{usual:g}" if isinstance(usual, float) else str(usual)
-    name = f"--{field.name.replace('_', '-')}"
+    shown = f"{usual:g}" if isinstance(usual, float) else "on" if usual is True else str(usual)
+    word = field.name.replace("_", "-")
+    name = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
     told = text[0].upper() + text[1:].rstrip(".") + (f"; {shown} by default." if shown else ".")
     if get_origin(kind) is Literal:
         words = _begin_with(get_args(kind))

@@ -57,6 +57,8 @@ def run(run: Run, as_json: bool) -> None:
     for name, value in {**results["metrics"], **_flat(results.get("ood", {}))}.items():
         table.add_row(name, _number(value))
     Console().print(table)
+    if run.advice:
+        say(run.advice)
     say(f"run: {run.directory}")
 
 
@@ -73,7 +75,10 @@ def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
             f"latency. For latency: vardrop compress {run.directory} --macs 0.5"
         )
     print(f"threshold {found['threshold']:.4g}, {_test_scores(found)}")
-    say(f"small net: {run.directory / 'small.safetensors'}")
+    say(f"small net: {run.directory / 'small.safetensors'}, {found['bytes']:,} bytes")
+    packed = found["packed_bytes"]
+    fewer = f"{plan.total('bytes')[0] / packed:.0f} times fewer than before"
+    say(f"packed: {run.directory / 'small.vdp'}, {packed:,} bytes, {fewer}")
 
 
 def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:

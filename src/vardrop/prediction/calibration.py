@@ -192,11 +192,15 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     """
     check_number("level", level, above=0, below=1)
     p.likelihood.check_target(p.mean, y)
-    scores = _scores(p, y).view(len(p), -1).amax(1).double()
+    return conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+
+
+def conformal_rule(scores: Tensor, level: float) -> Conformal:
+    """The rule that the scores of held-out rows give; an infinite bound where they are too few."""
     rank = math.ceil((len(scores) + 1) * level)
     if rank > len(scores):
         return Conformal(level, math.inf)
-    return Conformal(level, float(scores.kthvalue(rank).values))
+    return Conformal(level, float(scores.double().kthvalue(rank).values))
 
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:

@@ -24,6 +24,13 @@ class Observer:
     def describe(self, text: str) -> None:
         """What was found in the data, before the training begins."""
 
+    def note(self, text: str) -> None:
+        """What is going on, or was decided."""
+
+    def trial(self, label: str) -> Observer:
+        """Who is told about a training that only serves to choose; nobody here."""
+        return Observer()
+
     def start(self, first_epoch: int, loop: Loop) -> None:
         """A phase begins, or goes on."""
 
@@ -46,6 +53,13 @@ class ObserverList(Observer):
     def describe(self, text: str) -> None:
         for observer in self.observers:
             observer.describe(text)
+
+    def note(self, text: str) -> None:
+        for observer in self.observers:
+            observer.note(text)
+
+    def trial(self, label: str) -> Observer:
+        return ObserverList([observer.trial(label) for observer in self.observers])
 
     def start(self, first_epoch: int, loop: Loop) -> None:
         for observer in self.observers:
@@ -70,22 +84,31 @@ class JsonLines(Observer):
     def describe(self, text: str) -> None:
         print(json.dumps({"event": "data", "text": text.splitlines()}), flush=True)
 
+    def note(self, text: str) -> None:
+        print(json.dumps({"event": "note", "text": text}), flush=True)
+
     def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
         print(json.dumps(plain({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
 class TextObserver(Observer):
-    """Prints what was found in the data, and nothing else."""
+    """Prints what was found in the data and what was decided, and nothing else."""
 
     def describe(self, text: str) -> None:
+        print(printable(text), flush=True)
+
+    def note(self, text: str) -> None:
         print(printable(text), flush=True)
 
 
 class ProgressBar(Observer):
     """A line with the epoch, examples per second and the time that remains; for terminals."""
 
-    def __init__(self, label: str = "training") -> None:
-        self.label = label
+    def __init__(self, label: str = "training", transient: bool = False) -> None:
+        self.label, self.transient = label, transient
+
+    def trial(self, label: str) -> Observer:
+        return ProgressBar(label, transient=True)
 
     def start(self, first_epoch: int, loop: Loop) -> None:
         console, progress = needed("rich.console"), needed("rich.progress")
@@ -97,6 +120,7 @@ class ProgressBar(Observer):
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[scores]}"),
             console=console.Console(stderr=True),  # standard output is for results
+            transient=self.transient,
         )
         total, done = loop.epochs * loop.steps, loop.epoch * loop.steps + loop.position
         self._task = self._bar.add_task(

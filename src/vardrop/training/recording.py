@@ -58,9 +58,13 @@ class Recorder:
         phase: the name of this part of the run, which the checkpoint is for.
         first_epoch: how many epochs earlier phases had.
         validate: scores on validation data, with "nll" among them; None where there are none.
-        judged_from: the epoch from which nets compete for the best one; infinity keeps none.
+        judged_from: the epoch from which nets compete for the best one; with infinity none does,
+            and the last one is kept.
+        keeps: whether a net is kept at all, besides the checkpoint.
         patience: epochs without a better one after which to stop.
         seconds: a checkpoint inside an epoch after so long.
+        pause: no checkpoint at the end of an epoch for so many times as long as the last one took
+            to write, but after the last epoch; so short epochs are not spent on writing.
         observer: is told about steps and epochs.
         about_best: files that say something of the best net, removed before it changes.
         checked: whether a file without a checksum is an error; see `read_tensors`.
@@ -71,8 +75,10 @@ class Recorder:
     first_epoch: int = 0
     validate: Validate | None = None
     judged_from: float = 0
+    keeps: bool = True
     patience: int | None = None
     seconds: float = math.inf
+    pause: float = 0.0
     observer: Observer = field(default_factory=Observer)
     about_best: Sequence[str] = ()
     checked: bool = False
@@ -82,32 +88,52 @@ class Recorder:
 
     def run(self, loop: Loop) -> None:
         """Train to the end, or to where patience ends."""
-        self._written = time.monotonic()
+        self._written, self._cost = time.monotonic(), 0.0
+        self._pending: list[bytes] = []
         begun = time.monotonic()
         if loop.world.first:  # what a run that was killed here wrote after its last checkpoint
             forget_after(self.directory, self.first_epoch + loop.epoch)
-        stopped = self.patience is not None and self.waited >= self.patience
+        stopped = self._tired()
         self.observer.start(self.first_epoch, loop)
         try:
             for epoch in () if stopped else loop.run(lambda: self._after_step(loop)):
                 record = self._record(loop, epoch, time.monotonic() - begun)
                 begun = time.monotonic()
                 self._judge(loop, record)
+                stopped = loop.world.agree(self._tired())
                 if loop.world.first:
-                    append(self.directory / HISTORY, _line(record))
-                    self.save(loop)
+                    self._pending.append(_line(record))
+                    self._write(loop, record, stopped or loop.epoch == loop.epochs)
                     self.observer.epoch(record, loop.elbo)
-                if loop.world.agree(self.patience is not None and self.waited >= self.patience):
+                if stopped:
                     break
         except NotFiniteError as broken:
             raise NotFiniteError(f"{broken} {self._last_good()}") from None
         finally:
             self.observer.stop()
 
+    def _tired(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def _write(self, loop: Loop, record: Record, last: bool) -> None:
+        """The history, the net that follows the training and the checkpoint, where they are due."""
+        if not last and time.monotonic() - self._written < self.pause * self._cost:
+            return
+        if self.keeps and self.best_beta is None:
+            self._keep(loop, record)
+        self._append()
+        self.save(loop)
+
+    def _append(self) -> None:
+        if self._pending:
+            append(self.directory / HISTORY, b"".join(self._pending))
+            self._pending.clear()
+
     def _after_step(self, loop: Loop) -> None:
         self.observer.step(loop)
         alone = loop.world.size == 1  # the others' noise is not in the checkpoint
         if alone and time.monotonic() - self._written > self.seconds:
+            self._append()
             self.save(loop)
 
     def _record(self, loop: Loop, epoch: Epoch, seconds: float) -> Record:
@@ -126,11 +152,8 @@ class Recorder:
 
         Nets compete with those of the same beta: with another one, the losses do not compare.
         """
-        if math.isinf(self.judged_from) or not loop.world.first:
-            return
-        if not record["validation"] or loop.epoch <= self.judged_from:
-            if self.best_beta is None:
-                self._keep(loop, record)
+        early = not record["validation"] or loop.epoch <= self.judged_from
+        if early or not self.keeps or not loop.world.first:
             return
         divergence = float(kl(loop.elbo.net).detach()) if has_noise(loop.elbo.net) else 0.0
         loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
@@ -157,6 +180,7 @@ class Recorder:
     def save(self, loop: Loop) -> None:
         """Write the checkpoint; a net that is no longer finite is an error instead."""
         self._check_finite(loop)
+        begun = time.monotonic()
         tensors, values = loop.state()
         values |= {
             "phase": self.phase,
@@ -174,6 +198,7 @@ class Recorder:
         write_tensors(self.directory / CHECKPOINT, everything, values)
         write_json(self.directory / STANDING, sealed(values))
         self._written = time.monotonic()
+        self._cost = self._written - begun
 
     def resume(self, loop: Loop) -> None:
         """Set the loop, its net and its optimizer to the checkpoint."""

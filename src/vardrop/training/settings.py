@@ -16,6 +16,18 @@ from vardrop.training.processes import device_named
 from vardrop.training.step import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
+FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
+_STEPS_FEW, _STEPS_MANY = 3000, 6000
+_FULL_KL = 100_000  # images from which on the KL counts in full
+_WHOLE = {
+    "epochs": 1,
+    "batch_size": 1,
+    "folds": 1,
+    "samples": 1,
+    "pretrain": 0,
+    "patience": 1,
+    "seed": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,21 +36,33 @@ class Settings:
 
     Every argument is an option of `vardrop fit`, which takes its help from here.
 
+    What is None by default follows from the data, see `for_data`; what is given stays as it is.
+
     Args:
-        epochs: epochs of the noisy net.
-        batch_size: examples per step, over all processes together.
-        lr: learning rate of Adam.
+        epochs: epochs of the noisy net; unless given as many as make 3000 steps (6000 from 2000
+            rows of a table on), at least 5 for tables and 20 for images.
+        batch_size: examples per step, over all processes together; an eighth of the rows, from 16
+            to 512, for tables and 64 for images unless given.
+        lr: learning rate of Adam; 0.01 below 2000 rows of a table, 0.005 from there on and 0.003
+            for images unless given.
         noise_lr: learning rate of the noise parameters; as `lr` unless given.
         weight_decay: weight decay of the weights; noise parameters have none.
         rate: learning rate over time: constant, linear (falls to 0), late (constant for the first
             half, then falls to 0) or cosine.
         warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
-            warm-up; the first and the fifth tenth of `epochs` unless given.
-        beta: KL weight after the warm-up.
+            warm-up; the first quarter of `epochs` unless given.
+        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables, and
+            1/100000 per image, 1 at most, for images.
+        folds: parts of a table's rows that are held out in turn to choose the KL weight and the
+            scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
+            and 1 from there on unless given.
+        compare: train the plain net on the same rows too, and say where it is as good.
+        heteroscedastic: learn the width of a regression's noise row by row, and not one for all.
         samples: draws of the noise per step.
         clip: largest norm of the gradient; no bound unless given.
         pretrain: epochs of the plain net before it is made noisy.
-        patience: epochs without a better validation loss after which to stop; never unless given.
+        patience: epochs without a better validation loss after which to stop; never unless given,
+            and with it the best net on validation data is kept in the place of the last one.
         precision: type of the forward pass: float32, or bfloat16 for mixed precision.
         compile: use torch.compile.
         device: where to train: cpu, cuda and so on; auto takes a GPU where there is one, under
@@ -47,18 +71,21 @@ class Settings:
             resumed run keeps its own.
         checkpoint_seconds: seconds after which a checkpoint is written inside an epoch.
 
-    >>> Settings(epochs=20).schedule()(10)
-    1.0
+    >>> Settings(epochs=20).schedule(0.5)(10)
+    0.5
     """
 
-    epochs: int = 30
-    batch_size: int = 100
-    lr: float = 1e-3
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
     noise_lr: float | None = None
     weight_decay: float = 0.0
-    rate: Rate = "late"
+    rate: Rate = "cosine"
     warmup: tuple[float, float] | None = None
-    beta: float = 1.0
+    beta: float | None = None
+    folds: int | None = None
+    compare: bool = True
+    heteroscedastic: bool = False
     samples: int = 1
     clip: float | None = None
     pretrain: int = 0
@@ -70,40 +97,68 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "samples"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("pretrain", "seed"):
-            check_integer(name, getattr(self, name), 0)
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        absent = {f.name for f in dataclasses.fields(self) if f.default is given[f.name] is None}
+        for name, least in _WHOLE.items():
+            if name not in absent:
+                check_integer(name, given[name], least)
         check_number("seed", self.seed, below=2**62)  # generators take 63 bits
-        for name in ("weight_decay", "beta", "checkpoint_seconds"):
-            check_number(name, getattr(self, name), at_least=0)
-        check_number("lr", self.lr, above=0)
-        for name in ("noise_lr", "clip"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0)
-        if self.patience is not None:
-            check_integer("patience", self.patience, 1)
+        for name in {"weight_decay", "checkpoint_seconds", "beta"} - absent:
+            check_number(name, given[name], at_least=0)
+        for name in {"lr", "noise_lr", "clip"} - absent:
+            check_number(name, given[name], above=0)
         if self.warmup is not None:
             _check_pair(self.warmup)
         check_choice("rate", self.rate, get_args(Rate))
         check_choice("precision", self.precision, get_args(Precision))
-        check_type("compile", self.compile, bool, "True or False")
+        for name in ("compile", "compare", "heteroscedastic"):
+            check_type(name, getattr(self, name), bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
-        self.schedule()
+        self.schedule(1.0)
+        if self.patience is not None and (self.folds or 1) > 1:
+            raise VardropError(
+                f"Expected `folds` to be 1 with `patience`, which needs rows that are not trained "
+                f"on, but got {self.folds}. Leave one of them out."
+            )
+
+    def for_data(self, rows: int, images: bool = False) -> Settings:
+        """With what follows from the number of rows in the place of None; but `beta` for tables.
+
+        Args:
+            rows: how many may be trained on, those of validation among them.
+            images: whether they are images, and not rows of a table.
+
+        >>> chosen = Settings(lr=0.1).for_data(800)
+        >>> chosen.batch_size, chosen.epochs, chosen.lr, chosen.folds
+        (100, 375, 0.1, 4)
+        """
+        few = rows < FEW and not images
+        batch = self.batch_size or (64 if images else min(max(rows // 8, 16), 512))
+        steps = _STEPS_FEW if few or images else _STEPS_MANY
+        found: dict[str, Any] = {
+            "batch_size": batch,
+            "epochs": max(20 if images else 5, math.ceil(steps / math.ceil(rows / batch))),
+            "lr": 3e-3 if images else 1e-2 if few else 5e-3,
+            "folds": min(FOLDS, rows) if few and self.patience is None else 1,
+            "beta": min(1.0, rows / _FULL_KL) if images else None,
+        }
+        return dataclasses.replace(
+            self, **{name: v for name, v in found.items() if getattr(self, name) is None}
+        )
 
     @property
     def warm(self) -> float:
         """The epoch from which the KL weight is full."""
         if self.warmup is None:
-            return max(1.0, 0.5 * self.epochs)
+            return max(1.0, 0.25 * (self.epochs or 0))
         return self.warmup[1]
 
-    def schedule(self) -> Schedule:
-        """The KL weight by epoch."""
-        start = 0.1 * self.epochs if self.warmup is None else self.warmup[0]
+    def schedule(self, beta: float) -> Schedule:
+        """The KL weight by epoch, `beta` after the warm-up."""
+        start = 0.0 if self.warmup is None else self.warmup[0]
         if start == self.warm == 0:
-            return lambda epoch: self.beta
-        return linear_warmup(start, self.warm, self.beta)
+            return lambda epoch: beta
+        return linear_warmup(start, self.warm, beta)
 
     def factor(self, epochs: int) -> Schedule:
         """The factor on the learning rate by epoch, of so many epochs."""
