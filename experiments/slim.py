@@ -1,4 +1,4 @@
-"""Slimming a trained net to a share of its MACs, beside Torch-Pruning and beside training on.
+"""Slimming a trained net to a fraction of its MACs, beside Torch-Pruning and beside training on.
 
 One trained net per seed. From it: the same net trained on for as many epochs; `vardrop.slim`; and
 Torch-Pruning's one-shot cut (group magnitudes, one ratio for all layers, found by bisection) with
@@ -101,8 +101,8 @@ def macs(net: nn.Module, x: Tensor) -> int:
     return found
 
 
-def torch_pruning(net: nn.Module, x: Tensor, share: float) -> nn.Module:
-    """The mildest cut of Torch-Pruning that leaves at most this share of the MACs."""
+def torch_pruning(net: nn.Module, x: Tensor, fraction: float) -> nn.Module:
+    """The mildest cut of Torch-Pruning that leaves at most this fraction of the MACs."""
     try:
         library: Any = importlib.import_module("torch_pruning")
     except ImportError as missing:
@@ -124,7 +124,7 @@ def torch_pruning(net: nn.Module, x: Tensor, share: float) -> nn.Module:
     low, high = 0.0, 0.95
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (middle, high) if macs(cut(middle), x) / before > share else (low, middle)
+        low, high = (middle, high) if macs(cut(middle), x) / before > fraction else (low, middle)
     return cut(high).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -176,17 +176,17 @@ def slim_beside_others(
     dense_epochs: int = 3,
     epochs: int = 5,
     lr: float = 4e-3,
-    shares: Sequence[float] = (0.5, 0.25, 0.1),
+    fractions: Sequence[float] = (0.5, 0.25, 0.1),
     peer: bool = True,
     ways: Sequence[str] = ("torch", "onnxruntime"),
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Fashion-MNIST: test accuracy in per cent, MACs and latency that are left, by share."""
+    """Fashion-MNIST: test accuracy in per cent, MACs and latency that are left, by fraction."""
     everything, test = images("fashion-mnist"), images("fashion-mnist", "test")
     x, y = everything.x[:examples], everything.y[:examples]
     later = slice(examples, examples + _HELD_OUT)
     held = everything.x[later], everything.y[later]
-    parts = _Seed(seed, watch or Watch(), 2 + len(shares) * (1 + peer))
+    parts = _Seed(seed, watch or Watch(), 2 + len(fractions) * (1 + peer))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = NETS[net]()
@@ -195,21 +195,21 @@ def slim_beside_others(
     def accuracy(found: nn.Module) -> float:
         return 100 - error(found, *test)
 
-    def slimmed(share: float) -> Part:
+    def slimmed(fraction: float) -> Part:
         found = slim(
-            start, (x, y), held, macs=share, epochs=epochs, lr=lr, seed=seed, ways=["torch"]
+            start, (x, y), held, macs=fraction, epochs=epochs, lr=lr, seed=seed, ways=["torch"]
         )
         return {"accuracy": accuracy(found.net), **left(found.net)}
 
-    def pruned(share: float) -> Part:
-        found = train(torch_pruning(start, x, share), x, y, epochs, lr, seed + 100)
+    def pruned(fraction: float) -> Part:
+        found = train(torch_pruning(start, x, fraction), x, y, epochs, lr, seed + 100)
         return {"accuracy": accuracy(found), **left(found)}
 
     def left(found: nn.Module) -> Part:
         nets = {"before": start, "after": found}
         times = latencies(nets, (x[:_TIMED],), tuple(ways))
-        shares = {f"latency by {way}": t["after"] / t["before"] for way, t in times.items()}
-        return {"MACs": macs(found, x) / macs(start, x), **shares}
+        fractions = {f"latency by {way}": t["after"] / t["before"] for way, t in times.items()}
+        return {"MACs": macs(found, x) / macs(start, x), **fractions}
 
     def dense() -> Part:
         longer = train(copy.deepcopy(start), x, y, epochs, lr, seed + 100)
@@ -217,11 +217,13 @@ def slim_beside_others(
 
     figures = parts.part("dense", dense)
     makers = {"slim": slimmed} | ({"Torch-Pruning": pruned} if peer else {})
-    for share in shares:
-        found = {who: parts.part(f"{who} {share}", partial(f, share)) for who, f in makers.items()}
+    for fraction in fractions:
+        found = {
+            who: parts.part(f"{who} {fraction}", partial(f, fraction)) for who, f in makers.items()
+        }
         for who, values in found.items():
-            figures |= {f"{name} at {share:g}, {who}": value for name, value in values.items()}
+            figures |= {f"{name} at {fraction:g}, {who}": value for name, value in values.items()}
         if peer:
             gap = found["slim"]["accuracy"] - found["Torch-Pruning"]["accuracy"]
-            figures[f"accuracy at {share:g}, slim over Torch-Pruning"] = gap
+            figures[f"accuracy at {fraction:g}, slim over Torch-Pruning"] = gap
     return {"figures": figures}

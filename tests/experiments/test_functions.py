@@ -41,7 +41,7 @@ TINY = {
         "fine_tune_epochs": 1, "validation": 40,
     },
     "slim_beside_others": {
-        "examples": 80, "dense_epochs": 1, "epochs": 2, "shares": [0.5], "peer": False, "ways": [],
+        "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
     },
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip

@@ -82,7 +82,7 @@ def slim_run(
 
     Args:
         run: any run, with a method or plain.
-        macs, latency, bytes: the share to be left, as in `slim`; one of them.
+        macs, latency, bytes: the fraction to be left, as in `slim`; one of them.
         onnx: also write the small net as ONNX to this file.
 
     Returns:

@@ -39,17 +39,17 @@ from vardrop.compression.shrinking import layer_costs, planned
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.training.processes import own_generators
 
-_GATED, _AT_MOST = 0.15, 0.4  # share of the steps that train gates: per halving, and at most
-_ANNEALED = 0.7  # share of those in which the budget tightens
+_GATED, _AT_MOST = 0.15, 0.4  # fraction of the steps that train gates: per halving, and at most
+_ANNEALED = 0.7  # fraction of those in which the budget tightens
 _RHO, _DUAL = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
 _GATE_LR, _REACH = 0.05, 6.0  # the least learning rate of gates; how far they have to come
 _STEPS = 1000  # where nothing is said, five epochs, and more until there are so many steps
 _TIMED = 64  # rows of the batch that is timed
-_WARM, _FIRST = 0.3, 0.04  # of the learning rate: share of the steps that it rises, its start
+_WARM, _FIRST = 0.3, 0.04  # of the learning rate: fraction of the steps that it rises, its start
 _MEASURED = 50  # batches that BatchNorm is measured on in the end
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _TRIES = 5  # nets that are timed to learn how the latency follows the MACs
-_LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # shares of the MACs that `max_drop` tries
+_LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
 
 _Trained = tuple[nn.Module, ShrinkPlan, tuple[str, ...]]  # the net, the cut, what had to stay
 
@@ -89,9 +89,9 @@ def slim(
         net: a trained plain net; left as it is.
         train: inputs and targets as two tensors, or batches of them, read once per epoch.
         validation: the same, of held-out data, to score on.
-        macs, latency, bytes: the share to be left, in (0, 1), of the multiplications per example,
-            of the measured time in torch for a batch of at most 64 rows of `validation`, or of the
-            bytes of all tensors.
+        macs, latency, bytes: the fraction to be left, in (0, 1), of the multiplications per example
+            (of dense and convolutional layers), of the measured time in torch for a batch of at
+            most 64 rows of `validation`, or of the bytes of all tensors.
         max_drop: instead, the smallest of a few nets that loses at most this much on validation
             data: of accuracy, so that 0.002 is 0.2 points; by which fraction the RMSE may grow; or
             how much a `loss` of your own may grow. Trains several nets.
@@ -152,7 +152,7 @@ def _one_budget(**budgets: float | None) -> tuple[str, float]:
     if kind == "max_drop":
         check_number(kind, value, at_least=0)
     else:
-        remedy = "It is the share to be left."
+        remedy = "It is the fraction to be left."
         check_number(kind, value, above=0, below=1, remedy=remedy)
     return kind, float(value)
 
@@ -202,8 +202,8 @@ class _Work:
         gates = UnitGates(net, self.example)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         goal = self._macs_for(gates, limit) if kind == "latency" else limit
-        share = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
-        most = min(max(1, round(share * self.steps)), max(1, self.steps - 1))
+        fraction = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
+        most = min(max(1, round(fraction * self.steps)), max(1, self.steps - 1))
         passes = self.steps // self.train.count
         stream = chain.from_iterable(self.train.once() for _ in range(passes))
         first = self._learn_gates(net, gates, stream, most, quantity, goal)
@@ -287,13 +287,13 @@ class _Work:
         return lambda kept: float(gates.cost(kept, "bytes" if kind == "bytes" else "macs")) <= limit
 
     def _time(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> float:
-        """The measured time of a cut net, as a share of that of the given one."""
+        """The measured time of a cut net, as a fraction of that of the given one."""
         nets = {"before": self.net, "after": self.cut(net, gates, kept)[0]}
         found = latencies(nets, self.timed, ("torch",))["torch"]
         return found["after"] / found["before"]
 
     def _macs_for(self, gates: UnitGates, limit: float) -> float:
-        """The share of the MACs at which a net that is narrowed evenly is as fast as asked."""
+        """The fraction of the MACs at which a net that is narrowed evenly is as fast as asked."""
         low, high = 0.0, 1.0
         for _ in range(_TRIES):
             middle = (low + high) / 2
@@ -343,15 +343,15 @@ def _smallest(work: _Work, max_drop: float) -> Slimmed:
     """The smallest net of a few that loses no more than is allowed; the best where none does."""
     tried: list[tuple[float, float, _Trained]] = []  # what is left, what was lost, the net
 
-    def holds(share: float) -> bool:
-        found = work.trained("macs", share)
+    def holds(fraction: float) -> bool:
+        found = work.trained("macs", fraction)
         lost = work.judge.drop(work.before, work.score(found[0]))
-        tried.append((share, lost, found))
+        tried.append((fraction, lost, found))
         return lost <= max_drop
 
-    low = next((share for share in _LADDER if not holds(share)), None)
+    low = next((fraction for fraction in _LADDER if not holds(fraction)), None)
     if low == _LADDER[0]:
-        any(holds(share) for share in _MILD)
+        any(holds(fraction) for fraction in _MILD)
     elif low is not None:
         holds(math.sqrt(low * tried[-2][0]))
     good = [entry for entry in tried if entry[1] <= max_drop]

@@ -99,12 +99,12 @@ MAX_DROP = Annotated[
 SPARSITY = Annotated[float | None, typer.Option(help="The fraction of weights to drop, instead.")]
 MACS = Annotated[
     float | None,
-    typer.Option(help="Train to this share of the multiplications instead, such as 0.5."),
+    typer.Option(help="Train to this fraction of the multiplications instead, such as 0.5."),
 ]
 LATENCY = Annotated[
-    float | None, typer.Option(help="Train to this share of the time in torch, instead.")
+    float | None, typer.Option(help="Train to this fraction of the time in torch, instead.")
 ]
-BYTES = Annotated[float | None, typer.Option(help="Train to this share of the bytes, instead.")]
+BYTES = Annotated[float | None, typer.Option(help="Train to this fraction of the bytes, instead.")]
 ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]
 REPORT_OUT = Annotated[
     Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")

@@ -16,7 +16,7 @@ from vardrop.application.methods import Method
 from vardrop.checks import printable
 from vardrop.compression import ShrinkPlan
 
-_FALLEN = 0.95  # the share of the MACs above which a net is told to be as slow as before
+_FALLEN = 0.95  # the fraction of the MACs above which a net is told to be as slow as before
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
 """Gates on the units of a plain net: what the net costs by them, and the cut to a budget.
 
-Units that can only go together share one gate: the channels that a residual sum adds up, a channel
+Units that can only go together have one gate: the channels that a residual sum adds up, a channel
 and its depthwise filter, and the channels of a grouped convolution that keep its groups alike. A
 gate multiplies what the layers read of its units, which is exact whatever lies between (BatchNorm,
 a sum, any activation), and in the end is folded into their weights.
@@ -75,11 +75,11 @@ class UnitGates(nn.Module):
         self._factors: Tensor | None = None
 
     def expected(self, quantity: Quantity) -> Tensor:
-        """The expected cost of the net, as a share of that of the whole one; differentiable."""
+        """The expected cost of the net, as a fraction of that of the whole one; differentiable."""
         return self.cost(self.noise.open_probability({"logit": self.logit}), quantity)
 
     def cost(self, kept: Tensor, quantity: Quantity = "macs") -> Tensor:
-        """The cost of a net with these gates (1) or parts of them, as a share of the whole."""
+        """The cost of a net with these gates (1) or parts of them, as a fraction of the whole."""
         return self._prices.total(kept, quantity) / self._prices.whole[quantity]
 
     @contextmanager
@@ -150,12 +150,12 @@ class UnitGates(nn.Module):
             mask[gates[: max(least, count // multiple * multiple)]] = True
         return mask
 
-    def evenly(self, share: float) -> Tensor:
-        """A mask that keeps this share of the units of every layer, and one at least."""
+    def evenly(self, fraction: float) -> Tensor:
+        """A mask that keeps this fraction of the units of every layer, and one at least."""
         mask = torch.zeros(len(self.units), dtype=torch.bool)
         for places in self._emitters.values():
             gates = sorted(set(places.values()))
-            mask[gates[: max(1, round(share * len(gates)))]] = True
+            mask[gates[: max(1, round(fraction * len(gates)))]] = True
         return mask
 
     @torch.no_grad()
@@ -219,10 +219,13 @@ class _Prices:
 
     def total(self, kept: Tensor, quantity: str) -> Tensor:
         """The cost, differentiable by what is kept."""
-        share = kept.to(self._in)
-        inputs, outputs = self._fixed_in + self._in @ share, self._fixed_out + self._out @ share
+        fraction = kept.to(self._in)
+        inputs, outputs = (
+            self._fixed_in + self._in @ fraction,
+            self._fixed_out + self._out @ fraction,
+        )
         pairs = self._price[quantity] * inputs * outputs
-        return pairs.sum() + self._each[quantity] @ share + self._rest[quantity]
+        return pairs.sum() + self._each[quantity] @ fraction + self._rest[quantity]
 
 
 def _bytes_per_unit(layer: Affine | None, module: Any) -> float:
