@@ -87,7 +87,9 @@ def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "compression", "directory": str(run.directory), **kept}))
         return
-    say(f"{found.plan}\n{found}")
+    said = {*found.notes, found.plan.proof}  # in both
+    layers = [line for line in str(found.plan).splitlines() if line not in said]
+    say("\n".join([*layers, str(found)]))
     print(_test_scores(kept))
     say(f"small net: {run.directory / 'small.safetensors'}")
 
