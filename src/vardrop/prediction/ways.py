@@ -32,7 +32,6 @@ from vardrop.estimators import (
 from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import modules_of
 from vardrop.prediction.preparation import (
     Size,
     even,
@@ -287,11 +286,9 @@ def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     size = _known_size(modules, start, x)
     if size is None or torch.is_autocast_enabled(first.weight.device.type):
         return None
-    layers = modules_of(net, Variational).values()
-    floors: dict[nn.Module, float] = {
-        m: e.floor for m in layers if (e := _local(m, local)) is not None
-    }
-    if len(floors) < len(layers) or not all(map(plain_forward, modules)):
+    found = {m: _local(m, local) for m in modules if isinstance(m, Variational)}
+    floors: dict[nn.Module, float] = {m: e.floor for m, e in found.items() if e is not None}
+    if len(floors) < len(found) or not all(map(plain_forward, modules)):
         return None
     modules = [_private(m) for m in modules]
     return Chain(modules[:start], first, _reordered(modules[start + 1 :]), floors, size)
@@ -378,11 +375,12 @@ def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """
     for module in found.before:
         x = module(x)
+    first = _LocalLayer(found.first, found.floors[found.first])
     steps = [
         _LocalLayer(cast(Variational, m), found.floors[m]) if m in found.floors else m
         for m in found.after
     ]
-    mean, std = _LocalLayer(found.first, found.floors[found.first]).moments(x)
+    mean, std = first.moments(x)
     for size in sizes:
         y = _repeated(mean, std, size)
         for step in steps:
