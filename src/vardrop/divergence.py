@@ -191,8 +191,8 @@ def _additive_to_log_uniform(
 @register_kl(MultiplicativeGaussian, LogUniform, _cubic_needs_a_bound)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
-    sharing = weight.numel() / log_alpha.numel()  # weights that share one alpha
-    return log_uniform_from_log_alpha(p, log_alpha).sum() * sharing
+    per_alpha = weight.numel() / log_alpha.numel()  # weights with one alpha
+    return log_uniform_from_log_alpha(p, log_alpha).sum() * per_alpha
 
 
 @register_kl(AdditiveGaussian, ARD)
@@ -203,8 +203,8 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 @register_kl(MultiplicativeGaussian, ARD)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     log_alpha = q.log_alpha(weight, qt)
-    sharing = weight.numel() / log_alpha.numel()
-    return 0.5 * torch.nn.functional.softplus(-log_alpha).sum() * sharing
+    per_alpha = weight.numel() / log_alpha.numel()
+    return 0.5 * torch.nn.functional.softplus(-log_alpha).sum() * per_alpha
 
 
 @register_kl(ZeroMean, LogUniform)

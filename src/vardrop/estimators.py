@@ -180,6 +180,7 @@ class PerExample(Estimator):
 
     @property
     def whole_weights_per(self) -> Literal["example"]:
+        """ "example"."""
         return "example"
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
@@ -219,9 +220,11 @@ class LocalReparameterization(Estimator):
 
     @property
     def whole_weights_per(self) -> None:
+        """None: outputs are drawn."""
         return None
 
     def refuse(self, posterior: Posterior) -> str | None:
+        """Weights that are not independent normal numbers, unless `central_limit`."""
         if posterior.gaussian:
             return None
         if posterior.noise_per != "weight":
@@ -260,6 +263,7 @@ class Flipout(Estimator):
     """
 
     def refuse(self, posterior: Posterior) -> str | None:
+        """Noise that a sign would change."""
         if posterior.symmetric:
             return None
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"

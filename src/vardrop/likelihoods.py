@@ -144,18 +144,21 @@ class Categorical(Likelihood):
         return output if self.temperature == 1 else output / self.temperature
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """torch's cross entropy, summed over the positions of an example."""
         output = self._logits(output)
         if output.dim() <= 2:
             return functional.cross_entropy(output, target)
         return _per_row(functional.cross_entropy(output, target, reduction="none"), 1).mean()
 
     def scaled(self, factor: float) -> Categorical:
+        """The temperature times `factor`."""
         return Categorical(self.temperature * factor)
 
     def extra_repr(self) -> str:
         return "" if self.temperature == 1 else f"temperature={self.temperature:.4g}"
 
     def parts(self, draws: Tensor) -> Parts:
+        """Log-probabilities and probabilities of the classes, and their entropy."""
         if draws.dim() < 3:
             raise VardropError(
                 f"Expected the output to have shape (N, classes, ...), but got "
@@ -172,11 +175,13 @@ class Categorical(Likelihood):
         return Parts(draws, entropy(log_probs, probs, 2), log_probs, probs)
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log softmax(draw / T)[y]."""
         self.check_target(draws[0], y)
         index = y.unsqueeze(1).expand(len(draws), -1, *(-1,) * y.dim())
         return self._logits(draws).log_softmax(2).gather(2, index).squeeze(2)
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
+        """Class indices that the output has."""
         classes, expected = mean.shape[1], mean[:, 0].shape
         if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
             raise VardropError(
@@ -191,6 +196,7 @@ class Categorical(Likelihood):
             )
 
     def sample(self, output: Tensor) -> Tensor:
+        """Classes, from softmax(output / T)."""
         probs = self._logits(output).softmax(1).movedim(1, -1)
         own = generator(output.device)
         drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
@@ -221,27 +227,32 @@ class Bernoulli(Likelihood):
         return output if self.temperature == 1 else output / self.temperature
 
     def scaled(self, factor: float) -> Bernoulli:
+        """The temperature times `factor`."""
         return Bernoulli(self.temperature * factor)
 
     def extra_repr(self) -> str:
         return "" if self.temperature == 1 else f"temperature={self.temperature:.4g}"
 
     def parts(self, draws: Tensor) -> Parts:
+        """Log-probabilities of zero and one, the probability of one, and the entropy."""
         logits = self._logits(draws)
         log_probs, probs = _two_sides(logits), logits.sigmoid()
         return Parts(draws, entropy(log_probs, log_probs.exp(), -1), log_probs, probs)
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log sigmoid(draw / T) of a one, log sigmoid(-draw / T) of a zero."""
         _check_same_shape("target", y, draws.shape[1:])
         target, logits = y.to(draws.dtype).expand_as(draws), self._logits(draws)
         return -functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
+        """Zeros and ones."""
         super().check_target(mean, y)
         if not bool(((y == 0) | (y == 1)).all()):
             raise VardropError("Expected `y` to hold zeros and ones, but got other values.")
 
     def sample(self, output: Tensor) -> Tensor:
+        """Ones, by sigmoid(output / T)."""
         probs = self._logits(output).sigmoid()
         return torch.bernoulli(probs, generator=generator(output.device))
 
@@ -276,22 +287,27 @@ class Gaussian(Likelihood):
         return self.log_std.detach().exp()
 
     def parts(self, draws: Tensor) -> Parts:
+        """The draws, and std^2 for each."""
         return Parts(draws, self.std.square().to(draws).expand_as(draws))
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log N(y; draw, std^2)."""
         _check_same_shape("target", y, draws.shape[1:])
         z = (y - draws) * torch.exp(-self.log_std)
         return -(0.5 * (z.square() + LOG_2PI) + self.log_std)
 
     def sample(self, output: Tensor) -> Tensor:
+        """output + std noise."""
         return output + self.std * standard_normal(output.shape, output)
 
     def fixed(self) -> Gaussian:
+        """A Gaussian with the present std."""
         found = Gaussian()
         found.log_std = self.log_std.detach().clone()
         return found
 
     def scaled(self, factor: float) -> Gaussian:
+        """std times `factor`."""
         return Gaussian(float(self.std) * factor)
 
     def extra_repr(self) -> str:
@@ -314,6 +330,7 @@ class HeteroscedasticGaussian(Likelihood):
         self.scale = scale
 
     def scaled(self, factor: float) -> HeteroscedasticGaussian:
+        """The scale times `factor`."""
         return HeteroscedasticGaussian(self.scale * factor)
 
     def extra_repr(self) -> str:
@@ -329,16 +346,19 @@ class HeteroscedasticGaussian(Likelihood):
         return mean, log_variance if self.scale == 1 else log_variance + 2 * math.log(self.scale)
 
     def parts(self, draws: Tensor) -> Parts:
+        """Means and variances."""
         mean, log_variance = self._split(draws)
         return Parts(mean, log_variance.exp())
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """log N(y; mean, variance)."""
         mean, log_variance = self._split(draws)
         _check_same_shape("target", y, mean.shape[1:])
         square = (y - mean).square() * torch.exp(-log_variance)
         return -0.5 * (square + log_variance + LOG_2PI)
 
     def sample(self, output: Tensor) -> Tensor:
+        """mean + sqrt(variance) noise."""
         mean, log_variance = self._split(output)
         return mean + torch.exp(0.5 * log_variance) * standard_normal(mean.shape, mean)
 
@@ -349,9 +369,11 @@ class HeteroscedasticGaussian(Likelihood):
         return 0.5 * (square * torch.exp(-log_variance) + log_variance).mean()
 
     def locations(self, output: Tensor) -> Tensor:
+        """The means."""
         return self._split(output)[0]
 
     def output_shape(self, mean: torch.Size) -> torch.Size:
+        """As many log variances as means, along the last axis."""
         return torch.Size((*mean[:-1], 2 * mean[-1]))
 
 
@@ -364,15 +386,18 @@ class Values(Likelihood):
     """
 
     def parts(self, draws: Tensor) -> Parts:
+        """The draws, and no noise."""
         return Parts(draws, draws.new_zeros(()).expand_as(draws))
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
+        """Refused: there is no density."""
         raise VardropError(
             "Expected a likelihood with a density, but got Values(). "
             "Pass likelihood=vardrop.Gaussian(std) with the deviation of the targets."
         )
 
     def sample(self, output: Tensor) -> Tensor:
+        """The output itself."""
         return output
 
 

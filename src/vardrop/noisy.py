@@ -44,7 +44,7 @@ _NO_KL = (
 class Relevance:
     """How much each weight (or unit) matters to a module, and the method's rule to keep it.
 
-    `score` has the shape of the weight, or one entry an input or output unit, as `kind` says.
+    `score` has the shape of the weight, or one entry per input or output unit, as `kind` says.
     """
 
     score: Tensor

@@ -90,6 +90,7 @@ class Normal(Proper):
             )
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
+        """prior_log_std where it is learned, prior_mean where it is that of a pretrained net."""
         if self.learned:
             return {"prior_log_std": wide(weight).new_full((), math.log(self.std))}
         return {"prior_mean": wide(weight.detach()).clone()} if self.mean == "pretrained" else {}
@@ -107,6 +108,7 @@ class Normal(Proper):
         return weight.new_full((), self.std)
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """-1/2 ((w - mean) / std)^2 - log std - 1/2 log 2 pi."""
         scale = self.scale(weight, tensors)
         z = (weight - self.location(weight, tensors)) / scale
         return -0.5 * z.square() - scale.log() - 0.5 * LOG_2PI
@@ -136,6 +138,8 @@ class ScaleMixture(Proper):
         check_number("std2", self.std2, above=0)
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """log(pi N(w; 0, std1^2) + (1 - pi) N(w; 0, std2^2))."""
+
         def component(fraction: float, std: float) -> Tensor:
             return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
 
@@ -179,6 +183,7 @@ class StudentT(Proper):
         )
 
     def log_prob(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """-(df + 1) / 2 log(1 + w^2 / (df scale^2)) - log normalizer."""
         square = weight.square() / (self.df * self.scale**2)
         return -0.5 * (self.df + 1) * torch.log1p(square) - self.log_normalizer
 
@@ -204,7 +209,9 @@ class MonteCarlo(Prior):
 
     @property
     def learned(self) -> bool:
+        """As the prior itself."""
         return self.prior.learned
 
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
+        """The tensors of the prior itself."""
         return self.prior.initial(weight)

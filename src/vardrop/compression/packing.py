@@ -58,7 +58,7 @@ class PackReport:
 
     def __str__(self) -> str:
         lines = [f"{self.dense_bytes} -> {self.bytes} bytes, {self.ratio:.0f} times smaller"]
-        lines += [f"  {name}: {b:.2f} bits a weight" for name, b in self.bits_per_weight.items()]
+        lines += [f"  {name}: {b:.2f} bits per weight" for name, b in self.bits_per_weight.items()]
         if self.score is not None:
             lines.append(f"score {self.score:.4f}, decoded {self.decoded_score:.4f}")
         return "\n".join(lines)

@@ -2,9 +2,9 @@
 
 from vardrop.functional.cpu import (
     AdditiveWeights as AdditiveWeights,
+    cached_step as cached_step,
     keep_layout as keep_layout,
     shared_weights as shared_weights,
-    sharing as sharing,
 )
 from vardrop.functional.drawing import (
     NoiseCalls as NoiseCalls,

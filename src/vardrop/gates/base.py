@@ -182,6 +182,7 @@ class Gate(Noisy):
         return None if mean is None else mean.expand(self.units)
 
     def kl(self, value: bool = True) -> Tensor | None:
+        """The KL of the noise to its prior, summed over the units."""
         return self.noise.kl(self.tensors, self.units)
 
     def weight_kl(self, weight: Tensor) -> Tensor | None:
@@ -200,13 +201,16 @@ class Gate(Noisy):
             getattr(self, name).copy_(value)
 
     def get_log_alpha(self) -> Tensor | None:
+        """log alpha of the noise, per unit, where the method has it."""
         return self.noise.log_alpha(self.tensors)
 
     def relevance(self) -> Relevance | None:
+        """The method's rule, on the inputs or outputs of the layer as `side` says."""
         found = self.noise.relevance(self.tensors, self.units)
         return None if found is None else replace(found, kind=self.side)
 
     def noise_tensors(self) -> Iterator[Tensor]:
+        """Its parameters; statistics are none."""
         yield from self.parameters(recurse=False)
 
     def extra_repr(self) -> str:

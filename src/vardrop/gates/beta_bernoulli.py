@@ -60,9 +60,11 @@ class BetaBernoulli(FeatureNoise):
         check_number("threshold", self.threshold, below=1, remedy="Else every unit is closed.")
 
     def side(self, spatial: int) -> Side:
+        """Output channels of convolutions, inputs of dense layers."""
         return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """raw_a and raw_b per unit, whose softplus is a and b."""
         return {
             "raw_a": torch.full((units,), inverse_softplus(self.a)),
             "raw_b": torch.full((units,), inverse_softplus(self.b)),
@@ -74,6 +76,7 @@ class BetaBernoulli(FeatureNoise):
         return a, functional.softplus(project(tensors["raw_b"], -10.0, 50.0))
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """A relaxed z per unit and example, with one pi per unit and batch."""
         a, b = self.parameters(tensors)
         log_pi = kumaraswamy_log_sample(a, b, uniform(a.shape, a))
         logit = along(axis, x, logit_from_log(log_pi))
@@ -85,11 +88,14 @@ class BetaBernoulli(FeatureNoise):
         return kumaraswamy_log_mean(*self.parameters(tensors)).exp()
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
+        """E pi, or zero where that is at most the threshold."""
         mean = self.retain_probability(tensors)
         return torch.where(mean > self.threshold, mean, 0.0)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """KL(Kumaraswamy(a, b) || Beta(alpha, 1)), summed over the units."""
         return kumaraswamy_beta_kl(*self.parameters(tensors), self.alpha).sum()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        """E pi, kept above the threshold."""
         return Relevance(self.retain_probability(tensors), self.threshold, True, "input")

@@ -44,20 +44,25 @@ class BinaryDropout(FeatureNoise):
 
     @property
     def learned(self) -> bool:
+        """False: the rate is fixed."""
         return False
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """No tensors: the rate is a number."""
         return {}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """0 or 1 / (1 - drop_rate)."""
         shape = noise_shape(x, axis, self.granularity)
         kept = uniform(shape, x) >= self.drop_rate
         return kept.to(x.dtype) / (1 - self.drop_rate)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """1 and drop_rate / (1 - drop_rate)."""
         return torch.ones(1), torch.full((1,), self.drop_rate / (1 - self.drop_rate))
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
+        """l^2 |W|^2 / (2 (1 - drop_rate)), where there is a length scale l."""
         if self.length_scale is None:
             return None
         return weight.square().sum() * (0.5 * self.length_scale**2 / (1 - self.drop_rate))

@@ -56,15 +56,18 @@ class ConcreteDropout(FeatureNoise):
             check_number("temperature", self.temperature, above=0)
 
     def placed(self, axis: int) -> ConcreteDropout:
+        """The temperature for units along `axis`, where none was given."""
         if self.temperature is not None:
             return self
         spatial = self.granularity == "channel" and axis != -1
         return replace(self, temperature=_SPATIAL if spatial else _DENSE)
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """drop_logit, one number for the layer."""
         return {"drop_logit": torch.tensor(math.log(self.drop_rate / (1 - self.drop_rate)))}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """(1 - d) / (1 - p) with a relaxed d."""
         logit = tensors["drop_logit"]
         shape = noise_shape(x, axis, self.granularity)
         temperature = self.placed(axis).temperature or _DENSE
@@ -72,15 +75,19 @@ class ConcreteDropout(FeatureNoise):
         return (kept / torch.sigmoid(-logit)).to(x.dtype)
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
+        """E (1 - d) / (1 - p), by quadrature."""
         return concrete_mean_ratio(-tensors["drop_logit"], self.temperature or _DENSE).view(1)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """The same for all units of x."""
         return self.placed(axis).unit_mean(tensors).to(x.dtype)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """-K H(p), K units."""
         return -units * bernoulli_entropy(tensors["drop_logit"])
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """length_scale^2 |W|^2 / (2 (1 - p))."""
         # 1 / (1 - p) = 1 + exp(logit), bounded where the rate reaches one.
         inverse_keep = torch.exp(functional.softplus(tensors["drop_logit"].clamp(max=50.0)))
         return 0.5 * self.length_scale**2 * weight.square().sum() * inverse_keep

@@ -62,9 +62,11 @@ class DependentBetaBernoulli(FeatureNoise):
 
     @property
     def base_noise(self) -> BetaBernoulli | None:
+        """The Beta-Bernoulli gates that it takes over; None where both start together."""
         return None if self.joint else self.base
 
     def why_not_over(self, noise: FeatureNoise | None) -> str:
+        """Any gate but a Beta-Bernoulli one is refused."""
         if isinstance(noise, BetaBernoulli):
             return ""
         return (
@@ -73,6 +75,7 @@ class DependentBetaBernoulli(FeatureNoise):
         )
 
     def over(self, gate: Gate) -> Gate:
+        """The trained gate's a and b, frozen unless `joint`, and its own tensors at their start."""
         noise = replace(self, base=cast(BetaBernoulli, gate.noise))
         dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
         dependent.to(gate.get_parameter("raw_a")).train(gate.training)
@@ -82,9 +85,11 @@ class DependentBetaBernoulli(FeatureNoise):
         return dependent
 
     def side(self, spatial: int) -> Side:
+        """As the base."""
         return self.base.side(spatial)
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """Its own tensors and those of the base; refused where a trained base has to be there."""
         if not self.joint:
             raise VardropError(
                 "Expected a trained Beta-Bernoulli gate under the dependent one, but got none. "
@@ -93,6 +98,7 @@ class DependentBetaBernoulli(FeatureNoise):
         return self.start(units)
 
     def start(self, units: int) -> dict[str, Tensor]:
+        """The same, for a gate that has its base."""
         return {**self.base.initial(units), **self.own(units)}
 
     def own(self, units: int) -> dict[str, Tensor]:
@@ -104,11 +110,13 @@ class DependentBetaBernoulli(FeatureNoise):
         }
 
     def statistics(self, units: int) -> dict[str, Tensor]:
+        """Running mean and variance of the activations, and how many batches they saw."""
         zeros, ones = torch.zeros(units), torch.ones(units)
         return {"running_mean": zeros, "running_var": ones, "batches": torch.zeros(())}
 
     @torch.no_grad()
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
+        """A plain average over the first batches, then an exponential one."""
         mean = tensors["running_mean"]
         rows = self._pooled(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
         if rows.shape[0] < 2:
@@ -131,6 +139,7 @@ class DependentBetaBernoulli(FeatureNoise):
         return h * along(axis, x, tensors["scale"]) + along(axis, x, tensors["shift"])
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """z_base z_input, both relaxed."""
         std = functional.softplus(tensors["raw_std"])
         noise = along(axis, x, std * normal_like(std))
         phi = (self._activation(x, axis, tensors) + noise).clamp(_EDGE, 1 - _EDGE)
@@ -139,15 +148,18 @@ class DependentBetaBernoulli(FeatureNoise):
         return z.to(x.dtype) * self.base.multiplier(x, axis, tensors)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """E pi clip(scale h + shift, 0, 1), or zero where that is at most the threshold."""
         base = along(axis, x, self.base.unit_mean(tensors))
         open_ = base * self._activation(x, axis, tensors).clamp(0, 1)
         return torch.where(open_ > self.base.threshold, open_, 0.0).to(x.dtype)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """KL(N(shift, std^2) || N(0, prior_std^2)), and that of the base where `joint`."""
         log_variance = log_square(functional.softplus(tensors["raw_std"]))
         zero, prior_std = log_variance.new_zeros(()), log_variance.new_tensor(self.prior_std)
         own = normal_kl(tensors["shift"], zero, prior_std, log_variance=log_variance).sum()
         return own + self.base.kl(tensors, units) if self.joint else own
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        """As the base: a unit goes for all inputs or for none."""
         return self.base.relevance(tensors, units)

@@ -72,19 +72,23 @@ class GaussianDropout(FeatureNoise):
             )
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """log_alpha, one per unit or for the layer."""
         count = units if self.per == "unit" else 1
         return {"log_alpha": torch.full((count,), math.log(self.alpha))}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """1 + sqrt(alpha) noise."""
         std = torch.exp(0.5 * self.log_alpha(tensors)).to(x.dtype)
         shape = noise_shape(x, axis, self.granularity)
         return 1 + along(axis, x, std) * standard_normal(shape, x)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """1 and alpha."""
         alpha = self.log_alpha(tensors).exp()
         return torch.ones_like(alpha), alpha
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
+        """The log-uniform KL of every noise variable, times `kl_scale`; None without a prior."""
         if self.prior is None:
             return None
         log_alpha = self.log_alpha(tensors)
@@ -93,11 +97,13 @@ class GaussianDropout(FeatureNoise):
         return log_uniform_from_log_alpha(self.prior, log_alpha).sum() * (per_alpha * self.kl_scale)
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
+        """The tensor itself, at most log `max_alpha`."""
         if self.max_alpha is None:
             return tensors["log_alpha"]
         return project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
+        """log alpha, kept below 3; None where it is fixed."""
         if not self.learned:
             return None
         return Relevance(self.log_alpha(tensors).expand(units), 3.0, False, "input")

@@ -56,15 +56,18 @@ class HardConcrete(FeatureNoise):
             )
 
     def side(self, spatial: int) -> Side:
+        """Output channels of convolutions, inputs of dense layers."""
         return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """logit per unit."""
         return {"logit": torch.full((units,), math.log((1 - self.drop_rate) / self.drop_rate))}
 
     def _stretch(self, s: Tensor) -> Tensor:
         return (s * (self.high - self.low) + self.low).clamp(0, 1)
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """A stretched concrete draw, cut to [0, 1]."""
         logit = along(axis, x, tensors["logit"])
         noise = uniform(noise_shape(x, axis, "channel"), logit)
         return self._stretch(concrete(logit, noise, self.temperature)).to(x.dtype)
@@ -74,15 +77,19 @@ class HardConcrete(FeatureNoise):
         return torch.sigmoid(tensors["logit"] - self.temperature * math.log(-self.low / self.high))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
+        """sigmoid(logit), stretched and cut to [0, 1]."""
         return self._stretch(torch.sigmoid(tensors["logit"]))
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """penalty sum P(z > 0): one weight per unit."""
         return self.penalty * self.open_probability(tensors).sum()
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """The same for the other weights of each unit."""
         open_probability = self.open_probability(tensors)
         others = weight.numel() / open_probability.numel() - 1  # `kl` has counted one per unit
         return self.penalty * others * open_probability.sum()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        """The mean, kept above zero."""
         return Relevance(self.unit_mean(tensors), 0.0, True, "input")

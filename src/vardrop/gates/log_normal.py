@@ -52,9 +52,11 @@ class LogNormal(FeatureNoise):
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")
 
     def side(self, spatial: int) -> Side:
+        """Output channels of convolutions, inputs of dense layers."""
         return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """mu and log_sigma per unit."""
         return {
             "mu": torch.full((units,), self.mu),
             "log_sigma": torch.full((units,), self.log_sigma),
@@ -66,28 +68,34 @@ class LogNormal(FeatureNoise):
         return mu, project(tensors["log_sigma"], -10.0, 5.0), self.low, self.high
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """theta, one per unit and batch."""
         parameters = self.parameters(tensors)
         noise = uniform(parameters[0].shape, parameters[0])
         theta = truncated_log_normal_log_sample(*parameters, noise).exp()
         return along(axis, x, theta.to(x.dtype))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
+        """E theta, or zero where the signal-to-noise ratio is at most the threshold."""
         parameters = self.parameters(tensors)
         mean = truncated_log_normal_log_moment(*parameters, order=1).exp()
         snr = truncated_log_normal_snr(*parameters)
         return torch.where(snr > self.threshold, mean.to(snr.dtype), 0.0)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """E theta and Var theta."""
         parameters = self.parameters(tensors)
         mean = truncated_log_normal_log_moment(*parameters, order=1).exp()
         return mean, (mean / truncated_log_normal_snr(*parameters)).square()
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """KL to the log-uniform prior on [low, high], summed over the units."""
         return truncated_log_normal_kl(*self.parameters(tensors)).sum()
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
+        """-2 log(E theta / sd theta)."""
         return -2 * truncated_log_normal_snr(*self.parameters(tensors)).log()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        """E theta / sd theta, kept above the threshold."""
         snr = truncated_log_normal_snr(*self.parameters(tensors))
         return Relevance(snr, self.threshold, True, "input")

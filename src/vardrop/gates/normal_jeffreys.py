@@ -37,28 +37,36 @@ class NormalJeffreys(FeatureNoise):
         check_log_variance("log_sigma2", self.log_sigma2)
 
     def side(self, spatial: int) -> Side:
+        """Output channels of convolutions, inputs of dense layers."""
         return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """mu and log_sigma2 per unit."""
         return {"mu": torch.ones(units), "log_sigma2": torch.full((units,), self.log_sigma2)}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """mu + sigma noise."""
         shape = noise_shape(x, axis, "channel")
         std = along(axis, x, torch.exp(0.5 * tensors["log_sigma2"]))
         noise = standard_normal(shape, std)
         return (along(axis, x, tensors["mu"]) + std * noise).to(x.dtype)
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
+        """mu."""
         return tensors["mu"]
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """mu and sigma^2."""
         return tensors["mu"], tensors["log_sigma2"].exp()
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
+        """The log-uniform KL at log alpha, summed over the units."""
         return log_uniform_kl_of_log(self.log_alpha(tensors)).sum()
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
+        """log_sigma2 - log mu^2."""
         return tensors["log_sigma2"] - log_square(tensors["mu"])
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
+        """log alpha, kept below the threshold."""
         return Relevance(self.log_alpha(tensors), self.threshold, False, "input")

@@ -34,17 +34,22 @@ class Standout(FeatureNoise):
 
     @property
     def learned(self) -> bool:
+        """False: scale and shift are fixed."""
         return False
 
     def side(self, spatial: int) -> Side:
+        """Outputs, before the non-linearity."""
         return "output"
 
     def initial(self, units: int) -> dict[str, Tensor]:
+        """No tensors: scale and shift are numbers."""
         return {}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """z ~ Bernoulli(sigmoid(scale x + shift))."""
         probability = self.mean(x, axis, tensors)
         return (uniform(probability.shape, probability) < probability).to(x.dtype)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
+        """sigmoid(scale x + shift)."""
         return torch.sigmoid(self.scale * x.detach() + self.shift)

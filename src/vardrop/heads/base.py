@@ -196,6 +196,7 @@ class Head(Noisy, nn.Linear):
         return seen[0]
 
     def noise_tensors(self) -> Iterator[Tensor]:
+        """The parameters of the branches, which say what is dropped."""
         for name in self.rule.branches:
             yield from getattr(self, name).parameters()
 

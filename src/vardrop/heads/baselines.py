@@ -30,9 +30,11 @@ class SoftmaxRule(ClassRule):
     linear: ClassVar[bool] = True
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o)."""
         return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """-log softmax(o)[y]."""
         return only_nll(masked_nll(logits, torch.zeros_like(logits), y))
 
 
@@ -63,9 +65,11 @@ class SampledSoftmaxRule(ClassRule):
         return {"type": cls.__name__, "version": 2, **renamed}
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o) over all classes."""
         return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """-log softmax over the target and the sampled classes."""
         target = is_target(y, logits)
         count = max(2, round(self.fraction * logits.shape[-1]))
         ranks = uniform(logits.shape, logits).masked_fill(target, 2.0).argsort(-1, descending=True)
@@ -88,13 +92,16 @@ class ClassDropoutRule(ClassRule):
         check_drop_rate(self.drop_rate)
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o) over all classes."""
         return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """-log softmax over the target and the classes that were kept."""
         kept = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
         return only_nll(masked_nll(logits, torch.where(kept, 0.0, -torch.inf), y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        """1 - drop_rate for every class."""
         return torch.full_like(logits, 1 - self.drop_rate)
 
 
@@ -108,12 +115,15 @@ class AttentionRule(ClassRule):
     branches: ClassVar[tuple[str, ...]] = ("retain",)
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o + log sigmoid(a))."""
         return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """-log softmax(o + log sigmoid(a))[y]."""
         return only_nll(masked_nll(logits, functional.logsigmoid(branches["retain"]), y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        """sigmoid(a)."""
         return torch.sigmoid(branches["retain"])
 
 
@@ -147,11 +157,13 @@ class SparsemaxRule(ClassRule):
     """
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log sparsemax(o), minus infinity outside the support."""
         probs = self.retain_probability(logits, branches)
         inside = probs > 0
         return torch.where(inside, torch.where(inside, probs, 1.0).log(), -torch.inf)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """The sparsemax loss, without a shift that both sides ignore."""
         # Both the map and the loss ignore a shift; without it the squares would cancel.
         shifted = logits - logits.amax(-1, keepdim=True).detach()
         probs, threshold = sparsemax(shifted)
@@ -160,4 +172,5 @@ class SparsemaxRule(ClassRule):
         return only_nll(per_example(0.5 + 0.5 * squares - target))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        """sparsemax(o)."""
         return sparsemax(logits - logits.amax(-1, keepdim=True).detach())[0]

@@ -52,12 +52,15 @@ class DropMaxRule(ClassRule):
         return functional.logsigmoid(concrete_logit(logit, noise, self.temperature))
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o + log rho): every class by the probability that it is kept."""
         return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
 
     def draw(self, logits: Tensor, branches: Branches) -> Tensor:
+        """log softmax(o + log z), z ~ Bernoulli(rho), relaxed."""
         return torch.log_softmax(logits + self._log_mask(branches["retain"]), dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
+        """The objective above under one draw of q(z | x, y), or of p(z | x)."""
         a, r = branches["retain"], branches["correction"]
         if self.inference == "p":
             nll = masked_nll(logits, self._log_mask(a), y)
@@ -71,4 +74,5 @@ class DropMaxRule(ClassRule):
         return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
+        """rho = sigmoid(a)."""
         return torch.sigmoid(branches["retain"])

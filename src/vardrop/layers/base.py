@@ -2,7 +2,7 @@
 
 A noisy layer *is* the torch layer of its name: a weight is the posterior mean, and the noise
 tensors stand beside it, so a plain checkpoint loads and mean mode is the torch layer. The noise of
-`weight` is stored under the posterior's own names (`log_sigma2`), that of any other tensor behind
+`weight` is stored under the posterior's own names (`log_sigma2`), that of any other tensor after
 its name (`bias_log_sigma2`).
 """
 

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 
 from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop.errors import VardropError
-from vardrop.functional import sharing
+from vardrop.functional import cached_step
 from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical
 from vardrop.noisy import has_noise, kl, untouched
@@ -50,7 +50,7 @@ class ELBO(nn.Module):
             an example: summed over its targets, averaged over examples.
         num_data: how many training examples there are in all (not in a batch).
         beta: the weight of the KL; change it with `set_beta`. A net without noise needs beta=0.
-        samples: draws a step; their NLLs are averaged and the gradient is exact.
+        samples: draws per step; their NLLs are averaged and the gradient is exact.
         kl_value_every: compute the value of the KL only every so many training steps and repeat
             it in between; the gradient is exact at every step. Saves time on large dense nets.
 
@@ -119,14 +119,14 @@ class ELBO(nn.Module):
     def forward(self, x: Any, y: Any) -> ELBOParts:
         """The loss and its parts on one batch."""
         if not torch.compiler.is_compiling():
-            with sharing():
+            with cached_step():
                 return self.counted(self.parts, x, y)
         if self.kl_value_every == 1 or not self.training:
             return self.parts(x, y)  # a compiler finds by itself what is shared
         return _apart(self, x, y)
 
     def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
-        """`parts(x, y, latest)`, latest being the last value of the KL where none is due."""
+        """`parts(x, y, latest)`: where `latest` is None the KL is computed, else it is taken so."""
         if self.kl_value_every == 1 or not self.training:
             return parts(x, y, None)
         due = self._step % self.kl_value_every == 0

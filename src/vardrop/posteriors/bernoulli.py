@@ -45,33 +45,42 @@ class Bernoulli(Posterior):
 
     @property
     def symmetric(self) -> bool:
+        """False: masks are skewed, unless half of them are open."""
         return False
 
     @property
     def learned(self) -> bool:
+        """False: the rate is fixed."""
         return False
 
     @property
     def noise_per(self) -> Sharing:
+        """One mask per weight or per input."""
         return self.per
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """No tensors: the rate is a number."""
         return {}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """weight^2 drop_rate / (1 - drop_rate)."""
         return wide(weight).square() * (self.drop_rate / (1 - self.drop_rate))
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        """mask / (1 - drop_rate), 0 or 1 / (1 - drop_rate)."""
         shape = (*batch, *shared_shape(weight, axes, self.per))
         kept = uniform(shape, weight) >= self.drop_rate
         return kept.to(weight.dtype) / (1 - self.drop_rate)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """weight (noise - 1)."""
         return weight * (noise - 1)
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """weight noise."""
         return weight * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log(drop_rate / (1 - drop_rate)), one number for all weights."""
         alpha = self.drop_rate / (1 - self.drop_rate)
         return weight.new_full((1,) * weight.dim(), math.log(alpha) if alpha else -math.inf)

@@ -43,21 +43,27 @@ class AdditiveGaussian(Posterior):
 
     @property
     def gaussian(self) -> bool:
+        """True: w is normal."""
         return True
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """log_sigma2, one per weight."""
         return {"log_sigma2": torch.full_like(wide(weight), self.log_sigma2)}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """exp(log_sigma2)."""
         return wide(tensors["log_sigma2"]).exp()
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log_sigma2, whatever its size."""
         return wide(tensors["log_sigma2"])
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """exp(log_sigma2 / 2) noise."""
         return torch.exp(0.5 * wide(tensors["log_sigma2"])) * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log_sigma2 - log weight^2."""
         return wide(tensors["log_sigma2"]) - log_square(weight)
 
 
@@ -93,22 +99,28 @@ class MultiplicativeGaussian(Posterior):
 
     @property
     def gaussian(self) -> bool:
+        """True: w is normal."""
         return True
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """log_alpha, one per weight, input, output or layer, as `per` says."""
         shape = shared_shape(weight, axes, self.per)
         return {"log_alpha": wide(weight).new_full(shape, math.log(self.alpha))}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """alpha weight^2."""
         return self.log_alpha(weight, tensors).exp() * wide(weight).square()
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log_alpha + log weight^2."""
         return self.log_alpha(weight, tensors) + log_square(weight)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """sqrt(alpha) weight noise."""
         return torch.exp(0.5 * self.log_alpha(weight, tensors)) * weight * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """The tensor itself, at most log `max_alpha`."""
         if self.max_alpha is None:
             return wide(tensors["log_alpha"])
         return wide(project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha)))

@@ -39,28 +39,35 @@ class ZeroMean(Posterior):
 
     @property
     def zero_mean(self) -> bool:
+        """True: the weight stays at zero."""
         return True
 
     @property
     def gaussian(self) -> bool:
+        """Whether the noise is normal."""
         return self.noise == "gaussian"
 
     @property
     def noise_per(self) -> Sharing:
+        """One noise number per weight."""
         return "weight"
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        """sigma, one per weight, at the weights that the layer had."""
         return {"sigma": wide(weight.detach()).clone()}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """sigma^2, or sigma^2 / 3 for uniform noise."""
         square = wide(tensors["sigma"]).square()
         return square / 3 if self.noise == "uniform" else square
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """log sigma^2, less log 3 for uniform noise."""
         log_square_sigma = log_square(tensors["sigma"])
         return log_square_sigma - math.log(3) if self.noise == "uniform" else log_square_sigma
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
+        """Normal numbers, signs, or numbers from U(-1, 1)."""
         shape = (*batch, *weight.shape)
         if self.noise == "sign":
             return random_signs(shape, weight)
@@ -69,10 +76,13 @@ class ZeroMean(Posterior):
         return super().draw(weight, axes, batch)
 
     def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """sigma noise."""
         return tensors["sigma"] * noise
 
     def sample(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        """sigma noise, without the sum with zero."""
         return (tensors["sigma"] * noise).to(weight.dtype)
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        """Infinity: there is no mean."""
         return torch.full_like(weight, math.inf)
