@@ -248,7 +248,7 @@ class Laplace(vd.posteriors.Posterior):
         u = vd.functional.uniform((*batch, *weight.shape), weight) - 0.5
         return -u.sign() * torch.log1p(-2 * u.abs())
 
-    def deviation(self, weight, noise, tensors):
+    def perturbation(self, weight, noise, tensors):
         return tensors["log_scale"].exp() * noise
 
     def log_alpha(self, weight, tensors):
@@ -333,3 +333,20 @@ def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
     if not advice and isinstance(prior, vd.Normal):
         with pytest.raises(vd.VardropError, match="entropy is not known"):
             vd.Recipe(posterior, vd.MonteCarlo(prior), vd.weight_sample)
+
+
+def test_the_deviation_of_version_0_1_is_the_perturbation():
+    with pytest.deprecated_call(match="`deviation` of Former is called `perturbation`") as told:
+
+        @dataclass(frozen=True)
+        class Former(vd.AdditiveGaussian):
+            def deviation(self, weight, noise, tensors):
+                return 3 * noise
+
+    assert told[0].filename == __file__
+    net = vd.convert(nn.Linear(2, 1, bias=False), vd.Recipe(Former(), estimator=vd.weight_sample))
+    noise = torch.tensor([[1.0, -1.0]])
+    assert torch.equal(net.noisy_tensors()["weight"].perturbation(noise), 3 * noise)
+    with pytest.deprecated_call(match="`deviation` is called"):
+        q = vd.ZeroMean()
+        assert q.deviation(net.weight, noise, {"sigma": noise}).tolist() == [[1.0, 1.0]]

@@ -255,7 +255,7 @@ class LocalReparameterization(Estimator):
 
 @dataclass(frozen=True)
 class Flipout(Estimator):
-    """y = op(x, E w) + s op(r x, dw): one deviation dw per batch, signs r, s per example.
+    """y = op(x, E w) + s op(r x, dw): one perturbation dw per batch, signs r, s per example.
 
     noise = ((weight noise, bias noise), r, s). Needs noise that is symmetric about its mean.
 
@@ -272,10 +272,10 @@ class Flipout(Estimator):
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
-        deviation = keep_layout(affine.weight.deviation(noise_w), affine.weight.mean)
-        weight, bias = deviation.to(affine.weight.mean.dtype), None
+        change = keep_layout(affine.weight.perturbation(noise_w), affine.weight.mean)
+        weight, bias = change.to(affine.weight.mean.dtype), None
         if isinstance(affine.bias, NoisyTensor) and noise_b is not None:
-            bias = affine.bias.deviation(noise_b).to(affine.bias.mean.dtype)
+            bias = affine.bias.perturbation(noise_b).to(affine.bias.mean.dtype)
         x, *rest = inputs
         if x.is_floating_point():
             x = x * (self._signs(x, affine.channel_axis) if sign_in is None else sign_in)

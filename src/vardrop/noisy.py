@@ -98,9 +98,9 @@ class NoisyTensor:
             return gaussian_output(self.mean, self.known_variance, noise)
         return self.posterior.sample(self.mean, noise, self.noise)
 
-    def deviation(self, noise: Tensor) -> Tensor:
+    def perturbation(self, noise: Tensor) -> Tensor:
         """w - E w for standard noise from `draw`."""
-        return self.posterior.deviation(self.mean, noise, self.noise)
+        return self.posterior.perturbation(self.mean, noise, self.noise)
 
     def log_alpha(self) -> Tensor:
         """log(Var w / (E w)^2); broadcastable to the shape of the mean."""

@@ -46,7 +46,7 @@ def test_noise_passed_explicitly_gives_the_same_deviation_elsewhere() -> None:
     q = vd.AdditiveGaussian()
     weight, noise = torch.randn(2, 3), torch.randn(4, 2, 3)
     tensors = {"log_sigma2": torch.randn(2, 3)}
-    plain, moved = (p.deviation(weight, noise, tensors) for p in (q, Permuted(q, 5)))
+    plain, moved = (p.perturbation(weight, noise, tensors) for p in (q, Permuted(q, 5)))
     assert torch.equal(moved.flatten(1).sort(1).values, plain.flatten(1).sort(1).values)
     sample = Permuted(q, 5).sample(weight, noise, tensors)
     assert torch.equal(sample, weight + moved)

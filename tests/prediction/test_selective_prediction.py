@@ -137,7 +137,7 @@ def test_selected_noise_answers_as_a_posterior() -> None:
     weight = torch.ones(1, 2)
     tensors = {**q.initial(weight, axes), "sampled": torch.tensor([[1.0, 0.0]])}
     assert q.variance(weight, tensors).tolist() == [[1.0, 0.0]]
-    assert q.deviation(weight, torch.ones(1, 2), tensors).tolist() == [[1.0, 0.0]]
+    assert q.perturbation(weight, torch.ones(1, 2), tensors).tolist() == [[1.0, 0.0]]
     assert torch.equal(q.log_alpha(weight, tensors), whole.log_alpha(weight, tensors))
     assert q.symmetric
     assert q.learned

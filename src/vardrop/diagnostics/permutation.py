@@ -87,8 +87,8 @@ class Permuted(Posterior):
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         return self.posterior.draw(weight, axes, batch)
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        return self._shuffle(self.posterior.deviation(weight, noise, tensors), weight)
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return self._shuffle(self.posterior.perturbation(weight, noise, tensors), weight)
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         return self.variance(weight, tensors).log() - weight.square().log()

@@ -5,7 +5,7 @@ Every posterior answers the same questions about a weight tensor and its noise t
     initial(weight, axes)       the noise tensors that a layer must own
     variance(weight, tensors)   Var w, elementwise
     draw(weight, axes, batch)   standard noise
-    deviation(weight, noise, tensors)   w - E w for that noise
+    perturbation(weight, noise, tensors)   w - E w for that noise
     log_alpha(weight, tensors)  log of Var w / (E w)^2
     gaussian, noise_per         what estimators may take for granted
     entropy(weight, tensors)    of each weight, for a Monte-Carlo KL

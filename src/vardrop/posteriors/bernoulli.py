@@ -72,7 +72,7 @@ class Bernoulli(Posterior):
         kept = uniform(shape, weight) >= self.drop_rate
         return kept.to(weight.dtype) / (1 - self.drop_rate)
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """weight (noise - 1)."""
         return weight * (noise - 1)
 

@@ -58,7 +58,7 @@ class AdditiveGaussian(Posterior):
         """log_sigma2, whatever its size."""
         return wide(tensors["log_sigma2"])
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """exp(log_sigma2 / 2) noise."""
         return torch.exp(0.5 * wide(tensors["log_sigma2"])) * noise
 
@@ -115,7 +115,7 @@ class MultiplicativeGaussian(Posterior):
         """log_alpha + log weight^2."""
         return self.log_alpha(weight, tensors) + log_square(weight)
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """sqrt(alpha) weight noise."""
         return torch.exp(0.5 * self.log_alpha(weight, tensors)) * weight * noise
 

@@ -75,7 +75,7 @@ class ZeroMean(Posterior):
             return (uniform(shape, weight) * 2 - 1).to(weight.dtype)
         return super().draw(weight, axes, batch)
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """sigma noise."""
         return tensors["sigma"] * noise
 

@@ -274,8 +274,8 @@ class SelectedNoise(Posterior):
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         return self.whole.draw(weight, axes, batch)
 
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        return self.whole.deviation(weight, noise, tensors) * tensors.get(_MASK, 1)
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return self.whole.perturbation(weight, noise, tensors) * tensors.get(_MASK, 1)
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         return self.whole.log_alpha(weight, tensors)
