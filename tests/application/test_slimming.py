@@ -18,6 +18,9 @@ from vardrop.compression.running import Probes, run
 from vardrop.compression.shrinking import planned
 from vardrop.errors import VardropError
 
+# Untrained nets after a few steps: what they score means nothing here.
+pytestmark = pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
+
 
 class Grouped(nn.Module):
     """A grouped convolution between two pointwise ones."""

@@ -175,7 +175,7 @@ def dead_ends(found: Slimmed, lost: float, kind: str, limit: float) -> Iterator[
             f"No net within max_drop={limit:g} was found: the best {score} is {after.score:.4g}, "
             f"of {before.score:.4g}. Train the net longer before, or give more epochs."
         )
-    elif kind != "max_drop" and found.left(kind) > limit * _CLOCK.get(kind, 1.0):
+    elif kind != "max_drop" and found.left(kind) > limit * _CLOCK.get(kind, 1 + 1e-9):
         yield (
             f"The budget {kind}={limit:g} was not reached: {found.left(kind):.3g} is left. Every "
             "layer keeps a unit, and what the notes name stays whole. Ask for more, or slim a net "

@@ -30,7 +30,7 @@ from vardrop.gates.base import along
 
 Quantity = Literal["macs", "bytes"]
 _START = 3.0  # the logit at which a gate begins: its mean is exactly one, and it is open in 99 %
-_LEAST = 0.1
+_LEAST = 0.1  # of a gate that is kept
 
 
 class UnitGates(nn.Module):
@@ -45,8 +45,8 @@ class UnitGates(nn.Module):
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> gates = UnitGates(net, (torch.zeros(1, 3),))
-    >>> gates.cost(torch.tensor([1.0, 1.0, 0.0, 0.0]))
-    tensor(0.5000)
+    >>> float(gates.cost(torch.tensor([1.0, 1.0, 0.0, 0.0])))
+    0.5
     """
 
     def __init__(self, net: nn.Module, example: Inputs) -> None:
@@ -76,7 +76,8 @@ class UnitGates(nn.Module):
 
     def expected(self, quantity: Quantity) -> Tensor:
         """The expected cost of the net, as a fraction of that of the whole one; differentiable."""
-        return self.cost(self.noise.open_probability({"logit": self.logit}), quantity)
+        open_probability = self.noise.open_probability({"logit": self.logit})
+        return self.cost(open_probability, quantity).to(self.logit)
 
     def cost(self, kept: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost of a net with these gates (1) or parts of them, as a fraction of the whole."""
@@ -189,43 +190,42 @@ class _Prices:
         layers, modules, gates = affine_layers(net), unit_modules(net), len(units)
         self.outputs = {n: v.outputs for n, v in layers.items()}
         self.outputs |= {n: v.outputs for n, v in modules.items()}
-        read = _counts(layers, units, lambda u: u.readers)
         fed = _counts(layers, units, lambda u: u.emitters)
-        whole = torch.tensor([float(_by_group(v)) for v in layers.values()])
-        sizes = [
-            torch.tensor([float(getattr(v, s)) for v in layers.values()])
-            for s in ("inputs", "outputs")
-        ]
-        self._in, self._out = read * (1 - whole[:, None]), fed
-        self._fixed_in = sizes[0] - self._in.sum(1)
-        self._fixed_out = sizes[1] - fed.sum(1)
+        read = _counts(layers, units, lambda u: u.readers)
+        inputs = _column(layers, lambda view: view.inputs)
+        outputs = _column(layers, lambda view: view.outputs)
+        self._in = read * (1 - _column(layers, _by_group).unsqueeze(1))
+        self._out = fed
+        self._fixed_in, self._fixed_out = inputs - self._in.sum(1), outputs - fed.sum(1)
         costs = layer_costs(net, example)
-        macs = torch.tensor([float(costs[n].macs) for n in layers])
-        width = torch.tensor(
-            [float(v.weight.numel() * v.weight.element_size()) for v in layers.values()]
-        )
-        pairs = (sizes[0] * sizes[1]).clamp_min(1)
-        self._price = {"macs": macs / pairs, "bytes": width / pairs}
-        each = torch.zeros(gates)
-        for gate, members in enumerate(units):
-            for unit in members:
-                for name, _ in (*unit.emitters, *unit.carriers):
-                    each[gate] += _bytes_per_unit(layers.get(name), modules.get(name))
-        self._each = {"macs": torch.zeros(gates), "bytes": each}
+        macs = torch.tensor([costs[name].macs for name in layers], dtype=torch.float64)
+        stored = _column(layers, lambda v: v.weight.numel() * v.weight.element_size())
+        pairs = (inputs * outputs).clamp_min(1)
+        self._price = {"macs": macs / pairs, "bytes": stored / pairs}
+        each = [
+            sum(
+                _bytes_per_unit(layers.get(name), modules.get(name))
+                for unit in members
+                for name, _ in (*unit.emitters, *unit.carriers)
+            )
+            for members in units
+        ]
+        self._each = {"macs": torch.zeros(gates), "bytes": torch.tensor(each)}
         everything = sum(t.numel() * t.element_size() for t in net.state_dict().values())
-        self._rest = {"macs": 0.0, "bytes": float(everything - width.sum() - each.sum())}
-        full = torch.ones(gates)
-        self.whole = {q: float(self.total(full, q)) for q in ("macs", "bytes")}
+        self._rest = {"macs": 0.0, "bytes": everything - float(stored.sum()) - sum(each)}
+        self.whole = {q: float(self.total(torch.ones(gates), q)) for q in ("macs", "bytes")}
 
     def total(self, kept: Tensor, quantity: str) -> Tensor:
         """The cost, differentiable by what is kept."""
-        fraction = kept.to(self._in)
-        inputs, outputs = (
-            self._fixed_in + self._in @ fraction,
-            self._fixed_out + self._out @ fraction,
-        )
+        part = kept.to(self._in)
+        inputs, outputs = self._fixed_in + self._in @ part, self._fixed_out + self._out @ part
         pairs = self._price[quantity] * inputs * outputs
-        return pairs.sum() + self._each[quantity] @ fraction + self._rest[quantity]
+        return pairs.sum() + self._each[quantity].to(part) @ part + self._rest[quantity]
+
+
+def _column(layers: dict[str, Affine], value: Callable[[Affine], float]) -> Tensor:
+    """A number for every layer."""
+    return torch.tensor([value(view) for view in layers.values()], dtype=torch.float64)
 
 
 def _bytes_per_unit(layer: Affine | None, module: Any) -> float:
@@ -245,7 +245,7 @@ def _counts(
 ) -> Tensor:
     """How many places of each layer belong to each gate, (layers, gates)."""
     rows = {name: i for i, name in enumerate(layers)}
-    found = torch.zeros(len(layers), len(units))
+    found = torch.zeros(len(layers), len(units), dtype=torch.float64)
     for gate, members in enumerate(units):
         for unit in members:
             for name, _ in places(unit):
