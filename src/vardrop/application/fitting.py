@@ -24,8 +24,7 @@ from vardrop.application.config import (
     working,
 )
 from vardrop.application.evaluation import measure
-from vardrop.application.methods import usual_method
-from vardrop.application.nets import build_net, usual_net
+from vardrop.application.named import build_net, usual_method, usual_net
 from vardrop.application.phases import read_phase
 from vardrop.application.run import Run, load_same_data
 from vardrop.application.trials import Order, carried_out

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vardrop.application.choosing import CHOICE, Choice
 from vardrop.application.config import Config
-from vardrop.application.nets import build_net
+from vardrop.application.named import build_net
 from vardrop.checks import check_number, check_type
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vardrop.application import Run, Slimmed
-from vardrop.application.methods import Method
+from vardrop.application.named import Method
 from vardrop.checks import printable
 from vardrop.compression import ShrinkPlan
 
