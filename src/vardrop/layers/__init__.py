@@ -4,16 +4,25 @@ from torch import nn
 
 from vardrop.checks import shown
 from vardrop.errors import VardropError
-from vardrop.layers.base import Ties, Variational, check_method, per_unit
-from vardrop.layers.conv import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
+from vardrop.layers.base import (
+    Ties as Ties,
+    Variational as Variational,
+    check_method as check_method,
+    per_unit as per_unit,
 )
-from vardrop.layers.dense import Bilinear, Embedding, Linear
+from vardrop.layers.conv import (
+    Conv1d as Conv1d,
+    Conv2d as Conv2d,
+    Conv3d as Conv3d,
+    ConvTranspose1d as ConvTranspose1d,
+    ConvTranspose2d as ConvTranspose2d,
+    ConvTranspose3d as ConvTranspose3d,
+)
+from vardrop.layers.dense import (
+    Bilinear as Bilinear,
+    Embedding as Embedding,
+    Linear as Linear,
+)
 
 # The torch layer, by exact type, and the noisy layer that takes its place.
 NOISY_TYPES: dict[type[nn.Module], type[Variational]] = {
@@ -70,23 +79,3 @@ def register_layer(plain: type[nn.Module], noisy: type[Variational]) -> None:
 def plain_types() -> dict[type[Variational], type[nn.Module]]:
     """The torch layer of every noisy layer, by exact type."""
     return {noisy: plain for plain, noisy in NOISY_TYPES.items()}
-
-
-__all__ = [
-    "NOISY_TYPES",
-    "Bilinear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "Embedding",
-    "Linear",
-    "Ties",
-    "Variational",
-    "check_method",
-    "per_unit",
-    "plain_types",
-    "register_layer",
-]

@@ -13,29 +13,15 @@ Every posterior answers the same questions about a weight tensor and its noise t
 `weight` is always the posterior mean.
 """
 
-from vardrop.posteriors import bernoulli, gaussian, zero_mean
 from vardrop.posteriors.base import (
-    Axes,
-    Noise,
-    Posterior,
-    Sharing,
-    Tensors,
-    check_drop_rate,
-    check_log_variance,
+    Axes as Axes,
+    Noise as Noise,
+    Posterior as Posterior,
+    Sharing as Sharing,
+    Tensors as Tensors,
+    check_drop_rate as check_drop_rate,
+    check_log_variance as check_log_variance,
 )
 from vardrop.posteriors.bernoulli import *  # noqa: F403 - what a file names in __all__ is public
 from vardrop.posteriors.gaussian import *  # noqa: F403
 from vardrop.posteriors.zero_mean import *  # noqa: F403
-
-__all__ = [
-    "Axes",
-    "Noise",
-    "Posterior",
-    "Sharing",
-    "Tensors",
-    "check_drop_rate",
-    "check_log_variance",
-]
-__all__ += bernoulli.__all__
-__all__ += gaussian.__all__
-__all__ += zero_mean.__all__

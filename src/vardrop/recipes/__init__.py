@@ -10,22 +10,14 @@ parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vardrop.recipes import classes, features, weights
+from vardrop.recipes import classes, features, recipe, weights
 from vardrop.recipes.classes import *  # noqa: F403 - what a file names in __all__ is public
 from vardrop.recipes.features import *  # noqa: F403
-from vardrop.recipes.recipe import (
-    BaseRecipe as BaseRecipe,
-    HeadRecipe as HeadRecipe,
-    Recipe as Recipe,
-    SwitchDropout as SwitchDropout,
-)
+from vardrop.recipes.recipe import *  # noqa: F403
 from vardrop.recipes.weights import *  # noqa: F403
 
 _NAMES = sorted([*classes.__all__, *features.__all__, *weights.__all__])
-METHODS: dict[str, Callable[..., BaseRecipe]] = {name: globals()[name] for name in _NAMES}
+METHODS: dict[str, Callable[..., recipe.BaseRecipe]] = {name: globals()[name] for name in _NAMES}
 
 if not TYPE_CHECKING:  # who would take a list that is no literal for an empty one
-    __all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"]
-    __all__ += classes.__all__
-    __all__ += features.__all__
-    __all__ += weights.__all__
+    __all__ = [*recipe.__all__, *_NAMES]  # noqa: PLE0604

@@ -16,6 +16,8 @@ from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
 from vardrop.values import Value
 
+__all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"]
+
 
 @dataclass(frozen=True)
 class BaseRecipe(Value, ABC):
