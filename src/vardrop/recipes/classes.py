@@ -46,7 +46,7 @@ def softmax() -> HeadRecipe:
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(5, 3), vd.softmax())
-    >>> net(torch.zeros(1, 5)).exp().sum().item()  # log-probabilities
+    >>> round(net(torch.zeros(1, 5)).exp().sum().item(), 4)  # log-probabilities
     1.0
 
     Bridle 1990, "Probabilistic interpretation of feedforward classification network outputs".
