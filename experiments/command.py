@@ -40,7 +40,7 @@ from experiments.runner import (
     result_path,
     reword,
 )
-from experiments.trainings import Tell
+from experiments.trainings import ProgressCallback
 from vardrop.training.observers import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
@@ -155,7 +155,7 @@ def _print_figures(experiment: Experiment, found: Mapping[str, Any], bounds: boo
 
 
 @contextmanager
-def _progress(name: str, minutes: float | None = None) -> Iterator[Tell | None]:
+def _progress(name: str, minutes: float | None = None) -> Iterator[ProgressCallback | None]:
     """A bar with the time left on a terminal; elsewhere lines, where minutes are expected."""
     if not on_terminal():
         yield None if minutes is None else _Lines(name, minutes)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.trainings import Tell, Watch
+from experiments.trainings import ProgressCallback, Watch
 from vardrop.data import IMAGE_SETS
 from vardrop.errors import VardropError
 from vardrop.files import read_json, write_atomically
@@ -153,7 +153,7 @@ def reproduce(
     functions: dict[str, Function],
     out: Path,
     quick: bool = False,
-    tell: Tell | None = None,
+    tell: ProgressCallback | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run the seeds that `out` does not hold yet, yielding the result as it grows.
 
@@ -209,7 +209,9 @@ def forget(out: Path) -> None:
     shutil.rmtree(_kept(out), ignore_errors=True)
 
 
-def _part(tell: Tell | None, index: int, count: int, seed: int) -> Tell | None:
+def _part(
+    tell: ProgressCallback | None, index: int, count: int, seed: int
+) -> ProgressCallback | None:
     """Tells a fraction of one seed as a fraction of all."""
     if tell is None:
         return None

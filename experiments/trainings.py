@@ -17,7 +17,7 @@ from vardrop.files import write_atomically
 from vardrop.training import Epoch, Loop, Recorder, read_history
 from vardrop.training.recording import CHECKPOINT, HISTORY
 
-Tell = Callable[[float, str], None]  # which fraction is done, and what is being done
+ProgressCallback = Callable[[float, str], None]  # which fraction is done, and what is being done
 Record = dict[str, Any]
 
 
@@ -89,7 +89,10 @@ class Watch:
     """
 
     def __init__(
-        self, directory: Path | None = None, tell: Tell | None = None, seconds: float = 60.0
+        self,
+        directory: Path | None = None,
+        tell: ProgressCallback | None = None,
+        seconds: float = 60.0,
     ) -> None:
         self.directory, self.tell, self.seconds = directory, tell, seconds
         self.done = 0.0
