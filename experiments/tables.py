@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.trainings import Watch
-from vardrop.application import Run, fit, resume
+from vardrop.application import Run, fit, load_run, resume
 from vardrop.data import DATASETS, data_directory, read_table
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError, needed
@@ -54,20 +54,14 @@ def defaults(
         folder = Path(temporary) if kept is None else kept
         folder.mkdir(parents=True, exist_ok=True)
         source = _source(table, task, folder)
-        ours = _run(folder / "vardrop", source | more | {"seed": seed})
-        _tell(watch, 0.8, "the plain net")
-        plain = _run(
-            folder / "plain", source | more | {"seed": seed, "recipe": None, "patience": _NEVER}
-        )
+        arguments = source | more | {"seed": seed}
+        ours = _run(folder / "vardrop", arguments, watch, 0.8)
+        bare = {"recipe": None, "patience": _NEVER}
+        plain = _run(folder / "plain", arguments | bare, watch, 0.95)
         scores = {"vardrop": _scores(ours), "plain": _scores(plain), "MLP": _mlp(ours, seed)}
         weight = ours.results["held_out"]["beta"]
     figures = {f"{k}, {name}": v for name, found in scores.items() for k, v in found.items()}
     return {"figures": figures | {"KL weight": weight}}
-
-
-def _tell(watch: Watch | None, part: float, text: str) -> None:
-    if watch is not None and watch.tell is not None:
-        watch.tell(part, text)
 
 
 def _source(table: str, task: Task | None, folder: Path) -> dict[str, Any]:
@@ -89,11 +83,19 @@ def _source(table: str, task: Task | None, folder: Path) -> dict[str, Any]:
     return {"data": path, "target": "target", "task": task, "drop": constant}
 
 
-def _run(out: Path, arguments: dict[str, Any]) -> Run:
-    """A run, from where it was cut off."""
-    if (out / "config.json").is_file():
-        return resume(out, observer=Observer())
-    return fit(out=out, observer=Observer(), force=True, **arguments)
+def _run(out: Path, arguments: dict[str, Any], watch: Watch | None, part: float) -> Run:
+    """A run, from where it was cut off; afterwards this part of the seed is done."""
+    if (out / "results.json").is_file():
+        return load_run(out)
+    begun = (out / "config.json").is_file()
+    found = (
+        resume(out, observer=Observer())
+        if begun
+        else fit(out=out, observer=Observer(), force=True, **arguments)
+    )
+    if watch is not None and watch.tell is not None:
+        watch.tell(part, f"{out.name} trained")
+    return found
 
 
 def _scores(run: Run) -> dict[str, float]:

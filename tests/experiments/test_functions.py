@@ -43,6 +43,7 @@ TINY = {
     "slim_beside_others": {
         "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
     },
+    "defaults": {"table": "iris", "epochs": 1},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 
