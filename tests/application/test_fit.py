@@ -28,7 +28,9 @@ from vardrop.files import read_tensors
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.observers import Observer
 
-QUICK = {"epochs": 2, "batch_size": 32, "observer": Observer()}
+QUICK = {
+    "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "observer": Observer(),
+}  # fmt: skip
 # Dropout that the named nets do not have, and gates that need a trained net, take options.
 OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint": True}}
 
@@ -37,15 +39,16 @@ OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint
 def regression(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "diabetes"
     return fit(
-        "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, observer=Observer()
-    )
+        "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, folds=2,
+        compare=False, observer=Observer(),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "iris"
-    return fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e-2, epochs=40, batch_size=16,
-               observer=Observer())  # fmt: skip
+    return fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e-2, epochs=40, batch_size=16, folds=1,
+               beta=1.0, compare=False, observer=Observer())  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*METHODS, "none"])
@@ -102,6 +105,15 @@ def test_it_learns_and_prunes_without_loss(classes):
     assert torch.equal(loaded(x), small(x))
     again = evaluate(classes)
     assert again["compression"] == found
+
+
+def test_few_rows_take_out_no_more_than_the_method_would(classes):
+    compress(classes, max_drop=0.1)
+    assert classes.results["compression"]["threshold"] < 3.0  # by request
+    compress(classes)
+    assert classes.results["compression"]["threshold"] == 3.0  # log alpha, the paper's rule
+    assert classes.results["compression"]["packed_bytes"] < classes.results["compression"]["bytes"]
+    assert (classes.directory / "small.vdp").is_file()
 
 
 def test_regression_speaks_in_the_units_of_the_target(regression):

@@ -30,7 +30,9 @@ from vardrop.files import read_tensors, sealed
 from vardrop.training import NotFiniteError
 from vardrop.training.observers import Observer
 
-QUICK = {"epochs": 2, "batch_size": 32, "lr": 1e-2, "observer": Observer()}
+QUICK = {
+    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False, "observer": Observer(),
+}  # fmt: skip
 
 
 def table(rows=80):
@@ -252,8 +254,8 @@ def before_choices(tmp_path_factory):
     """A run as all were before held-out rows decided anything but the best net."""
     folder = tmp_path_factory.mktemp("old")
     table().drop(columns="price").to_csv(folder / "t.csv", index=False)
-    more = {"folds": 1, "beta": 1.0, "compare": False, "warmup": (0.0, 1.0)}
-    fit(folder / "t.csv", "mlp", vd.sparse_vd(), target="t", out=folder / "run", **more, **QUICK)
+    settings = {**QUICK, "folds": 1, "beta": 1.0, "warmup": (0.0, 1.0)}
+    fit(folder / "t.csv", "mlp", vd.sparse_vd(), target="t", out=folder / "run", **settings)
     return folder / "run"
 
 

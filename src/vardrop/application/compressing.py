@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.application.choosing import together
 from vardrop.application.config import check_output, working
 from vardrop.application.run import Run, likelihood_for, predicted
 from vardrop.application.slimmed import Slimmed
@@ -31,10 +30,10 @@ from vardrop.conversion import revert
 from vardrop.errors import VardropError
 from vardrop.files import remove, write_tensors
 from vardrop.layers import Variational
-from vardrop.noisy import has_noise, tensor_name
+from vardrop.noisy import has_noise, relevance, tensor_name
 
 SMALL, PACKED = "small.safetensors", "small.vdp"
-_ENOUGH = 1000  # rows of validation that decide alone
+_ENOUGH = 1000  # rows of validation that show a small loss
 MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
 
 
@@ -48,10 +47,11 @@ def compress(
 
     Args:
         run: a run whose method selects weights or units.
-        max_drop: how much may be lost on validation data, to which the training data are added
-            where those are fewer than 1000 rows: of accuracy, so that 0.002 is 0.2 points (where
-            nothing is given); in regression, by which fraction the RMSE may grow, so that 0.01 is
-            1 % (where nothing is given), whatever the units of the target.
+        max_drop: how much may be lost on validation data: of accuracy, so that 0.002 is 0.2 points
+            (where nothing is given); in regression, by which fraction the RMSE may grow, so that
+            0.01 is 1 % (where nothing is given), whatever the units of the target. Fewer than 1000
+            rows cannot show so little: where nothing is given, the method's own rule then is the
+            most that goes.
         sparsity: the fraction to drop, instead.
         onnx: also write the small net as ONNX to this file.
 
@@ -129,12 +129,12 @@ def _compressed(
 ) -> tuple[nn.Module, ShrinkPlan]:
     score, metric = _metric(run)
     rises = score == "accuracy"
-    if max_drop is None and sparsity is None:
+    unasked = max_drop is None and sparsity is None
+    if unasked:
         max_drop = MAX_DROPS[score]
     if max_drop is not None:
         check_number("max_drop", max_drop, at_least=0)
-    held = run.data.validation
-    x, y = held if len(held.y) >= _ENOUGH else together(run.data.train, held)
+    x, y = run.data.validation
     # The logarithm turns a fraction of the RMSE into a difference, whatever its units.
     chosen = choose_threshold(
         run.net,
@@ -143,10 +143,12 @@ def _compressed(
         max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
         sparsity=sparsity,
     )
-    example = x[:1]
-    plan = plan_shrink(run.net, example, chosen)
+    example, threshold = x[:1], float(chosen)
+    if unasked and len(y) < _ENOUGH:
+        threshold = _bounded(run.net, threshold)
+    plan = plan_shrink(run.net, example, threshold)
     small = plan.apply(run.net)
-    found = {"score": score, **_measurements(run, small, plan, metric, float(chosen))}
+    found = {"score": score, **_measurements(run, small, plan, metric, threshold)}
     found["bytes"] = save(small, run.directory / SMALL)
     found["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
     if onnx is not None:
@@ -159,8 +161,14 @@ def _compressed(
         }
         for p in chosen.points
     ]
-    _store(run, float(chosen), {"compression": found, "curve": curve})
+    _store(run, threshold, {"compression": found, "curve": curve})
     return small, plan
+
+
+def _bounded(net: nn.Module, threshold: float) -> float:
+    """The threshold, or the method's own where that takes out less."""
+    rule = next(iter(relevance(net).values()))
+    return (min if rule.keep_above else max)(threshold, rule.threshold)
 
 
 def _log(value: float) -> float:
