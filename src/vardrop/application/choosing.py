@@ -114,8 +114,8 @@ _SAID = {
         -1.0,
     ),
     "majority": (
-        "On held-out rows this net (NLL {0:.3f}) is hardly better than the shares of the classes "
-        f"({{1:.3f}}). {_LITTLE}",
+        "On held-out rows this net (NLL {0:.3f}) is hardly better than the frequencies of the "
+        f"classes ({{1:.3f}}). {_LITTLE}",
         -1.0,
     ),
 }
@@ -178,15 +178,15 @@ def judged(held: Sequence[Held], log_scale: float, unit: float) -> Judgement:
 def without_net(
     pairs: Sequence[tuple[Part, Part]], classes: int, unit: float
 ) -> tuple[str, Judgement]:
-    """What the targets of the training rows alone say: their mean and deviation, or shares."""
+    """What the targets of the training rows alone say: their mean and deviation, or frequencies."""
     rows, missed = [], []
     for trained, held in pairs:
         if classes:
-            shares = (torch.bincount(trained.y, minlength=classes) + 1.0) / (
+            frequencies = (torch.bincount(trained.y, minlength=classes) + 1.0) / (
                 len(trained.y) + classes
             )
-            rows.append(-shares.double().log()[held.y])
-            missed.append((held.y != shares.argmax()).double())
+            rows.append(-frequencies.double().log()[held.y])
+            missed.append((held.y != frequencies.argmax()).double())
         else:
             mean, std = trained.y.mean(), trained.y.std(correction=0).clamp(min=1e-6)
             normal = torch.distributions.Normal(mean.double(), std.double())

@@ -193,9 +193,9 @@ class Run:
         )
 
     def interval(self, p: Prediction, level: float = 0.95) -> Interval:
-        """Interval of a prediction of this run that covers a share `level` of new rows.
+        """Interval of a prediction of this run that covers a fraction `level` of new rows.
 
-        Regression: mean +- q std, with q the bound that covers that share of the held-out rows
+        Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
         (split-conformal, see `conformal`). Classes, and where too few rows were held out: that of
         the draws, `p.interval(level)`.
         """

@@ -182,18 +182,18 @@ def compress(
     json: o.JSON = False,
 ) -> None:
     """Take out what the method calls dead, by validation data; or train to a budget of MACs."""
-    shares = {"macs": macs, "latency": latency, "bytes": bytes}
-    given = {"max-drop": max_drop, "sparsity": sparsity, **shares}
+    fractions = {"macs": macs, "latency": latency, "bytes": bytes}
+    given = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
     if sum(value is not None for value in given.values()) > 1:
         names = [f"--{name}" for name in given]
         raise typer.BadParameter(
             f"Expected {', '.join(names[:-1])} or {names[-1]}, but got several."
         )
     loaded = load_run(run)
-    if any(value is not None for value in shares.values()):
+    if any(value is not None for value in fractions.values()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes of the report say it too
-            slimmed = application.slim_run(loaded, onnx=onnx, **shares)
+            slimmed = application.slim_run(loaded, onnx=onnx, **fractions)
         printing.standing(loaded)
         printing.slimmed(loaded, slimmed, json)
         return
