@@ -241,6 +241,11 @@ def test_intervals_cover_what_they_say(tmp_path):
 def test_a_run_without_its_choice_is_damaged(tmp_path):
     fit(written(smooth(60), tmp_path), target="y", out=tmp_path / "r", epochs=1, compare=False,
         **QUIET)  # fmt: skip
+    run = load_run(tmp_path / "r")
+    assert run.standing == ""
+    scores = {k: v for k, v in run.choice.held_out.items() if k != "net"}
+    dataclasses.replace(run.choice, held_out=scores).write(tmp_path / "r")
+    assert "before held-out rows gave its noise a scale" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
     with pytest.raises(vd.VardropError, match="choice.safetensors, but it is not there: the noise"):
         load_run(tmp_path / "r").predict(smooth(3))

@@ -298,6 +298,9 @@ def test_runs_of_version_0_1_load_with_a_warning_and_go_on(before_choices, tmp_p
         old = load_run(run)
     assert torch.equal(old.predict(table()).probs, expected)
     assert len(old.history) == 2
+    with pytest.warns(UserWarning, match="has no checksum"):
+        assert resume(run, observer=Observer()).standing == ""  # at its end it stays as it is
+    assert not (run / "choice.safetensors").exists()
     with pytest.warns(UserWarning, match="checkpoint.safetensors has no checksum"):
         longer = resume(run, observer=Observer(), epochs=4)
     shutil.copytree(before_choices, tmp_path / "new")

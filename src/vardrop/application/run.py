@@ -115,12 +115,21 @@ class Run:
             return ""
         patient = settings.patience is None or values["waited"] < settings.patience
         if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
-            return ""
+            return self._unscaled()
         kept = "best" if self.config.keeps_best else "last"
         warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
         return (
             f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs; "
             f"this is its {kept} net{warm} so far."
+        )
+
+    def _unscaled(self) -> str:
+        found = Choice.read(self.directory)
+        if found is None or "net" in found.held_out:
+            return ""
+        return (
+            f"{self.directory} was stopped before held-out rows gave its noise a scale; go on with "
+            "`fit --resume`."
         )
 
     @functools.cached_property

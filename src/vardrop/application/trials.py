@@ -100,13 +100,16 @@ def carried_out(order: Order) -> ELBO:
     config, path, world = order.config, order.path, order.world
     choice = Choice.read(path) if order.resuming else None
     _initial(order)
+    measured = (path / "results.json").is_file()  # at its end, perhaps before there were choices
     if choice is None:
         choice = _chosen(order)
-        _write(choice, order)
+        if not measured:
+            _write(choice, order)
     beta = choice.beta if config.settings.beta is None else config.settings.beta
     settled = bool(choice.weights) and not order.folded
-    if settled and world.first and (path / TRIALS / _name(beta, 0)).is_dir():
-        _settle(path / TRIALS / _name(beta, 0), path)
+    trial = path / TRIALS / _name(choice.beta, 0)
+    if settled and world.first and trial.is_dir() and not (path / CHECKPOINT).is_file():
+        _settle(trial, path)
     world.agree(True)  # the others wait for the files
     validate = None if order.folded else _validation(order, order.data.validation)
     training = Training(config, path, order.rows, validate, beta, config.keeps_best, ABOUT_BEST)
@@ -136,7 +139,7 @@ def _initial(order: Order) -> None:
 
 
 def _settle(trial: Path, path: Path) -> None:
-    """Make a trial the run's own training; done again after a kill, it changes nothing."""
+    """Make a trial the run's own training; the checkpoint, which says that it is done, last."""
     for name in (HISTORY, BEST, STANDING, CHECKPOINT):
         write_atomically(path / name, (trial / name).read_bytes())
 
