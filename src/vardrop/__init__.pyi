@@ -78,6 +78,13 @@ from vardrop.layers import ConvTranspose2d as ConvTranspose2d
 from vardrop.layers import ConvTranspose3d as ConvTranspose3d
 from vardrop.layers import Embedding as Embedding
 from vardrop.layers import Linear as Linear
+from vardrop.layers import RNN as RNN
+from vardrop.layers import LSTM as LSTM
+from vardrop.layers import GRU as GRU
+from vardrop.layers import RNNCell as RNNCell
+from vardrop.layers import LSTMCell as LSTMCell
+from vardrop.layers import GRUCell as GRUCell
+from vardrop.layers import MultiheadAttention as MultiheadAttention
 from vardrop.layers import Variational as Variational
 from vardrop.layers import register_layer as register_layer
 from vardrop.likelihoods import Bernoulli as Bernoulli

@@ -82,6 +82,21 @@ class NoisyTensor:
     axes: Axes
     known_variance: Tensor | None = None
 
+    def rows(self, start: int, stop: int) -> NoisyTensor:
+        """The rows from `start` to `stop`, along axis 0, with their noise."""
+        size = len(self.mean)
+
+        def cut(tensors: Tensors) -> dict[str, Tensor]:
+            return {
+                name: t[start:stop] if t.dim() and len(t) == size else t
+                for name, t in tensors.items()
+            }
+
+        known = None if self.known_variance is None else self.known_variance[start:stop]
+        noise, hyper = cut(self.noise), cut(self.hyper)
+        mean = self.mean[start:stop]
+        return NoisyTensor(mean, self.posterior, self.prior, noise, hyper, self.axes, known)
+
     def variance(self) -> Tensor:
         """Var w, in the shape of the mean."""
         if self.known_variance is not None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop.conversion.kinds import (
     Kind,
@@ -26,16 +27,11 @@ from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
 FROZEN = "its weights are frozen; name it with `where` if it is meant"
-_RECURRENT = "recurrent layers run inside one torch function"
-_CELL = "recurrent cells run inside one torch function"
 # Why modules of these types, or of subclasses, stay; a noisy layer is refused where it is selected.
 _UNSUPPORTED: dict[type, str] = {
     Variational: "",
     Noisy: "a gate or head with noise of its own",
     LazyModuleMixin: "its shape is not known yet; run one batch through the net first",
-    nn.MultiheadAttention: "attention multiplies its packed weights inside one torch function",
-    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _RECURRENT),
-    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _CELL),
     nn.EmbeddingBag: "bags reduce rows inside one torch function",
 }
 
@@ -56,8 +52,8 @@ class NoisyLayers(Kind):
         self.rewrites = recipe.posterior is not None and recipe.posterior.zero_mean
 
     def reason(self, module: nn.Module) -> str | None:
-        if not has_parameters(module):
-            return None
+        if not has_parameters(module) or type(module) is NonDynamicallyQuantizableLinear:
+            return None  # the output projection of attention goes with it
         if type(module) in NOISY_TYPES:
             return self._own_reason(module)
         for base in type(module).__mro__:

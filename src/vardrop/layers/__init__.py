@@ -4,6 +4,7 @@ from torch import nn
 
 from vardrop.checks import shown
 from vardrop.errors import VardropError
+from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
 from vardrop.layers.base import (
     Ties as Ties,
     Variational as Variational,
@@ -23,6 +24,14 @@ from vardrop.layers.dense import (
     Embedding as Embedding,
     Linear as Linear,
 )
+from vardrop.layers.recurrent import (
+    GRU as GRU,
+    LSTM as LSTM,
+    RNN as RNN,
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    RNNCell as RNNCell,
+)
 
 # The torch layer, by exact type, and the noisy layer that takes its place.
 NOISY_TYPES: dict[type[nn.Module], type[Variational]] = {
@@ -35,6 +44,13 @@ NOISY_TYPES: dict[type[nn.Module], type[Variational]] = {
     nn.ConvTranspose1d: ConvTranspose1d,
     nn.ConvTranspose2d: ConvTranspose2d,
     nn.ConvTranspose3d: ConvTranspose3d,
+    nn.MultiheadAttention: MultiheadAttention,
+    nn.RNN: RNN,
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNNCell: RNNCell,
+    nn.LSTMCell: LSTMCell,
+    nn.GRUCell: GRUCell,
 }
 
 

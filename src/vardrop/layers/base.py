@@ -137,9 +137,7 @@ class Variational(Noisy):
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate = None
         if gate is not None:
-            side = gate.side(self.spatial)
-            units = self.inputs if side == "input" else self.outputs
-            self.gate = Gate(gate, units, self.channel_axis, side).to(wide(self._first_weight()))
+            self.gate = self.new_gate(gate).to(wide(self._first_weight()))
             self.gate.train(self.training)
         self._noise = {}
         for name, axes in self._noisy_axes().items():
@@ -151,6 +149,20 @@ class Variational(Noisy):
                 self._own(name, _tied(hyper, there, prior is not None and prior.learned)),
             )
         self._centre()
+
+    def new_gate(self, noise: FeatureNoise) -> Gate:
+        """A gate for the units of this layer."""
+        side = noise.side(self.spatial)
+        units = self.inputs if side == "input" else self.outputs
+        return Gate(noise, units, self.channel_axis, side)
+
+    def gated_weights(self) -> dict[str, Tensor]:
+        """The weights that multiply what passes the gate, by names of their own."""
+        return {name: getattr(self, name) for name in self.weight_axes}
+
+    def parts(self) -> dict[str, Variational]:
+        """Layers inside this one that are noisy with it, by name."""
+        return {}
 
     def _noisy_axes(self) -> Mapping[str, Axes]:
         """Which tensors the posterior is put on."""
@@ -178,7 +190,7 @@ class Variational(Noisy):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Start anew: the weights as torch starts them, and the noise as the method starts it."""
-        super().reset_parameters()  # type: ignore[misc]
+        self._reset_means()
         if "_noise" not in vars(self):
             return  # torch's own constructor calls this first
         for tensor in self.noisy_tensors().values():
@@ -190,6 +202,9 @@ class Variational(Noisy):
         self._centre()
         if self.gate is not None:
             self.gate.reset_parameters()
+
+    def _reset_means(self) -> None:
+        super().reset_parameters()  # type: ignore[misc]
 
     def _centre(self) -> None:
         """Keep the means of a zero-mean posterior at zero, whatever was loaded."""
@@ -321,9 +336,13 @@ class Variational(Noisy):
         """
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, getattr(self, weight), getattr(self, bias, None))
+        return self.drawn(self.affine(op, fused, weight, bias), inputs, noise)
+
+    def drawn(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+        """A draw of a product by the layer's estimator."""
         if self.prior is not None:
             self.count_pass()
-        return self.estimator(self.affine(op, fused, weight, bias), inputs, noise)
+        return self.estimator(affine, inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of the noisy tensors and of the gate, summed; None where there is none."""
@@ -339,13 +358,15 @@ class Variational(Noisy):
                 key = self._key(name, tensor)
                 if key not in known and (term := tensor.kl(value)) is not None:
                     terms[key] = term
+        for part in self.parts().values():
+            terms |= part.kl_terms(value, known)
         if self.gate is None:
             return terms
-        for name in self.weight_axes:
-            extra = self.gate.weight_kl(getattr(self, name))
+        for name, weight in self.gated_weights().items():
+            extra = self.gate.weight_kl(weight)
             if extra is not None:
                 terms["gate", self._identity(name)] = extra
-        return {**terms, **self.gate.kl_terms(value, known)}
+        return terms | self.gate.kl_terms(value, known)
 
     def _identity(self, name: str) -> int:
         # A weight that is computed anew at each access (a parametrization) belongs to one module.

@@ -1,0 +1,257 @@
+"""Multi-head attention with noisy projections, and gates on whole heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from vardrop.errors import VardropError
+from vardrop.estimators import Affine, Estimator, local_reparameterization
+from vardrop.functional import Dense
+from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.layers.base import Ties, Variational
+from vardrop.layers.dense import Linear
+from vardrop.posteriors import Axes, Posterior
+from vardrop.priors import Prior
+
+_DENSE = Dense()
+_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+class Projection(Linear, NonDynamicallyQuantizableLinear):
+    """The noisy output projection of an attention layer, which it belongs to."""
+
+
+class MultiheadAttention(Variational, nn.MultiheadAttention):
+    """`nn.MultiheadAttention` with posteriors on its projections, or with gates on its heads.
+
+    q, k, v = x W^T + b with W ~ q; heads = softmax(q k^T / sqrt(d)) v, each times its gate; the
+    output is their projection, which has a posterior of its own. Arguments and shapes are torch's.
+
+    Where query, key and value are one tensor they come from one draw of the packed weights; rows of
+    packed weights that meet different tensors are drawn apart, which is the same distribution.
+    With its noise off, and without a gate, it is torch's own layer, fast path included.
+
+    >>> import torch, vardrop as vd
+    >>> layer = vd.convert(torch.nn.MultiheadAttention(8, 2, batch_first=True), vd.sparse_vd())
+    >>> x = torch.zeros(3, 5, 8)
+    >>> layer(x, x, x)[0].shape
+    torch.Size([3, 5, 8])
+    """
+
+    out_proj: Any
+
+    @classmethod
+    def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
+        packed = layer._parameters.get("in_proj_weight") is not None
+        return dict.fromkeys(("in_proj_weight",) if packed else _SEPARATE, Linear.axes)
+
+    bias_names = ("in_proj_bias",)  # type: ignore[assignment]
+
+    @property
+    def inputs(self) -> int:
+        return self.num_heads
+
+    @property
+    def outputs(self) -> int:
+        return self.embed_dim
+
+    def make_noisy(
+        self,
+        posterior: Posterior | None = None,
+        prior: Prior | None = None,
+        estimator: Estimator = local_reparameterization,
+        gate: FeatureNoise | None = None,
+        noisy_bias: bool = False,
+        tied: Ties | None = None,
+    ) -> None:
+        super().make_noisy(posterior, prior, estimator, gate, noisy_bias, tied)
+        self.out_proj.__class__ = Projection
+        self.out_proj.make_noisy(posterior, prior, estimator, None, noisy_bias, tied)
+
+    def make_plain(self) -> None:
+        super().make_plain()
+        if isinstance(self.out_proj, Projection):
+            self.out_proj.make_plain()
+            self.out_proj.__class__ = NonDynamicallyQuantizableLinear  # type: ignore[assignment]
+
+    def parts(self) -> dict[str, Variational]:
+        return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
+
+    def _reset_means(self) -> None:
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+
+    def new_gate(self, noise: FeatureNoise) -> Gate:
+        """A gate with one unit per head, on heads (N, heads, length, width)."""
+        return Gate(noise, self.num_heads, -3, "input")
+
+    def gated_weights(self) -> dict[str, Tensor]:
+        return {"out_proj": self.out_proj.weight}
+
+    @torch.no_grad()
+    def scale_units(self, factor: Tensor, side: Side) -> None:
+        """Multiply every head by one number, in the weights that read it."""
+        self.out_proj.weight.mul_(factor.repeat_interleave(self.head_dim))
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        noise: Any = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Torch's attention with noise while sampling, or for given noise.
+
+        `noise` is a pair: what the estimator takes for each of the input projections that are
+        drawn apart, in a tuple, and for the output projection.
+        """
+        drawing = self.is_sampling or self.out_proj.is_sampling or noise is not None
+        if self.gate is None and not (drawing and (self.posterior is not None or self.dropout)):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask,
+                average_attn_weights, is_causal,
+            )  # fmt: skip
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = _unsqueezed(query, key, value, 0 if self.batch_first else 1)
+        elif is_causal and attn_mask is None:
+            raise VardropError("Expected `attn_mask` where `is_causal` is True, but got None.")
+        if not self.batch_first:
+            query, key, value = _transposed(query, key, value)
+        into, out = (None, None) if noise is None else noise
+        q, k, v = (self._split(x) for x in self._projected(query, key, value, into))
+        mask = self._mask(q, k, attn_mask, key_padding_mask, batched)
+        heads, weights = self._attend(q, *self._extended(k, v), mask, need_weights)
+        if self.gate is not None:
+            heads = self.gate(heads)
+        y = self.out_proj(heads.transpose(1, 2).flatten(2), out)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not self.batch_first:
+            y = y.transpose(0, 1)
+        if not batched:
+            y = y.squeeze(0 if self.batch_first else 1)
+            weights = None if weights is None else weights.squeeze(0)
+        return y, weights
+
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, noise: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: one product for tensors that are the same."""
+        size = self.embed_dim
+        if self.in_proj_weight is None:
+            found = [
+                self._product(x, name, (0, size), (i * size, (i + 1) * size), _nth(noise, i))
+                for i, (name, x) in enumerate(zip(_SEPARATE, (query, key, value), strict=True))
+            ]
+            return found[0], found[1], found[2]
+
+        def packed(x: Tensor, start: int, stop: int, index: int) -> Tensor:
+            rows = start * size, stop * size
+            return self._product(x, "in_proj_weight", rows, rows, _nth(noise, index))
+
+        if query is key and key is value:
+            q, k, v = packed(query, 0, 3, 0).chunk(3, -1)
+            return q, k, v
+        q = packed(query, 0, 1, 0)
+        if key is value:
+            k, v = packed(key, 1, 3, 1).chunk(2, -1)
+            return q, k, v
+        return q, packed(key, 1, 2, 1), packed(value, 2, 3, 2)
+
+    def _product(
+        self, x: Tensor, name: str, rows: tuple[int, int], biases: tuple[int, int], noise: Any
+    ) -> Tensor:
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[slice(*biases)]
+        if self.posterior is None or not (self.is_sampling or noise is not None):
+            return functional.linear(x, getattr(self, name)[slice(*rows)], bias)
+        views = self.noisy_tensors()
+        noisy = views.get("in_proj_bias")
+        affine = Affine(
+            op=functional.linear,
+            weight=views[name].in_step().rows(*rows),
+            bias=bias if noisy is None else noisy.rows(*biases),
+            outputs=rows[1] - rows[0],
+            trailing=0,
+            squares=self._squares,
+            channel_axis=-1,
+            fused=_DENSE,
+        )
+        return self.drawn(affine, (x,), noise)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(N, length, width) as heads (N, heads, length, width of a head)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with those that `add_bias_kv` and `add_zero_attn` append."""
+        batch = len(k)
+        if self.bias_k is not None and self.bias_v is not None:
+            more = (self._split(b.expand(batch, 1, -1)) for b in (self.bias_k, self.bias_v))
+            k, v = (torch.cat([x, own.to(x.dtype)], 2) for x, own in zip((k, v), more, strict=True))
+        if self.add_zero_attn:
+            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return k, v
+
+    def _mask(
+        self, q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
+    ) -> Tensor | None:
+        """Both masks as one that is added to the scores, (N or 1, heads or 1, L or 1, S)."""
+        total = None
+        if attn is not None:
+            attn = _additive(attn, q.dtype)
+            total = attn if attn.dim() == 2 else attn.view(len(q), self.num_heads, *attn.shape[1:])
+        if padding is not None:
+            padding = _additive(padding if batched else padding.unsqueeze(0), q.dtype)
+            padding = padding[:, None, None, :]
+            total = padding if total is None else total + padding
+        extra = (self.bias_k is not None) + self.add_zero_attn
+        return functional.pad(total, (0, extra)) if total is not None and extra else total
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        rate = self.dropout if self.training or self.is_sampling else 0.0
+        if not need_weights:
+            heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)
+            return heads, None
+        scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        weights = functional.dropout(weights, rate) if rate else weights
+        return weights @ v, weights
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
+def _nth(noise: Any, index: int) -> Any:
+    return None if noise is None else noise[index]
+
+
+def _unsqueezed(q: Tensor, k: Tensor, v: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _mapped(lambda x: x.unsqueeze(axis), q, k, v)
+
+
+def _transposed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _mapped(lambda x: x.transpose(0, 1), q, k, v)
+
+
+def _mapped(function: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A function of three tensors, once for those that are the same."""
+    query = function(q)
+    key = query if k is q else function(k)
+    return query, key, key if v is k else function(v)
