@@ -154,34 +154,38 @@ def _(
     module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> nn.Module:
     """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
-    for own in module.weight_axes:
-        if (alive := kept.get(tensor_name(name, own))) is not None:
-            getattr(module, own).mul_(alive)
-    gate, alive = module.gate, kept.get(inside(name, "gate"))
-    if gate is not None and alive is not None:
-        module.scale_units(alive, gate.side)
-    for own, tensor in module.noisy_tensors().items():
-        if tensor.axes.input:
-            deviations[inside(name, own)] = _variance(tensor, gate).sqrt()
+    layers = {name: module, **{inside(name, own): part for own, part in module.parts().items()}}
+    for layer_name, layer in layers.items():
+        for own in layer.weight_axes:
+            if (alive := kept.get(tensor_name(layer_name, own))) is not None:
+                getattr(layer, own).mul_(alive)
+    if module.gate is not None and (alive := kept.get(inside(name, "gate"))) is not None:
+        module.scale_units(alive, module.gate.side)
+    gated = {id(weight) for weight in module.gated_weights().values()}
+    for layer_name, layer in layers.items():
+        for own, tensor in layer.noisy_tensors().items():
+            if tensor.axes.input:
+                gating = module if id(tensor.mean) in gated else None
+                deviations[inside(layer_name, own)] = _variance(tensor, gating).sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
     return module
 
 
-def _variance(tensor: NoisyTensor, gate: Gate | None) -> Tensor:
-    """Var(z w) of every weight, z being the layer's gate: Var w (E z)^2 + Var z E(w^2)."""
+def _variance(tensor: NoisyTensor, layer: Variational | None) -> Tensor:
+    """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2)."""
     variance = tensor.variance().expand_as(tensor.mean)
-    if gate is None:
+    if layer is None or (gate := layer.gate) is None:
         return variance
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
     mean = torch.ones_like(variance)
     if unit_mean is not None:
-        mean = mean * per_unit(unit_mean, variance, gate.side, tensor.axes)
+        mean = mean * per_unit(layer.per_feature(unit_mean), variance, gate.side, tensor.axes)
     total = variance * mean.square()
     if log_alpha is None:
         return total
     finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
-    alpha = per_unit(finite.expand(gate.units), variance, gate.side, tensor.axes)
+    alpha = per_unit(layer.per_feature(finite.expand(gate.units)), variance, gate.side, tensor.axes)
     return total + alpha * mean.square() * (variance + wide(tensor.mean).square())
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
-from vardrop.layers import Ties
+from vardrop.layers import NOISY_TYPES, Ties
 from vardrop.noisy import Noisy
 from vardrop.recipes import BaseRecipe
 
@@ -58,9 +58,13 @@ class Kind(ABC):
 
 
 def own_weights(module: nn.Module) -> list[Tensor]:
-    """The weight of a module, where it has one."""
-    weight = getattr(module, "weight", None)
-    return [] if weight is None else [weight]
+    """The weights of a module that changes, those of its parts included."""
+    found = []
+    for part in module.modules():
+        kind = NOISY_TYPES.get(type(part))
+        names = ("weight",) if kind is None else kind.weights_of(part)
+        found += [w for name in names if (w := getattr(part, name, None)) is not None]
+    return found
 
 
 def has_parameters(module: nn.Module) -> bool:

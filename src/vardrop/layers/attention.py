@@ -92,12 +92,15 @@ class MultiheadAttention(Variational, nn.MultiheadAttention):
         return Gate(noise, self.num_heads, -3, "input")
 
     def gated_weights(self) -> dict[str, Tensor]:
-        return {"out_proj": self.out_proj.weight}
+        return {"out_proj.weight": self.out_proj.weight}
+
+    def per_feature(self, factor: Tensor) -> Tensor:
+        return factor.repeat_interleave(self.head_dim)
 
     @torch.no_grad()
     def scale_units(self, factor: Tensor, side: Side) -> None:
         """Multiply every head by one number, in the weights that read it."""
-        self.out_proj.weight.mul_(factor.repeat_interleave(self.head_dim))
+        self.out_proj.weight.mul_(self.per_feature(factor))
 
     def forward(  # type: ignore[override]
         self,

@@ -157,8 +157,12 @@ class Variational(Noisy):
         return Gate(noise, units, self.channel_axis, side)
 
     def gated_weights(self) -> dict[str, Tensor]:
-        """The weights that multiply what passes the gate, by names of their own."""
+        """The weights that multiply what passes the gate, by name."""
         return {name: getattr(self, name) for name in self.weight_axes}
+
+    def per_feature(self, factor: Tensor) -> Tensor:
+        """One number per unit of the gate as one per input (or output) of the gated weights."""
+        return factor
 
     def parts(self) -> dict[str, Variational]:
         """Layers inside this one that are noisy with it, by name."""
@@ -370,7 +374,8 @@ class Variational(Noisy):
 
     def _identity(self, name: str) -> int:
         # A weight that is computed anew at each access (a parametrization) belongs to one module.
-        return id(getattr(self, name)) if name in self._parameters else id(self)
+        own = dict(self.named_parameters()).get(name) if "." in name else self._parameters.get(name)
+        return id(self if own is None else own)
 
     def _key(self, name: str, tensor: NoisyTensor) -> tuple[int, ...]:
         """What identifies a tensor and its noise."""

@@ -96,6 +96,7 @@ class FunctionSampler:
                 continue
             if isinstance(own, Variational):
                 self._fix_layer(own, cast(Variational, copied))
+                inside.update(copied.get_submodule(name) for name in own.parts())
             elif is_random(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
@@ -105,6 +106,8 @@ class FunctionSampler:
         self._held = list(held.values())
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
+        for part, own in source.parts().items():
+            self._fix_layer(own, cast(Variational, layer.get_submodule(part)))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
         for name, mean in list(layer.named_parameters(recurse=False)):

@@ -27,10 +27,14 @@ class Layer(NamedTuple):
     make: Callable[[], nn.Module]
     shapes: tuple[tuple[int, ...], ...]
     indices: int | None = None  # the inputs are indices below this number
+    same: bool = False  # all inputs are one tensor
+    gates: bool = True  # whether it takes gates
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The same inputs at every call."""
         own = torch.Generator().manual_seed(1)
+        if self.same:
+            return (torch.randn(self.shapes[0], generator=own),) * len(self.shapes)
         if self.indices is not None:
             return tuple(torch.randint(self.indices, s, generator=own) for s in self.shapes)
         return tuple(torch.randn(s, generator=own) for s in self.shapes)
@@ -41,8 +45,10 @@ LAYERS: dict[str, Layer] = {
     "linear_sequence": Layer(lambda: nn.Linear(6, 4, bias=False), ((5, 3, 6),)),
     "linear_unbatched": Layer(lambda: nn.Linear(6, 4), ((6,),)),
     "bilinear": Layer(lambda: nn.Bilinear(4, 3, 5), ((6, 4), (6, 3))),
-    "embedding": Layer(lambda: nn.Embedding(7, 4), ((5, 3),), indices=7),
-    "embedding_padding": Layer(lambda: nn.Embedding(7, 4, padding_idx=0), ((5, 3),), indices=7),
+    "embedding": Layer(lambda: nn.Embedding(7, 4), ((5, 3),), indices=7, gates=False),
+    "embedding_padding": Layer(
+        lambda: nn.Embedding(7, 4, padding_idx=0), ((5, 3),), indices=7, gates=False
+    ),
     "conv1d": Layer(lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2), ((3, 4, 8),)),
     "conv2d": Layer(lambda: nn.Conv2d(4, 6, 3, stride=2, dilation=2), ((3, 4, 9, 9),)),
     "conv2d_reflect": Layer(
@@ -60,6 +66,26 @@ LAYERS: dict[str, Layer] = {
         lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1), ((2, 3, 4, 4),)
     ),
     "transposed3d": Layer(lambda: nn.ConvTranspose3d(2, 3, 2), ((2, 2, 3, 3, 3),)),
+    "self_attention": Layer(
+        lambda: nn.MultiheadAttention(6, 2, batch_first=True), ((3, 4, 6),) * 3, same=True
+    ),
+    "cross_attention": Layer(
+        lambda: nn.MultiheadAttention(6, 3, bias=False), ((4, 3, 6), (5, 3, 6), (5, 3, 6))
+    ),
+    "separate_attention": Layer(
+        lambda: nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=True, add_bias_kv=True),
+        ((3, 4, 6), (3, 5, 4), (3, 5, 5)),
+    ),
+    "rnn": Layer(lambda: nn.RNN(4, 3, 2, nonlinearity="relu"), ((5, 3, 4),), gates=False),
+    "lstm": Layer(
+        lambda: nn.LSTM(4, 6, bidirectional=True, proj_size=2, batch_first=True),
+        ((3, 5, 4),),
+        gates=False,
+    ),
+    "gru": Layer(lambda: nn.GRU(4, 3, bias=False), ((5, 3, 4),), gates=False),
+    "lstm_cell": Layer(lambda: nn.LSTMCell(4, 3), ((5, 4),), gates=False),
+    "gru_cell": Layer(lambda: nn.GRUCell(4, 3), ((5, 4),), gates=False),
+    "rnn_cell": Layer(lambda: nn.RNNCell(4, 3), ((5, 4),), gates=False),
 }
 
 RECIPES: dict[str, Recipe | SwitchDropout] = {
@@ -133,5 +159,5 @@ def cases() -> Iterator[tuple[str, str]]:
     """The names of every layer with every recipe that it can take; an index cannot be gated."""
     for layer, case in LAYERS.items():
         for name, recipe in RECIPES.items():
-            if recipe.gate is None or case.indices is None:
+            if recipe.gate is None or case.gates:
                 yield layer, name
