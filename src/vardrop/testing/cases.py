@@ -78,7 +78,7 @@ LAYERS: dict[str, Layer] = {
     ),
     "rnn": Layer(lambda: nn.RNN(4, 3, 2, nonlinearity="relu"), ((5, 3, 4),), gates=False),
     "lstm": Layer(
-        lambda: nn.LSTM(4, 6, bidirectional=True, proj_size=2, batch_first=True),
+        lambda: nn.LSTM(4, 3, bidirectional=True, batch_first=True),
         ((3, 5, 4),),
         gates=False,
     ),
