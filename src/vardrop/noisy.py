@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vardrop.checks import check_net, check_type
 from vardrop.divergence import kl_divergence, shared_in_step
@@ -495,15 +494,6 @@ def _check_not_sharded(net: nn.Module) -> None:
                 "Expected a net whose tensors are whole, but got a sharded one. "
                 "Gather its state dict into a plain copy first."
             )
-
-
-def untouched(x: Any) -> Any:
-    """An input with copies of its tensors, in any structure of tuples, lists and dictionaries.
-
-    A net that begins in place (`Dropout(inplace=True)`, `x += 1`) then leaves the caller's alone,
-    and every draw begins with the same.
-    """
-    return x.clone() if isinstance(x, Tensor) else tree_map_only(Tensor, Tensor.clone, x)
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

@@ -26,7 +26,7 @@ def projections(x):
 
 def values(layer, recipe):
     """Output, KL and gradients of one step with noise, and the state that a file would hold."""
-    make, shapes, indices = LAYERS[layer]
+    make, shapes, indices, same, _ = LAYERS[layer]
     own = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -35,9 +35,10 @@ def values(layer, recipe):
             torch.randn(s, generator=own, dtype=torch.float64)
             if indices is None
             else torch.arange(math.prod(s)).view(s) % indices
-            for s in shapes
+            for s in (shapes[:1] if same else shapes)
         ]
-        output = net(*x)
+        found = net(*(x * len(shapes) if same else x))
+        output = found if isinstance(found, torch.Tensor) else found[0]
         kl = vd.kl(net).double()
     (output.square().sum() + kl).backward()
     return {

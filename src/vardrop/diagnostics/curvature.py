@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vardrop.calls import untouched
 from vardrop.checks import check_integer, check_type
 from vardrop.diagnostics.batch_variance import mean_cross_entropy
 from vardrop.diagnostics.measuring import Loader, batches
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing
-from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling, untouched
+from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
 
 
 def kappa(

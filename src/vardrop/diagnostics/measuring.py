@@ -10,11 +10,12 @@ from statistics import NormalDist
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vardrop.calls import untouched
 from vardrop.checks import check_integer, check_number, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator, check_estimator
 from vardrop.layers import Variational
-from vardrop.noisy import noisy_modules, untouched
+from vardrop.noisy import noisy_modules
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import call, untouched
 from vardrop.checks import check_choice
 from vardrop.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
-from vardrop.noisy import evaluating, noisy_modules, sampling, untouched
+from vardrop.noisy import evaluating, noisy_modules, sampling
 
 Activation = Literal["identity", "relu", "abs"]
 
@@ -93,7 +94,7 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
     ]
     try:
         with evaluating(net), sampling(net):
-            net(untouched(x))
+            call(net, untouched(x))
     finally:
         for handle in handles:
             handle.remove()

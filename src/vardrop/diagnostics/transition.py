@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from vardrop.calls import call, untouched
 from vardrop.checks import check_integer
 from vardrop.diagnostics.alpha import spread_log_alpha
 from vardrop.diagnostics.measuring import Loader, batches
 from vardrop.errors import VardropError
-from vardrop.noisy import evaluating, sampling, untouched
+from vardrop.noisy import evaluating, sampling
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,14 @@ def accuracies(net: nn.Module, loader: Loader, samples: int = 20) -> Accuracies:
     with evaluating(net):
         for x, y in batches(loader):
             with sampling(net, on=False):
-                mean = net(untouched(x))
+                mean = call(net, untouched(x))
             if y.shape != mean.shape[:-1]:
                 raise VardropError(
                     f"Expected class indices of shape {tuple(mean.shape[:-1])} in `loader`, but "
                     f"got {tuple(y.shape)}: broadcasting would mix examples. Reshape them."
                 )
             with sampling(net):
-                draws = torch.stack([net(untouched(x)).softmax(-1) for _ in range(samples)])
+                draws = torch.stack([call(net, untouched(x)).softmax(-1) for _ in range(samples)])
             right[0] += (mean.argmax(-1) == y).sum()
             right[1] += (draws.argmax(-1) == y).sum() / samples
             right[2] += (draws.mean(0).argmax(-1) == y).sum()

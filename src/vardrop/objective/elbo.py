@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from vardrop.calls import call, one_tensor, plain_batch, untouched
 from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop.errors import VardropError
 from vardrop.functional import cached_step
 from vardrop.heads import Head, HeadParts
-from vardrop.likelihoods import Bernoulli, Categorical
-from vardrop.noisy import has_noise, kl, untouched
+from vardrop.likelihoods import Bernoulli, Categorical, Likelihood
+from vardrop.noisy import has_noise, kl
 
 _IGNORED = -100  # the class that torch's cross-entropy leaves out
 
@@ -41,6 +42,9 @@ class ELBO(nn.Module):
     A net that ends in a `Head` (see `dropmax`) is trained by the head's own objective in the place
     of the NLL; its likelihood is `Categorical()`.
 
+    Call it as `elbo(x, y)`: x is what the net takes, a tensor, a tuple of arguments or a dictionary
+    of named ones.
+
     Wrap *this* module in DistributedDataParallel or `torch.compile`: parameters that only the KL
     sees are then synchronised too, and `beta`, a buffer, changes without a recompilation.
 
@@ -53,6 +57,7 @@ class ELBO(nn.Module):
         samples: draws per step; their NLLs are averaged and the gradient is exact.
         kl_value_every: compute the value of the KL only every so many training steps and repeat
             it in between; the gradient is exact at every step. Saves time on large dense nets.
+        output: picks the tensor from what the net returns; its `logits`, where it has some.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -76,6 +81,7 @@ class ELBO(nn.Module):
         beta: float = 1.0,
         samples: int = 1,
         kl_value_every: int = 1,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         super().__init__()
         check_net(net)
@@ -95,7 +101,7 @@ class ELBO(nn.Module):
                 "vardrop.convert(net, recipe) first, or pass beta=0 for the likelihood alone."
             )
         self._check_head(net, likelihood)
-        self.net, self.likelihood = net, likelihood
+        self.net, self.likelihood, self.output = net, likelihood, output
         self.num_data, self.samples = num_data, samples
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(0.0))
@@ -150,10 +156,16 @@ class ELBO(nn.Module):
         gradient = kl(self.net, value=False)
         return gradient - gradient.detach() + latest
 
+    def _picked(self, output: Any) -> Any:
+        """What the likelihood is of: a function of the user's own gets all that the net returns."""
+        if self.output is not None:
+            return self.output(output)
+        return one_tensor(output) if isinstance(self.likelihood, Likelihood) else output
+
     def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
         if head is None:
-            output = self.net(untouched(x))
+            output = self._picked(call(self.net, untouched(plain_batch(x))))
             if not torch.compiler.is_compiling():  # a check of values would break the graph
                 _check_batch(self.likelihood, output, y)
             nll = self.likelihood(output, y)

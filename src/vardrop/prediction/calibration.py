@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import call, one_tensor, untouched
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
@@ -270,7 +271,7 @@ def distil(
         for step, x in enumerate(batches(model, loader)):
             own = None if seed is None else seed + epoch * 1_000_003 + step
             taught = predict(model, x, samples, likelihood=meaning, seed=own, keep=0)
-            loss = _loss(student(x.clone()), taught, temperature)
+            loss = _loss(one_tensor(call(student, untouched(x))), taught, temperature)
             chosen.zero_grad(set_to_none=True)
             loss.backward()
             chosen.step()

@@ -11,12 +11,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vardrop.calls import call, one_tensor, plain_batch, rows, untouched
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing, generator
@@ -30,7 +31,6 @@ from vardrop.prediction.preparation import (
     guarded,
     is_random,
     measured,
-    one_tensor,
     prepared,
     row_limit,
     undisturbed,
@@ -139,11 +139,11 @@ class FunctionSampler:
             module.redraw()
         return self.net
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Tensor:
         """The present function's output."""
-        if self.channels_last and x.dim() == 4:
+        if self.channels_last and isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return one_tensor(self.net(x))
+        return one_tensor(call(self.net, x))
 
 
 def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None]:
@@ -180,20 +180,20 @@ class FunctionDraws:
     def __init__(self, net: nn.Module, memory: int) -> None:
         self.sampler, self.memory, self.seed = FunctionSampler(net), memory, seed_of_a_call(None)
 
-    def rows(self, x: Tensor) -> int:
+    def rows(self, x: Any) -> int:
         size = measured(self.sampler.net, x)
         return row_limit(self.sampler.net, size, x, self.memory)
 
-    def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
         seeds = _seeds(self.seed, samples)
         for start in range(0, samples, _BLOCK):
             yield torch.stack([self._output(x, seed) for seed in seeds[start : start + _BLOCK]])
 
-    def _output(self, x: Tensor, seed: int) -> Tensor:
+    def _output(self, x: Any, seed: int) -> Tensor:
         with drawing(seed):
             self.sampler.redraw()
             with guarded(self.sampler.net):
-                return self.sampler(x.clone())
+                return self.sampler(untouched(x))
 
 
 def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module]:
@@ -373,9 +373,13 @@ def unlabelled_kappa(
     keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
 
     def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
-        output = functional_call(quiet, dict(zip(keys, leaves, strict=True)), (x.clone(),))
+        given = untouched(plain_batch(x))
+        args, kwargs = ((), given) if isinstance(given, dict) else ((given,), {})
+        output = one_tensor(
+            functional_call(quiet, dict(zip(keys, leaves, strict=True)), args, kwargs)
+        )
         score = _score(output.detach(), meaning)
-        return [-f / len(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
+        return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
     with torch.enable_grad(), drawing(seed_of_a_call(seed)):
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import Picked, mapped, parts, plain_batch, rows, tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing
@@ -37,7 +38,7 @@ _SETTLING = 32  # draws between two looks at the tolerance
 @undisturbed
 def predict(
     net: nn.Module | Objective,
-    x: Tensor | Iterable[object],
+    x: Tensor | Mapping[str, Any] | Iterable[object],
     samples: int = 32,
     *,
     mode: Mode = "sample",
@@ -47,6 +48,7 @@ def predict(
     memory: int = 2**28,
     tolerance: float | None = None,
     keep: int | None = None,
+    output: Callable[[Any], Tensor] | None = None,
     **deprecated: Any,
 ) -> Prediction:
     """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
@@ -55,9 +57,10 @@ def predict(
     its BatchNorm are never touched, so several threads may predict with one net at a time.
 
     Args:
-        net: a net with a posterior, gates, heads or dropout, whose output is one tensor; or an
-            ELBO, which brings its likelihood along, a learned deviation included.
-        x: inputs (N, ...), or a loader of batches, each a tensor or a tuple that begins with one.
+        net: a net with a posterior, gates, heads or dropout, whose output is one tensor or has
+            `logits`; or an ELBO, which brings its likelihood along, a learned deviation included.
+        x: inputs (N, ...): a tensor, or a dictionary of the net's arguments; or a loader of
+            batches, each of them such an input or a tuple that begins with one.
         samples: how many draws.
         mode: "sample"; "mean", the net without noise (weight scaling); "moments", one analytic pass
             that carries mean and variance (then `samples` normal draws at the output).
@@ -75,6 +78,7 @@ def predict(
         tolerance: stop a batch early, once the standard error of each mean probability (of each
             mean value in regression) is below it.
         keep: how many draws to keep for intervals and for densities of values; all by default.
+        output: picks the tensor from what the net returns, such as `lambda out: out[0]`.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import predict
@@ -87,6 +91,8 @@ def predict(
     """
     old = _Deprecated.take(deprecated)
     model, meaning = net_and_likelihood(net, likelihood, old.noise_std)
+    pick = getattr(net, "output", None) if output is None else output
+    model = model if pick is None else Picked(model, pick)
     way, chosen = old.words(draw, mode)
     options = _Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
     if options.mode != "mean":
@@ -141,28 +147,33 @@ class _Predictor:
         else:
             self.way = _way(net, options)
 
-    def __call__(self, x: Tensor) -> Iterator[Prediction]:
+    def __call__(self, x: Any) -> Iterator[Prediction]:
         """The predictions of a batch, in as many parts as the memory asks for."""
         return self._by_moments(x) if self.options.mode == "moments" else self._by_draws(x)
 
-    def _by_draws(self, x: Tensor) -> Iterator[Prediction]:
-        rows = self.way.rows(x)
-        for part in (x,) if rows >= len(x) else x.split(rows):
-            reduction = self.options.reduction()
+    def _by_draws(self, x: Any) -> Iterator[Prediction]:
+        most, count = self.way.rows(x), rows(x)
+        for part in (x,) if most >= count else parts(x, most):
+            reduction, length = self.options.reduction(), rows(part)
             for block in self.way(part, self.options.samples):
-                reduction.add(_checked(block, len(part)))
+                reduction.add(_checked(block, length))
                 if reduction.settled(self.options.tolerance):
                     break
             yield reduction.result()
 
-    def _by_moments(self, x: Tensor) -> Iterator[Prediction]:
+    def _by_moments(self, x: Any) -> Iterator[Prediction]:
         samples, memory, locations = (
             self.options.samples,
             self.options.memory,
             self.options.likelihood.locations,
         )
-        rows = row_limit(self.quiet, measured(self.quiet, x), x, memory) if len(x) > 2 else len(x)
-        for part in x.split(rows):
+        if not isinstance(x, Tensor):
+            raise VardropError(
+                f'Expected `x` to be one tensor for mode="moments", but got {type(x).__name__}. '
+                'Predict with mode="sample".'
+            )
+        most = row_limit(self.quiet, measured(self.quiet, x), x, memory) if len(x) > 2 else len(x)
+        for part in x.split(most):
             found, reduction = passed(self.net, part), self.options.reduction()
             for block in output_draws(found, samples, self.seed, memory):
                 reduction.add(_checked(block, len(part)))
@@ -191,34 +202,39 @@ def _checked(block: Tensor, rows: int) -> Tensor:
     return block
 
 
-def batches(net: nn.Module, data: Tensor | Iterable[object]) -> Iterator[Tensor]:
-    """The inputs of a tensor or loader, checked, on the device of the net."""
+def batches(net: nn.Module, data: Any) -> Iterator[Any]:
+    """The inputs of one batch or of a loader, checked, on the device of the net."""
     reference = next(net.parameters(), None)
     count = 0
-    for batch in [data] if isinstance(data, Tensor) else data:
-        x = batch[0] if isinstance(batch, tuple | list) and batch else batch
-        if not isinstance(x, Tensor):
+    for batch in [data] if isinstance(data, Tensor | Mapping) else data:
+        x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
+        if not tensors_in(x):
             raise VardropError(
-                f"Expected batches to be tensors, or tuples that begin with the input, but got "
-                f"{type(batch).__name__}. Wrap the loader."
+                f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
+                f"with such an input, but got {type(batch).__name__}. Wrap the loader."
             )
         _check_values(x)
         count += 1
-        yield x if reference is None else x.to(reference.device)
+        yield x if reference is None else mapped(lambda t: t.to(reference.device), x)
     if count == 0:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
 
-def _check_values(x: Tensor) -> None:
-    if x.dim() == 0 or len(x) == 0:
+def _check_values(x: Any) -> None:
+    if isinstance(x, Tensor) and (x.dim() == 0 or len(x) == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
-    # The sum is one cheap pass, and finite unless a value is not, or it overflows.
-    if x.is_floating_point() and not (math.isfinite(float(x.sum())) or bool(x.isfinite().all())):
-        bad = int((~x.isfinite()).sum())
-        raise VardropError(
-            f"Expected `x` to be finite, but got {bad} values that are NaN or infinite. "
-            "Clean the input first."
-        )
+    if rows(x) == 0:
+        raise VardropError("Expected `x` to have rows, but got none.")
+    named = x if isinstance(x, Mapping) else {"x": x}
+    for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
+        # The sum is one cheap pass, and finite unless a value is not, or it overflows.
+        masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
+        if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
+            bad = int((~tensor.isfinite()).sum())
+            raise VardropError(
+                f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
+                "Clean the input first."
+            )
 
 
 @dataclass(frozen=True)

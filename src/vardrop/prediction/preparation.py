@@ -16,6 +16,7 @@ from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 from torch.utils._pytree import tree_map_only
 
+from vardrop.calls import call, parts, rows, untouched
 from vardrop.errors import VardropError
 from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import NoiseCalls, drawn_from_own, own_noise
@@ -100,16 +101,6 @@ def _(module: Variational, noise: bool, local: bool) -> None:
         module.estimator = local_reparameterization
 
 
-def one_tensor(output: object) -> Tensor:
-    """The output, if it is one tensor."""
-    if not isinstance(output, Tensor):
-        raise VardropError(
-            f"Expected the net to return one tensor, but got {type(output).__name__}. "
-            "Wrap the net in a module that picks the output."
-        )
-    return output
-
-
 _DRAWING = (
     nn.RNNBase,
     nn.MultiheadAttention,
@@ -156,18 +147,18 @@ class Size(NamedTuple):
         return (self.row * rows + self.draw) * _TENSORS * torch.get_default_dtype().itemsize
 
 
-def measured(net: nn.Module, x: Tensor) -> Size:
+def measured(net: nn.Module, x: Any) -> Size:
     """The largest output after the first noise, from a pass of a private net on two rows."""
     try:
-        return _measured(net, x[:2])
+        return _measured(net, next(parts(x, 2)))
     except Exception:
-        if len(x) <= 2:
+        if rows(x) <= 2:
             raise
         return _measured(net, x)  # a forward may be made for batches of one size
 
 
-def _measured(net: nn.Module, x: Tensor) -> Size:
-    largest, weights, noisy = 1, 0, False
+def _measured(net: nn.Module, x: Any) -> Size:
+    largest, weights, noisy, count = 1, 0, False, rows(x)
 
     def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal noisy
@@ -181,14 +172,14 @@ def _measured(net: nn.Module, x: Tensor) -> Size:
         outputs: list[int] = []
         tree_map_only(Tensor, lambda t: outputs.append(t.numel()), output)
         drawn = _drawn_weights(module)
-        largest = max(largest, sum(outputs) // len(x), drawn.row)
+        largest = max(largest, sum(outputs) // count, drawn.row)
         weights = max(weights, drawn.draw)
 
     with ExitStack() as hooks, NoiseCalls(answer):
         for module in net.modules():
             if is_random(module) or not any(True for _ in module.children()):
                 hooks.callback(module.register_forward_hook(record).remove)
-        net(x.clone())
+        call(net, untouched(x))
     return Size(largest, weights)
 
 
@@ -206,11 +197,12 @@ def _(module: Variational) -> Size:
     ]
 
 
-def row_limit(net: nn.Module, size: Size, x: Tensor, memory: int) -> int:
+def row_limit(net: nn.Module, size: Size, x: Any, memory: int) -> int:
     """How many rows one draw can hold; all of them where rows are normalised together."""
     fit, norms = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
-    together = fit < len(x) and any(m.running_mean is None for m in modules_of(net, norms).values())
-    return len(x) if together else fit
+    count = rows(x)
+    together = fit < count and any(m.running_mean is None for m in modules_of(net, norms).values())
+    return count if together else fit
 
 
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:

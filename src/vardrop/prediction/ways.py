@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import call, mapped, one_tensor, rows, shapes, tensors_in, untouched
 from vardrop.estimators import (
     LocalReparameterization,
     check_estimator,
@@ -38,7 +39,6 @@ from vardrop.prediction.preparation import (
     guarded,
     is_random,
     measured,
-    one_tensor,
     per_axis,
     plain_forward,
     prepared,
@@ -53,14 +53,14 @@ _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a
 class Way(Protocol):
     """One way to draw."""
 
-    def rows(self, x: Tensor) -> int:
+    def rows(self, x: Any) -> int:
         """How many rows of x are drawn together within the memory."""
 
-    def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
         """Blocks of outputs (s, N, ...), `samples` draws in all."""
 
 
-_Run = Callable[[nn.Module, Tensor, int], Tensor]
+_Run = Callable[[nn.Module, Any, int], Tensor]
 
 
 class MeanPass:
@@ -69,12 +69,12 @@ class MeanPass:
     def __init__(self, net: nn.Module) -> None:
         self.net = prepared(net, noise=False)
 
-    def rows(self, x: Tensor) -> int:
-        return len(x)
+    def rows(self, x: Any) -> int:
+        return rows(x)
 
-    def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
         with guarded(self.net):
-            y = one_tensor(self.net(x.clone()))
+            y = one_tensor(call(self.net, untouched(x)))
         yield y.unsqueeze(0)
 
 
@@ -90,7 +90,7 @@ class EstimatorDraws:
     ) -> None:
         self.source, self.memory, self.local, self.block = net, memory, local, block
         self._twin: nn.Module | None = None
-        self._plans: dict[torch.Size, tuple[Chain | None, Size]] = {}
+        self._plans: dict[tuple[torch.Size, ...], tuple[Chain | None, Size]] = {}
 
     @property
     def net(self) -> nn.Module:
@@ -99,28 +99,30 @@ class EstimatorDraws:
             self._twin = prepared(self.source, noise=True, local=self.local)
         return self._twin
 
-    def _known(self, x: Tensor) -> tuple[Chain | None, Size]:
+    def _known(self, x: Any) -> tuple[Chain | None, Size]:
         """The chain, if the net is one for such inputs, and what a draw holds."""
-        if x.shape[1:] not in self._plans:
-            found = chain(self.source, x, self.local)
+        key = shapes(x)
+        if key not in self._plans:
+            found = chain(self.source, x, self.local) if isinstance(x, Tensor) else None
             size = measured(self.net, x) if found is None else found.size
-            self._plans[x.shape[1:]] = found, size
-        return self._plans[x.shape[1:]]
+            self._plans[key] = found, size
+        return self._plans[key]
 
-    def rows(self, x: Tensor) -> int:
+    def rows(self, x: Any) -> int:
         return row_limit(self.source, self._known(x)[1], x, self.memory)
 
-    def __call__(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
         found, size = self._known(x)
-        most = min(self.memory, _WORKING_SET) if x.device.type == "cpu" else self.memory
-        fit = max(1, most // size.bytes(len(x)))
+        on_cpu = tensors_in(x)[0].device.type == "cpu"
+        most = min(self.memory, _WORKING_SET) if on_cpu else self.memory
+        fit = max(1, most // size.bytes(rows(x)))
         sizes = even(samples, min(fit, self.block or samples))
         if found is not None:
             return side_by_side(found, x, sizes)
         return together(self.net, x, sizes)
 
 
-def together(net: nn.Module, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+def together(net: nn.Module, x: Any, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size by vmap: what depends on no noise runs once per block.
 
     A net that draws in place of its input needs a copy of it for every draw; one that vmap cannot
@@ -131,7 +133,7 @@ def together(net: nn.Module, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
         yield _first_that_runs(runs, net, x, size)
 
 
-def _first_that_runs(runs: list[_Run], net: nn.Module, x: Tensor, size: int) -> Tensor:
+def _first_that_runs(runs: list[_Run], net: nn.Module, x: Any, size: int) -> Tensor:
     """The output of the first of the runs that works; those that do not are taken off the list."""
     while len(runs) > 1:
         try:
@@ -150,25 +152,25 @@ def _first_that_runs(runs: list[_Run], net: nn.Module, x: Tensor, size: int) -> 
     return runs[0](net, x, size)
 
 
-def _vectorised(net: nn.Module, x: Tensor, draws: int) -> Tensor:
-    index = torch.arange(draws, device=x.device)
+def _vectorised(net: nn.Module, x: Any, draws: int) -> Tensor:
+    index = torch.arange(draws, device=tensors_in(x)[0].device)
     with guarded(net):  # a copy of x, because a forward may overwrite its input
-        run = torch.vmap(lambda _: one_tensor(net(x.clone())), randomness="different")
+        run = torch.vmap(lambda _: one_tensor(call(net, untouched(x))), randomness="different")
         return run(index)
 
 
-def _vectorised_apart(net: nn.Module, x: Tensor, draws: int) -> Tensor:
+def _vectorised_apart(net: nn.Module, x: Any, draws: int) -> Tensor:
     with guarded(net):
-        run = torch.vmap(lambda row: one_tensor(net(row.clone())), randomness="different")
-        return run(x.expand(draws, *x.shape))
+        run = torch.vmap(lambda row: one_tensor(call(net, untouched(row))), randomness="different")
+        return run(mapped(lambda t: t.expand(draws, *t.shape), x))
 
 
-def _looped(net: nn.Module, x: Tensor, draws: int) -> Tensor:
+def _looped(net: nn.Module, x: Any, draws: int) -> Tensor:
     with guarded(net):
-        return torch.stack([one_tensor(net(x.clone())) for _ in range(draws)])
+        return torch.stack([one_tensor(call(net, untouched(x))) for _ in range(draws)])
 
 
-def _failing_module(net: nn.Module, x: Tensor) -> str:
+def _failing_module(net: nn.Module, x: Any) -> str:
     """The innermost module that was entered and not left when vmap failed."""
     with ExitStack() as hooks:
         entered = watched(net, hooks)

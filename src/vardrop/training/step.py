@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import call, untouched
 from vardrop.errors import NotFiniteError, VardropError
-from vardrop.noisy import Noisy, untouched
+from vardrop.noisy import Noisy
 from vardrop.objective import ELBO
 from vardrop.training.processes import ALONE, World, own_generators
 
@@ -106,7 +107,7 @@ def _broken_output(net: nn.Module, x: Tensor) -> str | None:
     handles = [m.register_forward_hook(look(name)) for name, m in net.named_modules()]
     try:
         with own_generators(x.device):
-            net(untouched(x))
+            call(net, untouched(x))
     finally:
         for handle in handles:
             handle.remove()
