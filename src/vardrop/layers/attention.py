@@ -119,6 +119,7 @@ class MultiheadAttention(Variational, nn.MultiheadAttention):
         `noise` is a pair: what the estimator takes for each of the input projections that are
         drawn apart, in a tuple, and for the output projection.
         """
+        _check_padding(key_padding_mask)
         drawing = self.is_sampling or self.out_proj.is_sampling or noise is not None
         if self.gate is None and not (drawing and (self.posterior is not None or self.dropout)):
             return super().forward(
@@ -239,6 +240,19 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
+def _check_padding(mask: Tensor | None) -> None:
+    """Refuse a sequence without keys, over which a softmax is not defined."""
+    if mask is None or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return
+    hidden = (mask if mask.dtype == torch.bool else mask == float("-inf")).all(-1)
+    if bool(hidden.any()):
+        row = int(hidden.flatten().nonzero()[0])
+        raise VardropError(
+            f"Expected `key_padding_mask` to leave a key in every sequence, but got one that hides "
+            f"all of row {row}. Leave out empty sequences."
+        )
 
 
 def _nth(noise: Any, index: int) -> Any:

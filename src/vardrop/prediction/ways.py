@@ -46,6 +46,7 @@ from vardrop.prediction.preparation import (
     watched,
 )
 
+_FUSED_STEPS = (nn.RNNBase, nn.RNNCellBase)  # torch's kernels know no vmap
 _EXACT = (torch.float32, torch.float64)
 _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a repeated call
 
@@ -126,9 +127,11 @@ def together(net: nn.Module, x: Any, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size by vmap: what depends on no noise runs once per block.
 
     A net that draws in place of its input needs a copy of it for every draw; one that vmap cannot
-    carry at all runs in a loop.
+    carry at all, such as one with recurrent layers, runs in a loop.
     """
     runs: list[_Run] = [_vectorised, _vectorised_apart, _looped]
+    if modules_of(net, _FUSED_STEPS):
+        runs = [_looped]
     for size in sizes:
         yield _first_that_runs(runs, net, x, size)
 

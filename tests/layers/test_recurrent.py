@@ -1,0 +1,119 @@
+"""Recurrent layers: one draw of the weights per call, on torch's own kernels."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import vardrop as vd
+
+LAYERS = {
+    "rnn": lambda: nn.RNN(4, 3, 2, nonlinearity="relu", bidirectional=True),
+    "gru": lambda: nn.GRU(4, 3, 2, batch_first=True, bidirectional=True),
+    "lstm": lambda: nn.LSTM(4, 5, 2, bias=False),
+    "projected": lambda: nn.LSTM(4, 5, proj_size=2, batch_first=True),
+}
+CELLS = {
+    "rnn": lambda: nn.RNNCell(4, 3),
+    "gru": lambda: nn.GRUCell(4, 3, bias=False),
+    "lstm": lambda: nn.LSTMCell(4, 3),
+}
+ALL = {**LAYERS, **{f"{name} cell": make for name, make in CELLS.items()}}
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
+
+def flat(output):
+    return [output] if isinstance(output, torch.Tensor) else [t for o in output for t in flat(o)]
+
+
+def inputs(name):
+    return torch.randn((6, 4) if "cell" in name else (6, 7, 4)).double()
+
+
+@pytest.mark.parametrize(
+    "recipe", [vd.bayes_by_backprop(log_sigma2=-2.0), vd.sparse_vd()], ids=repr
+)
+@pytest.mark.parametrize("name", ALL)
+def test_a_draw_is_the_torch_layer_of_the_drawn_weights(name, recipe):
+    noisy, x = vd.convert(ALL[name]().double(), recipe), inputs(name)
+    tensors = noisy.noisy_tensors()
+    noise = {key: tensor.draw() for key, tensor in tensors.items()}
+    plain = vd.revert(copy.deepcopy(noisy))
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            getattr(plain, key).copy_(tensor.sample(noise[key]))
+    expected, found = flat(plain(x)), flat(noisy(x, noise=noise))
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_sequence_of_a_call_sees_one_draw(name):
+    noisy = vd.convert(ALL[name]().double(), vd.bayes_by_backprop(log_sigma2=-1.0)).train()
+    x = inputs(name)
+    axis = 0 if "cell" in name or getattr(noisy, "batch_first", False) else 1
+    one = x.narrow(axis, 0, 1)
+    both = flat(noisy(torch.cat([one, one], axis)))[0]
+    torch.testing.assert_close(both.narrow(axis, 0, 1), both.narrow(axis, 1, 1))
+    assert not torch.equal(flat(noisy(one))[0], flat(noisy(one))[0])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_packed_sequences_and_initial_states(name):
+    noisy = vd.convert(LAYERS[name](), vd.sparse_vd(log_sigma2=-30.0))
+    plain = vd.revert(copy.deepcopy(noisy))
+    packed = pack_sequence([torch.randn(n, 4) for n in (5, 3, 2)])
+    for a, b in zip(flat(noisy(packed)[0].data), flat(plain(packed)[0].data), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    x = torch.randn(6, 6, 4)
+    _, state = plain(x)
+    for a, b in zip(flat(noisy(x, state)), flat(plain(x, state)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_drawing_leaves_the_layer_as_it_is():
+    noisy = vd.convert(nn.LSTM(4, 3), vd.sparse_vd()).train()
+    before = {k: (id(v), v.clone()) for k, v in noisy.state_dict(keep_vars=True).items()}
+    weights = list(noisy._flat_weights)
+    noisy(torch.randn(5, 2, 4))
+    after = noisy.state_dict(keep_vars=True)
+    assert {k: id(v) for k, v in after.items()} == {k: i for k, (i, _) in before.items()}
+    assert all(torch.equal(after[k], v) for k, (_, v) in before.items())
+    assert all(a is b for a, b in zip(noisy._flat_weights, weights, strict=True))
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(11, 6), nn.LSTM(6, 5, batch_first=True)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, words):
+        return self.last(self.lstm(self.embed(words))[0][:, -1])
+
+
+def test_a_net_with_a_recurrent_layer_trains_predicts_and_draws(tmp_path):
+    torch.manual_seed(0)
+    words, y = torch.randint(11, (8, 6)), torch.randint(3, (8,))
+    net = vd.convert(Classifier(), vd.sparse_vd(log_sigma2=-4.0))
+    assert {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "embed", "last"} == set(vd.log_alpha(net))
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=8)
+    elbo(words, y).loss.backward()
+    assert all(p.grad is not None for p in net.parameters())
+    p = vd.predict(net, words, samples=4, seed=0)
+    assert float(p.epistemic.max()) > 0
+    drawn = vd.draw(net, seed=0)
+    assert type(drawn.lstm) is nn.LSTM
+    assert torch.equal(drawn(words), drawn(words))
+    vd.save_noisy(net, tmp_path / "net")
+    again = vd.load_noisy(tmp_path / "net", Classifier())
+    assert torch.equal(again.eval()(words), net.eval()(words))
+
+
+def test_gates_inside_recurrent_layers_are_skipped_with_a_reason():
+    plan = vd.plan(Classifier(), vd.beta_bernoulli())
+    reason = {s.name: s.reason for s in plan.skips}["lstm"]
+    assert "vardrop.recurrent_dropout" in reason
