@@ -420,6 +420,8 @@ class _Replica:
             else:
                 state[name] = self.own(value) if name in _OWN else self.value(value)
         state.pop("_compiled_call_impl", None)  # it would call the original
+        if "_flat_weights" in state:  # of recurrent layers, which follow their parameters
+            state["_flat_weights"] = list(state["_flat_weights"])
         for name in module.transient if isinstance(module, Noisy) else ():
             state.pop(name, None)
         return twin

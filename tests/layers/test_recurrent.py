@@ -105,8 +105,10 @@ def test_a_net_with_a_recurrent_layer_trains_predicts_and_draws(tmp_path):
     assert all(p.grad is not None for p in net.parameters())
     p = vd.predict(net, words, samples=4, seed=0)
     assert float(p.epistemic.max()) > 0
+    before = net.eval()(words)
     drawn = vd.draw(net, seed=0)
     assert type(drawn.lstm) is nn.LSTM
+    assert torch.equal(net(words), before)
     assert torch.equal(drawn(words), drawn(words))
     vd.save_noisy(net, tmp_path / "net")
     again = vd.load_noisy(tmp_path / "net", Classifier())

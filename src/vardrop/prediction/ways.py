@@ -130,7 +130,7 @@ def together(net: nn.Module, x: Any, sizes: list[int]) -> Iterator[Tensor]:
     carry at all, such as one with recurrent layers, runs in a loop.
     """
     runs: list[_Run] = [_vectorised, _vectorised_apart, _looped]
-    if modules_of(net, _FUSED_STEPS):
+    if any(isinstance(m, _FUSED_STEPS) for m in net.modules()):
         runs = [_looped]
     for size in sizes:
         yield _first_that_runs(runs, net, x, size)
