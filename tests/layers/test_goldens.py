@@ -26,7 +26,7 @@ def projections(x):
 
 def values(layer, recipe):
     """Output, KL and gradients of one step with noise, and the state that a file would hold."""
-    make, shapes, indices, same, _ = LAYERS[layer]
+    make, shapes, indices, same = LAYERS[layer]
     own = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -115,7 +115,68 @@ def test_a_net_with_a_recurrent_layer_trains_predicts_and_draws(tmp_path):
     assert torch.equal(again.eval()(words), net.eval()(words))
 
 
-def test_gates_inside_recurrent_layers_are_skipped_with_a_reason():
-    plan = vd.plan(Classifier(), vd.beta_bernoulli())
-    reason = {s.name: s.reason for s in plan.skips}["lstm"]
-    assert "vardrop.recurrent_dropout" in reason
+# ---- masks per sequence
+
+
+GATES = [vd.recurrent_dropout(0.4), vd.recurrent_dropout(0.4, learned=True), vd.beta_bernoulli()]
+
+
+@pytest.mark.parametrize("recipe", GATES, ids=repr)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_mask_is_one_set_of_weights_per_sequence(name, recipe):
+    """Masks on inputs and state are masks on the columns of the weights, one per sequence."""
+    noisy, x = vd.convert(LAYERS[name]().double(), recipe).train(), inputs(name)
+    masks = []
+    noisy.gate.register_forward_hook(lambda module, args, output: masks.append(output.detach()))
+    found = flat(noisy(x))
+    axis = 0 if noisy.batch_first else 1
+    assert masks[0].shape == (x.shape[axis], noisy.gate.units)
+    assert len({tuple(m.tolist()) for m in masks[0]}) > 1
+    for row, mask in enumerate(masks[0]):
+        plain = LAYERS[name]().double()
+        state = noisy.state_dict()
+        plain.load_state_dict({k: state[k] for k in plain.state_dict()})
+        with torch.no_grad():
+            for key, weight in noisy.gated_weights().items():
+                getattr(plain, key).copy_(weight * noisy.per_feature(mask, key))
+        expected = flat(plain(x.narrow(axis, row, 1)))
+        torch.testing.assert_close(found[0].narrow(axis, row, 1), expected[0])
+        for a, b in zip(found[1:], expected[1:], strict=True):
+            torch.testing.assert_close(a[:, row : row + 1], b)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_masks_of_unbatched_sequences_and_given_states(name):
+    noisy = vd.convert(LAYERS[name]().double(), vd.recurrent_dropout(0.0)).train()
+    plain = vd.revert(copy.deepcopy(noisy))
+    x = torch.randn(7, 4).double()
+    for a, b in zip(flat(noisy(x)), flat(plain(x)), strict=True):
+        torch.testing.assert_close(a, b)
+    x = inputs(name)
+    _, state = plain(x)
+    for a, b in zip(flat(noisy(x, state)), flat(plain(x, state)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_weights_and_masks_together():
+    noisy = vd.convert(nn.GRU(4, 3), vd.bayesian_compression()).train()
+    x = torch.randn(5, 2, 4)
+    assert not torch.equal(noisy(x)[0], noisy(x)[0])
+    (noisy(x)[0].sum() + vd.kl(noisy)).backward()
+    assert all(p.grad is not None for p in noisy.parameters() if p.requires_grad)
+
+
+def test_where_masks_go():
+    plan = vd.plan(Classifier(), vd.recurrent_dropout())
+    assert [s.name for s in plan.changes] == ["lstm"]
+    assert {s.name: s.reason for s in plan.skips}["last"] == (
+        "one mask per sequence is for recurrent layers"
+    )
+    with pytest.raises(vd.VardropError, match="a cell sees one step"):
+        vd.convert(nn.LSTMCell(4, 3), vd.recurrent_dropout())
+    with pytest.raises(vd.VardropError, match="cannot depend on what comes at each step"):
+        vd.convert(nn.LSTM(4, 3), vd.standout())
+    noisy = vd.convert(nn.LSTM(4, 3), vd.recurrent_dropout()).train()
+    with pytest.raises(vd.VardropError, match="padded tensor.*PackedSequence"):
+        noisy(pack_sequence([torch.randn(3, 4)]))
+    assert noisy.eval()(pack_sequence([torch.randn(3, 4)]))[0].data.shape == (3, 3)

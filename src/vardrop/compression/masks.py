@@ -161,31 +161,36 @@ def _(
                 getattr(layer, own).mul_(alive)
     if module.gate is not None and (alive := kept.get(inside(name, "gate"))) is not None:
         module.scale_units(alive, module.gate.side)
-    gated = {id(weight) for weight in module.gated_weights().values()}
+    gated = {id(weight): key for key, weight in module.gated_weights().items()}
     for layer_name, layer in layers.items():
         for own, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
-                gating = module if id(tensor.mean) in gated else None
-                deviations[inside(layer_name, own)] = _variance(tensor, gating).sqrt()
+                key = gated.get(id(tensor.mean))
+                deviations[inside(layer_name, own)] = _variance(tensor, module, key).sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
     return module
 
 
-def _variance(tensor: NoisyTensor, layer: Variational | None) -> Tensor:
-    """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2)."""
-    variance = tensor.variance().expand_as(tensor.mean)
-    if layer is None or (gate := layer.gate) is None:
+def _variance(tensor: NoisyTensor, layer: Variational, key: str | None) -> Tensor:
+    """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2).
+
+    `key` is the weight's name among those that see the gate; None where it does not.
+    """
+    variance, gate = tensor.variance().expand_as(tensor.mean), layer.gate
+    if gate is None or key is None:
         return variance
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
     mean = torch.ones_like(variance)
     if unit_mean is not None:
-        mean = mean * per_unit(layer.per_feature(unit_mean), variance, gate.side, tensor.axes)
+        mean = mean * per_unit(layer.per_feature(unit_mean, key), variance, gate.side, tensor.axes)
     total = variance * mean.square()
     if log_alpha is None:
         return total
     finite = log_alpha.clamp(max=80.0).exp()  # also where E z, and with it the product, is zero
-    alpha = per_unit(layer.per_feature(finite.expand(gate.units)), variance, gate.side, tensor.axes)
+    alpha = per_unit(
+        layer.per_feature(finite.expand(gate.units), key), variance, gate.side, tensor.axes
+    )
     return total + alpha * mean.square() * (variance + wide(tensor.mean).square())
 
 

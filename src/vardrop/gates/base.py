@@ -19,7 +19,7 @@ from vardrop.posteriors import Tensors
 from vardrop.values import Value
 
 Side = Literal["input", "output"]
-Granularity = Literal["element", "channel", "example"]
+Granularity = Literal["element", "channel", "example", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,8 @@ def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:
     """The shape of noise that is drawn per element, per unit and example, or per example.
 
+    Per sequence is per unit and example, the same at all steps; recurrent layers ask for it.
+
     >>> import torch
     >>> x = torch.zeros(8, 3, 5, 5)
     >>> [noise_shape(x, 1, g) for g in ("element", "channel", "example")]
@@ -235,7 +237,7 @@ def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ..
     if granularity == "element":
         return tuple(x.shape)
     units = axis % x.dim()
-    last = units if granularity == "channel" else min(0, units - 1)
+    last = min(0, units - 1) if granularity == "example" else units
     return tuple(n if i <= last else 1 for i, n in enumerate(x.shape))
 
 

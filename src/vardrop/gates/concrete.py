@@ -45,7 +45,7 @@ class ConcreteDropout(FeatureNoise):
     drop_rate: float = 0.1
     temperature: float | None = None
     length_scale: float = 1e-2
-    granularity: Literal["element", "channel"] = "channel"
+    granularity: Literal["element", "channel", "sequence"] = "channel"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -94,13 +94,13 @@ class MultiheadAttention(Variational, nn.MultiheadAttention):
     def gated_weights(self) -> dict[str, Tensor]:
         return {"out_proj.weight": self.out_proj.weight}
 
-    def per_feature(self, factor: Tensor) -> Tensor:
+    def per_feature(self, factor: Tensor, name: str) -> Tensor:
         return factor.repeat_interleave(self.head_dim)
 
     @torch.no_grad()
     def scale_units(self, factor: Tensor, side: Side) -> None:
         """Multiply every head by one number, in the weights that read it."""
-        self.out_proj.weight.mul_(self.per_feature(factor))
+        self.out_proj.weight.mul_(self.per_feature(factor, "out_proj.weight"))
 
     def forward(  # type: ignore[override]
         self,

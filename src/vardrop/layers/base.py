@@ -97,6 +97,8 @@ class Variational(Noisy):
     @classmethod
     def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         """Why a plain layer cannot be made noisy, or not with this gate; empty where it can."""
+        if getattr(gate, "granularity", None) == "sequence":
+            return "one mask per sequence is for recurrent layers"
         return ""
 
     @property
@@ -160,8 +162,8 @@ class Variational(Noisy):
         """The weights that multiply what passes the gate, by name."""
         return {name: getattr(self, name) for name in self.weight_axes}
 
-    def per_feature(self, factor: Tensor) -> Tensor:
-        """One number per unit of the gate as one per input (or output) of the gated weights."""
+    def per_feature(self, factor: Tensor, name: str) -> Tensor:
+        """One number per unit of the gate as one per input (or output) of a gated weight."""
         return factor
 
     def parts(self) -> dict[str, Variational]:

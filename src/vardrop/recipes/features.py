@@ -25,6 +25,7 @@ __all__ = [
     "dependent_beta_bernoulli",
     "l0",
     "mc_dropout",
+    "recurrent_dropout",
     "standout",
     "structured_pruning",
 ]
@@ -41,6 +42,28 @@ def binary_dropout(drop_rate: float = 0.5) -> Recipe:
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
     return Recipe(gate=BinaryDropout(drop_rate))
+
+
+def recurrent_dropout(
+    drop_rate: float = 0.25, learned: bool = False, length_scale: float | None = None
+) -> Recipe:
+    """Dropout for recurrent layers: one mask per sequence, the same at every step.
+
+    It acts on the inputs and on the state of every layer of an LSTM, GRU or RNN; other layers stay
+    as they are. With `learned`, every recurrent layer learns its rate, from `drop_rate` on.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.LSTM(3, 2), vd.recurrent_dropout(0.2))
+    >>> net(torch.zeros(5, 1, 3))[0].shape
+    torch.Size([5, 1, 2])
+
+    Gal & Ghahramani 2016, "A theoretically grounded application of dropout in recurrent neural
+    networks", sec. 4; Gal, Hron & Kendall 2017, "Concrete dropout" (learned rates).
+    """
+    if learned:
+        scale = 1e-2 if length_scale is None else length_scale
+        return Recipe(gate=ConcreteDropout(drop_rate, None, scale, "sequence"))
+    return Recipe(gate=BinaryDropout(drop_rate, "sequence", length_scale))
 
 
 def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vardrop import recipes as r
 from vardrop.estimators import flipout, per_example, weight_sample
 from vardrop.gates import BinaryDropout, GaussianDropout
+from vardrop.layers import NOISY_TYPES
 from vardrop.posteriors import AdditiveGaussian, Bernoulli
 from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, ScaleMixture, StudentT
 from vardrop.recipes import HeadRecipe, Recipe, SwitchDropout
@@ -28,7 +29,6 @@ class Layer(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     indices: int | None = None  # the inputs are indices below this number
     same: bool = False  # all inputs are one tensor
-    gates: bool = True  # whether it takes gates
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The same inputs at every call."""
@@ -45,10 +45,8 @@ LAYERS: dict[str, Layer] = {
     "linear_sequence": Layer(lambda: nn.Linear(6, 4, bias=False), ((5, 3, 6),)),
     "linear_unbatched": Layer(lambda: nn.Linear(6, 4), ((6,),)),
     "bilinear": Layer(lambda: nn.Bilinear(4, 3, 5), ((6, 4), (6, 3))),
-    "embedding": Layer(lambda: nn.Embedding(7, 4), ((5, 3),), indices=7, gates=False),
-    "embedding_padding": Layer(
-        lambda: nn.Embedding(7, 4, padding_idx=0), ((5, 3),), indices=7, gates=False
-    ),
+    "embedding": Layer(lambda: nn.Embedding(7, 4), ((5, 3),), indices=7),
+    "embedding_padding": Layer(lambda: nn.Embedding(7, 4, padding_idx=0), ((5, 3),), indices=7),
     "conv1d": Layer(lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2), ((3, 4, 8),)),
     "conv2d": Layer(lambda: nn.Conv2d(4, 6, 3, stride=2, dilation=2), ((3, 4, 9, 9),)),
     "conv2d_reflect": Layer(
@@ -76,16 +74,15 @@ LAYERS: dict[str, Layer] = {
         lambda: nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=True, add_bias_kv=True),
         ((3, 4, 6), (3, 5, 4), (3, 5, 5)),
     ),
-    "rnn": Layer(lambda: nn.RNN(4, 3, 2, nonlinearity="relu"), ((5, 3, 4),), gates=False),
+    "rnn": Layer(lambda: nn.RNN(4, 3, 2, nonlinearity="relu"), ((5, 3, 4),)),
     "lstm": Layer(
         lambda: nn.LSTM(4, 3, bidirectional=True, batch_first=True),
         ((3, 5, 4),),
-        gates=False,
     ),
-    "gru": Layer(lambda: nn.GRU(4, 3, bias=False), ((5, 3, 4),), gates=False),
-    "lstm_cell": Layer(lambda: nn.LSTMCell(4, 3), ((5, 4),), gates=False),
-    "gru_cell": Layer(lambda: nn.GRUCell(4, 3), ((5, 4),), gates=False),
-    "rnn_cell": Layer(lambda: nn.RNNCell(4, 3), ((5, 4),), gates=False),
+    "gru": Layer(lambda: nn.GRU(4, 3, bias=False), ((5, 3, 4),)),
+    "lstm_cell": Layer(lambda: nn.LSTMCell(4, 3), ((5, 4),)),
+    "gru_cell": Layer(lambda: nn.GRUCell(4, 3), ((5, 4),)),
+    "rnn_cell": Layer(lambda: nn.RNNCell(4, 3), ((5, 4),)),
 }
 
 RECIPES: dict[str, Recipe | SwitchDropout] = {
@@ -121,6 +118,8 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "own-binary_channel": Recipe(gate=BinaryDropout(0.3, "channel", length_scale=0.1)),
     "own-binary_example": Recipe(gate=BinaryDropout(0.3, "example")),
     "own-gaussian_channel": Recipe(gate=GaussianDropout(0.5, granularity="channel")),
+    "recurrent_dropout": r.recurrent_dropout(),
+    "recurrent_dropout-learned": r.recurrent_dropout(learned=True),
     "standout": r.standout(),
     "mc_dropout": r.mc_dropout(0.2, length_scale=0.1),
     "concrete_dropout": r.concrete_dropout(),
@@ -156,8 +155,9 @@ _add_defaults()
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """The names of every layer with every recipe that it can take; an index cannot be gated."""
+    """The names of every layer with every recipe that it can take."""
     for layer, case in LAYERS.items():
+        plain = case.make()
         for name, recipe in RECIPES.items():
-            if recipe.gate is None or case.gates:
+            if not NOISY_TYPES[type(plain)].refuse(plain, recipe.gate):
                 yield layer, name
