@@ -3,16 +3,17 @@
 import pytest
 
 from vardrop import recipes
-from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, cases
+from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases
 
+ALL = RECIPES | RECURRENT
 # Graph capture costs a second: one layer per family always, the whole table in the slow run.
 TRACED = {"compile", "export"}
-QUICK = {"linear", "conv2d", "embedding", "transposed2d"}
-GATED_QUICK = {"linear", "conv2d"}
+QUICK = {"linear", "conv2d", "embedding", "transposed2d", "self_attention"}
+GATED_QUICK = {"linear", "conv2d", "self_attention", "lstm"}
 
 
 def is_slow(check, layer, recipe):
-    if RECIPES[recipe].gate is None:
+    if ALL[recipe].gate is None:
         return check in TRACED and layer not in QUICK
     return check in TRACED or layer not in GATED_QUICK
 
@@ -27,11 +28,11 @@ def rows():
 @pytest.mark.parametrize("check, layer, recipe", list(rows()))
 def test_contract(check, layer, recipe):
     case = LAYERS[layer]
-    CHECKS[check](case.make, case.inputs(), RECIPES[recipe])
+    CHECKS[check](case.make, case.inputs(), ALL[recipe])
 
 
 def test_every_recipe_is_in_the_table():
-    named = {name.partition("-")[0] for name in RECIPES | HEADS} - {"own"}
+    named = {name.partition("-")[0] for name in ALL | HEADS} - {"own"}
     assert named == set(recipes.METHODS)
     kinds = {"BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"}
     assert set(recipes.METHODS) == set(recipes.__all__) - kinds

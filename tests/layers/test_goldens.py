@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vardrop as vd
-from vardrop.testing import LAYERS, RECIPES, cases
+from vardrop.testing import LAYERS, RECIPES, RECURRENT, cases
 
 FILE = Path(__file__).with_name("goldens.json")
 
@@ -30,7 +30,7 @@ def values(layer, recipe):
     own = torch.Generator().manual_seed(1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = vd.convert(make().double(), RECIPES[recipe]).train()
+        net = vd.convert(make().double(), (RECIPES | RECURRENT)[recipe]).train()
         x = [
             torch.randn(s, generator=own, dtype=torch.float64)
             if indices is None

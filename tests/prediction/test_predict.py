@@ -364,7 +364,7 @@ NAN = torch.tensor([[math.nan] * 5])
         (torch.zeros(0, 5), {}, "`x` to have rows"),
         ([inputs(), NAN], {}, "`x` to be finite, but got 5 values"),
         ([], {}, "at least one batch, but got an empty loader"),
-        ([{"x": 1}], {}, "batches to be tensors, or tuples"),
+        ([{"x": 1}], {}, "batches to be tensors or dictionaries of tensors, or tuples"),
     ],
 )
 def test_bad_input_is_refused(x: object, options: dict[str, object], match: str) -> None:
@@ -382,7 +382,7 @@ def test_nets_that_cannot_be_predicted_are_refused() -> None:
         predict(nn.Sequential(dense(), Sum()), inputs())
     with pytest.raises(VardropError, match="4 rows as the input has"):
         predict(nn.Sequential(dense(), nn.Flatten(0)), inputs())
-    with pytest.raises(VardropError, match="one tensor, but got tuple"):
+    with pytest.raises(VardropError, match="one tensor or an output with `logits`, but got tuple"):
         predict(nn.Sequential(dense(), Two()), inputs(), mode="mean")
 
 

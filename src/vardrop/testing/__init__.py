@@ -3,13 +3,14 @@
 for name, check in vardrop.testing.CHECKS.items():
     check(lambda: torch.nn.Linear(4, 3), (torch.randn(5, 4),), my_recipe)
 
-`LAYERS`, `RECIPES` and `HEADS` are the table that the library itself is held to.
+`LAYERS`, `RECIPES`, `RECURRENT` and `HEADS` are the table that the library itself is held to.
 """
 
 from vardrop.testing.cases import (
     HEADS as HEADS,
     LAYERS as LAYERS,
     RECIPES as RECIPES,
+    RECURRENT as RECURRENT,
     Layer as Layer,
     cases as cases,
 )

@@ -118,8 +118,6 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "own-binary_channel": Recipe(gate=BinaryDropout(0.3, "channel", length_scale=0.1)),
     "own-binary_example": Recipe(gate=BinaryDropout(0.3, "example")),
     "own-gaussian_channel": Recipe(gate=GaussianDropout(0.5, granularity="channel")),
-    "recurrent_dropout": r.recurrent_dropout(),
-    "recurrent_dropout-learned": r.recurrent_dropout(learned=True),
     "standout": r.standout(),
     "mc_dropout": r.mc_dropout(0.2, length_scale=0.1),
     "concrete_dropout": r.concrete_dropout(),
@@ -128,6 +126,11 @@ RECIPES: dict[str, Recipe | SwitchDropout] = {
     "structured_pruning": r.structured_pruning(log_sigma=-1.0),
     "l0": r.l0(drop_rate=0.2),
     "bayesian_compression": r.bayesian_compression(),
+}
+
+RECURRENT: dict[str, Recipe] = {  # for recurrent layers only
+    "recurrent_dropout": r.recurrent_dropout(),
+    "recurrent_dropout-learned": r.recurrent_dropout(learned=True),
 }
 
 HEADS: dict[str, HeadRecipe] = {
@@ -143,7 +146,7 @@ HEADS: dict[str, HeadRecipe] = {
 
 def _add_defaults() -> None:
     """A row for each named method that has none, in the table of its kind."""
-    named = {name.partition("-")[0] for name in (*RECIPES, *HEADS)}
+    named = {name.partition("-")[0] for name in (*RECIPES, *RECURRENT, *HEADS)}
     for name, method in r.METHODS.items():
         if name not in named:
             recipe = method()
@@ -158,6 +161,6 @@ def cases() -> Iterator[tuple[str, str]]:
     """The names of every layer with every recipe that it can take."""
     for layer, case in LAYERS.items():
         plain = case.make()
-        for name, recipe in RECIPES.items():
+        for name, recipe in (RECIPES | RECURRENT).items():
             if not NOISY_TYPES[type(plain)].refuse(plain, recipe.gate):
                 yield layer, name
