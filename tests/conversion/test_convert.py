@@ -117,6 +117,7 @@ def mixed():
             "lazy": nn.LazyLinear(3),
             "table": nn.Embedding(5, 2, max_norm=1.0),
             "sparse": nn.Embedding(5, 2, sparse=True),
+            "bag": nn.EmbeddingBag(5, 2),
         }
     )
 
@@ -124,17 +125,19 @@ def mixed():
 def test_plan_says_what_and_why_not():
     text = str(vd.plan(mixed(), vd.sparse_vd()))
     for line in (
-        "2 modules, 18 weights become noisy",
+        # 12 + 6, 3 x 16 + 16 of attention with its output projection, 16 x (3 + 4) of the LSTM
+        "4 modules, 194 weights become noisy",
         "-> vardrop.Conv1d",
+        "-> vardrop.MultiheadAttention",
+        "-> vardrop.LSTM",
         "BatchNorm1d  skip: no weights that can be noisy",
-        "skip: attention multiplies its packed weights",
-        "skip: recurrent layers run inside one torch function",
+        "bag        EmbeddingBag  skip: bags reduce rows inside one torch function",
         "skip: its shape is not known yet",
         "skip: max_norm rewrites",
         "skip: sparse gradients",
-        "NonDynamicallyQuantizableLinear  skip: a subclass of Linear",
     ):
         assert line in text
+    assert "out_proj" not in text, "it goes with its attention layer"
 
 
 @pytest.mark.parametrize(
@@ -144,8 +147,8 @@ def test_plan_says_what_and_why_not():
         (nn.Conv1d, None, {"conv"}),
         (lambda module, name: name.startswith("c"), None, {"conv"}),
         (["fc", nn.Conv1d], None, {"fc", "conv"}),
-        (None, "con*", {"fc"}),
-        (None, nn.Linear, {"conv"}),
+        (None, "con*", {"fc", "attention", "lstm"}),
+        (None, nn.Linear, {"conv", "attention", "lstm"}),
     ],
 )
 def test_selection(where, exclude, expected):
