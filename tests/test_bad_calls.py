@@ -94,7 +94,7 @@ FIELDS: list[tuple[str, str, list[Any]]] = [
     ("l0", "drop_rate", [1]),
     ("dropmax", "temperature", [0, NAN, "x"]),
     ("dropmax", "inference", ["z"]),
-    ("sampled_softmax", "share", [0, 2, -1]),
+    ("sampled_softmax", "fraction", [0, 2, -1]),
     ("class_dropout", "drop_rate", [1, -1]),
     ("dropconnect", "drop_rate", [1, -0.5]),
     ("dropconnect", "estimator", [None]),
@@ -254,7 +254,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "no labels": (lambda: objective()(X, None), "`y` to be a tensor, but got None"),
     "empty batch": (lambda: objective()(X[:0], Y[:0]), "a batch of at least one example"),
     "tuple of outputs": (
-        lambda: objective(net=vd.convert(Pair(), vd.ard()))(X, Y), r"`net\(x\)` to be a tensor, but got a tuple. Wrap",
+        lambda: objective(net=vd.convert(Pair(), vd.ard()))(X, Y), "one tensor or an output with `logits`, but got tuple. Pass output=",
     ),
     "binary 2": (lambda: binary()(X, torch.full((8, 1), 2.0)), "`y` to lie between 0 and 1"),
     "binary -3": (lambda: binary()(X, torch.full((8, 1), -3.0)), "`y` to lie between 0 and 1"),

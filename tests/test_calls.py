@@ -129,6 +129,16 @@ def test_what_is_refused():
         vd.ELBO(bare, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long))
 
 
+def test_a_net_that_takes_the_dictionary_itself_gets_it():
+    class Whole(Net):
+        def forward(self, batch):
+            return super().forward(**batch).logits
+
+    net = vd.convert(Whole(), vd.bayes_by_backprop())
+    assert vd.predict(net, batch(), samples=4).probs.shape == (6, 3)
+    assert vd.ELBO(net, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long)).nll > 0
+
+
 def test_rows_and_parts():
     assert rows((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
     assert [rows(p) for p in parts(batch(7), 3)] == [3, 3, 1]

@@ -7,6 +7,7 @@ with examples along axis 0 of each tensor. An output is a tensor, or an object w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,15 +18,30 @@ from vardrop.errors import VardropError
 
 
 def call(net: nn.Module, x: Any) -> Any:
-    """net(x), net(*x) of a tuple, net(**x) of a mapping.
+    """net(x), net(*x) of a tuple, net(**x) of a mapping whose names the net has.
 
     >>> import torch
     >>> call(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
     torch.Size([4, 1])
     """
+    args, kwargs = arguments(net, x)
+    return net(*args, **kwargs)
+
+
+def arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments that a batch is."""
     if isinstance(x, Mapping):
-        return net(**x)
-    return net(*x) if isinstance(x, tuple) else net(x)
+        return ((), dict(x)) if _has_names(net, x) else ((x,), {})
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def _has_names(net: nn.Module, x: Mapping[str, Any]) -> bool:
+    """Whether the forward of a net takes these arguments; else it takes the mapping itself."""
+    try:
+        signature(net.forward).bind(**x)
+    except TypeError:
+        return False
+    return True
 
 
 def plain_batch(x: Any) -> Any:

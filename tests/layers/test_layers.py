@@ -10,7 +10,12 @@ from torch import nn
 import vardrop as vd
 from vardrop.layers import NOISY_TYPES
 
-ARGUMENTS = {vd.Linear: (4, 3), vd.Bilinear: (4, 3, 2), vd.Embedding: (5, 3)}
+ARGUMENTS = {
+    vd.Linear: (4, 3),
+    vd.Bilinear: (4, 3, 2),
+    vd.Embedding: (5, 3),
+    vd.MultiheadAttention: (4, 2),
+}
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vardrop.calls import call, one_tensor, plain_batch, rows, untouched
+from vardrop.calls import arguments, call, one_tensor, plain_batch, rows, untouched
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing, generator
@@ -374,7 +374,7 @@ def unlabelled_kappa(
 
     def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
         given = untouched(plain_batch(x))
-        args, kwargs = ((), given) if isinstance(given, dict) else ((given,), {})
+        args, kwargs = arguments(quiet, given)
         output = one_tensor(
             functional_call(quiet, dict(zip(keys, leaves, strict=True)), args, kwargs)
         )
