@@ -51,6 +51,8 @@ def plain_batch(x: Any) -> Any:
 
 def tensors_in(x: Any) -> list[Tensor]:
     """The tensors of a batch, in any structure of tuples, lists and dictionaries."""
+    if isinstance(x, Tensor):
+        return [x]
     return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
@@ -61,6 +63,8 @@ def rows(x: Any, name: str = "x") -> int:
     >>> rows({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
     4
     """
+    if isinstance(x, Tensor) and x.dim():
+        return len(x)
     found = sorted({len(t) for t in tensors_in(x) if t.dim()})
     if not found:
         raise VardropError(
