@@ -8,7 +8,7 @@ import pytest
 from experiments.command import FUNCTIONS
 from tests.cli.calling import call
 from tests.experiments.toy import describe, toy_training
-from vardrop.cli import reproduction
+from vardrop.cli.commands import experiments_command, experiments_directory
 from vardrop.data import IMAGE_SETS, idx_set
 from vardrop.errors import VardropError
 
@@ -115,12 +115,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert reproduction.descriptions() == ROOT / "experiments"
+    assert experiments_directory() == ROOT / "experiments"
     (tmp_path / "experiments").mkdir()  # somebody else's
-    assert reproduction.descriptions() == ROOT / "experiments"
+    assert experiments_directory() == ROOT / "experiments"
     describe(tmp_path / "experiments")
-    assert reproduction.descriptions() == Path("experiments")
-    assert reproduction.descriptions(Path("given")) == Path("given")
+    assert experiments_directory() == Path("experiments")
+    assert experiments_directory(Path("given")) == Path("given")
 
 
 def test_without_a_clone_it_says_where_the_experiments_are(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_without_a_clone_it_says_where_the_experiments_are(tmp_path, monkeypatch
     wheel = tmp_path / "site-packages" / "experiments"
     says = "Expected a clone of vardrop's repository.* clone the repository, or unpack the source"
     with pytest.raises(VardropError, match=says):
-        reproduction.descriptions(beside=wheel)
+        experiments_directory(beside=wheel)
     describe(tmp_path / "experiments")  # descriptions without code
     with pytest.raises(VardropError, match=says):
-        reproduction.command(Path("experiments"), beside=wheel)
+        experiments_command(Path("experiments"), beside=wheel)

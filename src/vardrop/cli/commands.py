@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import typer
 
+import vardrop
 from vardrop import application
 from vardrop.application import NETS, load_run, method_named
 from vardrop.application.config import free_directory
@@ -26,6 +29,8 @@ from vardrop.training.observers import (
     TextObserver,
     on_terminal,
 )
+
+_BESIDE = Path(vardrop.__file__).resolve().parents[2] / "experiments"  # in a clone
 
 app = typer.Typer(
     name="vardrop",
@@ -230,15 +235,13 @@ def reproduce(
     force: o.ANEW = False,
 ) -> None:
     """Run an experiment of the papers in a clone, going on where a stopped run stood."""
-    from vardrop.cli import reproduction
-
     if (name is not None) + list_ + page != 1 or (only is not None and name != "quick"):
         raise typer.BadParameter(
             "Expected one name, `quick`, `quick` and a name, --list or --page. "
             "Try `vardrop reproduce --list`."
         )
-    directory = reproduction.descriptions(experiments)
-    command, kept = reproduction.command(directory), results or directory.parent / "results"
+    directory = experiments_directory(experiments)
+    command, kept = experiments_command(directory), results or directory.parent / "results"
     if list_:
         command.show(directory, kept)
     elif page:
@@ -247,3 +250,33 @@ def reproduce(
         raise typer.Exit(command.quick(directory, only, results, force))
     else:
         command.run(directory, name, kept, force)
+
+
+def experiments_directory(given: Path | None = None, beside: Path = _BESIDE) -> Path:
+    """The directory of descriptions: the given one, ./experiments, or the one beside the source."""
+    here = Path("experiments")
+    if given is not None:
+        return given
+    return here if any(here.glob("*/*.toml")) else _code(here, beside)
+
+
+def experiments_command(directory: Path, beside: Path = _BESIDE) -> Any:
+    """The module that runs what the descriptions in `directory` say."""
+    code = _code(directory, beside).resolve()
+    if str(code.parent) not in sys.path:
+        sys.path.insert(0, str(code.parent))
+    return import_module("experiments.command")
+
+
+def _code(*places: Path) -> Path:
+    """The first of the places that holds the experiments' code."""
+    for place in places:
+        if (place / "command.py").is_file():
+            return place
+    searched = dict.fromkeys(str(place.resolve().parent) for place in places)
+    raise VardropError(
+        f"Expected a clone of vardrop's repository, but got no experiments/command.py in "
+        f"{' or '.join(searched)}. The experiments of the papers are not part of the installed "
+        "package: clone the repository, or unpack the source distribution (`pip download --no-deps "
+        "--no-binary vardrop vardrop`), and run `vardrop reproduce` there."
+    )

@@ -6,14 +6,13 @@ from vardrop.gates.base import (
     Side as Side,
 )
 from vardrop.gates.beta_bernoulli import BetaBernoulli as BetaBernoulli
-from vardrop.gates.binary import BinaryDropout as BinaryDropout
+from vardrop.gates.binary import BinaryDropout as BinaryDropout, Standout as Standout
 from vardrop.gates.concrete import ConcreteDropout as ConcreteDropout
 from vardrop.gates.dependent import DependentBetaBernoulli as DependentBetaBernoulli
 from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
 from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys
-from vardrop.gates.standout import Standout as Standout
 from vardrop.gates.switchable_dropout import (
     DROPOUT_TYPES as DROPOUT_TYPES,
     AlphaDropout as AlphaDropout,
