@@ -112,8 +112,9 @@ def slim(
 
     >>> import torch, vardrop as vd
     >>> net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
-    >>> x, y = torch.randn(64, 8), torch.arange(64) % 3
-    >>> small = vd.slim(net, (x, y), (x, y), macs=0.5, epochs=2, ways=["torch"])
+    >>> x = torch.randn(256, 8)
+    >>> data = x, x[:, :3].argmax(1)
+    >>> small = vd.slim(net, data, data, macs=0.5, epochs=30, ways=["torch"])
     >>> small.net
     Sequential(
       (0): Linear(in_features=8, out_features=16, bias=True)
