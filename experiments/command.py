@@ -26,6 +26,7 @@ from experiments import (
     out_of_distribution,
     slim,
     tables,
+    uncertainty,
 )
 from experiments.page import rows, write_page
 from experiments.runner import (
@@ -70,6 +71,7 @@ FUNCTIONS: dict[str, Function] = {
         gal.identity,
         gal.toy,
         slim.slim_beside_others,
+        uncertainty.tuned_resnet,
     )
 }
 

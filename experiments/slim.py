@@ -128,7 +128,7 @@ def torch_pruning(net: nn.Module, x: Tensor, fraction: float) -> nn.Module:
     return cut(high).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-class _Seed:
+class Seed:
     """The parts of one seed; each is kept when it is done, so that a cut run goes on."""
 
     def __init__(self, seed: int, watch: Watch, parts: int) -> None:
@@ -186,7 +186,7 @@ def slim_beside_others(
     x, y = everything.x[:examples], everything.y[:examples]
     later = slice(examples, examples + _HELD_OUT)
     held = everything.x[later], everything.y[later]
-    parts = _Seed(seed, watch or Watch(), 2 + len(fractions) * (1 + peer))
+    parts = Seed(seed, watch or Watch(), 2 + len(fractions) * (1 + peer))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = NETS[net]()

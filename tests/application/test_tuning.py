@@ -110,7 +110,7 @@ def test_a_noisy_net_is_tuned_by_its_elbo_and_calibrated():
     elbo = vd.fine_tune(noisy, data(), epochs=20, validation=problem(300, seed=1))
     assert elbo.net is noisy
     assert elbo.num_data == 400
-    assert float(elbo.beta) == pytest.approx(0.1)
+    assert float(elbo.beta) == pytest.approx(0.03)
     assert not noisy.training
     assert elbo.likelihood.temperature != 1.0
     assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.05

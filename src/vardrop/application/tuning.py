@@ -47,7 +47,7 @@ def fine_tune(
     *,
     likelihood: Likelihood | None = None,
     validation: tuple[Tensor, Tensor] | None = None,
-    beta: float = 0.1,
+    beta: float = 0.03,
     lr: float = 1e-3,
 ) -> nn.Module:
     """Train a net that was trained before, in place: a pruned one, or one made noisy.
@@ -56,10 +56,9 @@ def fine_tune(
     stay at zero, and the net is returned.
 
     A noisy net is trained by its ELBO, for three epochs by default: Adam, one cycle of the learning
-    rate, and a tenth of the KL, which leaves the net as accurate as training the plain one on would
-    (the whole KL costs likelihood where weights are many and epochs few). With `validation`, the
-    width of the likelihood's noise is fitted there at the end (`calibrate`). The ELBO is returned:
-    `predict(elbo, x)` knows net, likelihood and temperature.
+    rate, and 0.03 of the KL, the whole of which costs likelihood where weights are many and epochs
+    few. With `validation`, the width of the likelihood's noise is fitted there at the end
+    (`calibrate`). The ELBO is returned: `predict(elbo, x)` knows net, likelihood and temperature.
 
     Args:
         net: a plain net, such as the result of `shrink`, or a net from `convert`.
