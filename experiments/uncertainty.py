@@ -69,9 +69,7 @@ def tuned_resnet(
 
     def tuned(recipe: Any) -> Part:
         net = convert(copy.deepcopy(start), recipe)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed + 100)
-            elbo = fine_tune(net, _Shuffled(x, y), epochs=epochs, validation=held, lr=lr)
+        elbo = fine_tune(net, _Shuffled(x, y), epochs=epochs, validation=held, lr=lr)
         return scored(elbo.net, elbo.likelihood, samples)
 
     def last_layer() -> Part:
@@ -95,14 +93,20 @@ def tuned_resnet(
         "Laplace, last layer": last_layer,
         f"ensemble of {members}": together,
     }
-    found = {way: parts.part(way, make) for way, make in makers.items()}
+    found = {
+        way: parts.part(way, partial(_seeded, make, seed + 100)) for way, make in makers.items()
+    }
     return {"figures": {f"{k}, {way}": v for way, f in found.items() for k, v in f.items()}}
 
 
-def _new(seed: int) -> nn.Module:
+def _seeded(make: Callable[[], Any], seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ResNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return make()
+
+
+def _new(seed: int) -> nn.Module:
+    return _seeded(ResNet, seed).to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
 
 
 class _Shuffled:
@@ -112,7 +116,7 @@ class _Shuffled:
         self.x, self.y = x, y
 
     def __iter__(self) -> Any:
-        rows = torch.randperm(len(self.x)).split(_BATCH)[: len(self.x) // _BATCH]
+        rows = torch.randperm(len(self.x)).split(_BATCH)[: max(1, len(self.x) // _BATCH)]
         return ((self.x[r], self.y[r]) for r in rows)
 
 

@@ -43,6 +43,9 @@ TINY = {
     "slim_beside_others": {
         "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
     },
+    "tuned_resnet": {
+        "examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40,
+    },
     "defaults": {"table": "iris", "epochs": 1},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
