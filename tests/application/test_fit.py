@@ -25,6 +25,7 @@ from vardrop.application import (
 from vardrop.application.config import command
 from vardrop.data import load_dataset
 from vardrop.files import read_tensors
+from vardrop.testing import RECURRENT
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.observers import Observer
 
@@ -51,7 +52,12 @@ def classes(tmp_path_factory):
                beta=1.0, compare=False, observer=Observer())  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*METHODS, "none"])
+def test_a_method_for_other_nets_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(vd.VardropError, match="one mask per sequence is for recurrent layers"):
+        fit("iris", "mlp", vd.recurrent_dropout(), out=tmp_path / "run", **QUICK)
+
+
+@pytest.mark.parametrize("name", [*(m for m in METHODS if m not in RECURRENT), "none"])
 def test_every_method_fits_and_loads_again(tmp_path, name):
     recipe = method_named(name, OPTIONS.get(name))
     run = fit("iris", "mlp", recipe, out=tmp_path / "run", **QUICK)
