@@ -1,7 +1,8 @@
 """One net serves several threads, and an interrupt leaves it as it was."""
 
-from __future__ import gc
+from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
