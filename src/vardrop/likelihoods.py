@@ -123,7 +123,19 @@ class Likelihood(nn.Module, ABC):
         return functional.log_softmax(log_probs / temperature, self.class_axis)
 
 
-class Categorical(Likelihood):
+class _OfClasses(Likelihood):
+    """A likelihood whose logits are output / `temperature`."""
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        check_number("temperature", temperature, above=0)
+        self.temperature = temperature
+
+    def _logits(self, output: Tensor) -> Tensor:
+        return output if self.temperature == 1 else output / self.temperature
+
+
+class Categorical(_OfClasses):
     """-log softmax(output / T)[target]; output (N, C, ...), target (N, ...) of class indices.
 
     T is the `temperature`, 1 while a net is trained.
@@ -134,14 +146,6 @@ class Categorical(Likelihood):
     """
 
     class_axis: ClassVar[int | None] = 1
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        check_number("temperature", temperature, above=0)
-        self.temperature = temperature
-
-    def _logits(self, output: Tensor) -> Tensor:
-        return output if self.temperature == 1 else output / self.temperature
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """torch's cross entropy, summed over the positions of an example."""
@@ -208,7 +212,7 @@ class Categorical(Likelihood):
         return _tempered_kl(self, log_probs, taught, temperature)
 
 
-class Bernoulli(Likelihood):
+class Bernoulli(_OfClasses):
     """-log p(target) for independent binary targets; output / `temperature` are their logits.
 
     >>> import torch
@@ -217,14 +221,6 @@ class Bernoulli(Likelihood):
     """
 
     class_axis: ClassVar[int | None] = -1  # of log-probabilities (N, ..., 2), of a zero and a one
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        check_number("temperature", temperature, above=0)
-        self.temperature = temperature
-
-    def _logits(self, output: Tensor) -> Tensor:
-        return output if self.temperature == 1 else output / self.temperature
 
     def scaled(self, factor: float) -> Bernoulli:
         """The temperature times `factor`."""
