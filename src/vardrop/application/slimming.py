@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from vardrop.application.slimmed import WAYS, Cost, Slimmed, dead_ends, latencies, timed
 from vardrop.application.supplied import Batches, Loss, judge_for
+from vardrop.calls import tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.compression import ShrinkPlan, reestimate_batchnorm
 from vardrop.compression.budgets import Quantity, UnitGates
@@ -33,7 +34,6 @@ from vardrop.compression.running import (
     check_runs,
     first_rows,
     outputs,
-    tensors_in,
 )
 from vardrop.compression.shrinking import layer_costs, planned
 from vardrop.errors import NotFiniteError, VardropError

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
+from vardrop.calls import untouched
 from vardrop.checks import check_type
-from vardrop.compression.running import Data, Inputs, as_inputs, batches, cloned, outputs
+from vardrop.compression.running import Data, Inputs, as_inputs, batches, outputs
 from vardrop.errors import VardropError
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -58,7 +59,7 @@ class Batches:
                     f"Expected `train` to give (inputs, targets), but got {batch!r}."
                 )
             x, y = tree_map_only(Tensor, lambda t: t.to(self.device), tuple(batch))
-            yield cloned(as_inputs(x)), y
+            yield untouched(as_inputs(x)), y
 
     def _shuffled(self) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.data

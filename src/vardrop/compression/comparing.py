@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
+from vardrop.calls import untouched
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.compression.files import densify, save
 from vardrop.compression.masks import masked, rules
@@ -22,7 +23,6 @@ from vardrop.compression.running import (
     Metric,
     as_inputs,
     batches,
-    cloned,
     first_rows,
     outputs,
     score,
@@ -253,7 +253,7 @@ def _entropy(probs: Tensor) -> Tensor:
 def _measured(net: nn.Module, test: Data, ood: Tensor | None) -> Measurements:
     logits, y = outputs(net, test, "test")
     probs = logits.double().softmax(1)
-    x = cloned(as_inputs(batches(test, "test")[0][0]))
+    x = untouched(as_inputs(batches(test, "test")[0][0]))
     costs = layer_costs(densify(net)[0], first_rows(x))
     auroc = None
     if ood is not None:

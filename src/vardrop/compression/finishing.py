@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import untouched
 from vardrop.checks import check_integer, check_net, check_type
 from vardrop.compression.kinds import replaced, selected
 from vardrop.compression.running import (
@@ -19,7 +20,6 @@ from vardrop.compression.running import (
     as_inputs,
     check_plain,
     check_runs,
-    cloned,
     hooks,
     race,
     run,
@@ -147,7 +147,7 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     >>> type(sparsify(torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.zeros(1, 4))[0])
     <class 'torch.nn.modules.linear.Linear'>
     """
-    inputs = cloned(as_inputs(example_input))
+    inputs = untouched(as_inputs(example_input))
     check_plain(net)
     check_runs(net, inputs)
     if any(p.device.type != "cpu" for p in net.parameters()):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from vardrop.calls import tensors_in
 from vardrop.compression.kinds import (
     Affine,
     Scale,
@@ -20,7 +21,7 @@ from vardrop.compression.kinds import (
     is_known,
     unit_modules,
 )
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
 from vardrop.compression.tracing import TO_THE_OUTPUT, Place, Unit, unmarked
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone

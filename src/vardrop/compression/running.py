@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from vardrop.calls import tensors_in, untouched
 from vardrop.checks import check_net, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.heads import Head
@@ -39,13 +40,6 @@ class Removable(Protocol):
 def as_inputs(example_input: Any) -> Inputs:
     """The positional arguments of a net, from one tensor or a tuple of them."""
     return example_input if isinstance(example_input, tuple) else (example_input,)
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a nested value."""
-    found: list[Tensor] = []
-    tree_map_only(Tensor, found.append, tree)
-    return found
 
 
 def first_rows(inputs: Inputs) -> Inputs:
@@ -93,15 +87,10 @@ def hooks(*handles: Removable) -> Iterator[None]:
             handle.remove()
 
 
-def cloned(inputs: Inputs) -> Inputs:
-    """The arguments with tensors of their own, which a net may change in place."""
-    return tree_map_only(Tensor, Tensor.clone, inputs)
-
-
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(net(*cloned(inputs)))
+        return tensors_in(net(*untouched(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -130,7 +119,7 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     check_net(net)
     found = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [net(*cloned(as_inputs(x))) for x, _ in found]
+        predicted = [net(*untouched(as_inputs(x))) for x, _ in found]
     return torch.cat(predicted), torch.cat([y for _, y in found])
 
 

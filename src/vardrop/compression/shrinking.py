@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import tensors_in, untouched
 from vardrop.checks import check_net, check_type
 from vardrop.compression.kinds import Affine, Select, affine_layers, inside, replaced
 from vardrop.compression.masks import Thresholds, gated_ties, masked, rules, without_dead
@@ -20,10 +21,8 @@ from vardrop.compression.running import (
     Probes,
     as_inputs,
     check_runs,
-    cloned,
     hooks,
     run,
-    tensors_in,
 )
 from vardrop.compression.tracing import Unit, coupled_units
 from vardrop.errors import VardropError
@@ -198,7 +197,7 @@ def planned(
     check_net(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
     # A copy, because tensors that were made in inference mode stay such.
-    inputs = cloned(as_inputs(example_input))
+    inputs = untouched(as_inputs(example_input))
     _check_finite(net)
     rule = rules(net, threshold)
     plain, deviations = without_dead(net, rule)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import tensors_in
 from vardrop.compression.kinds import Affine, Units, affine_layers, is_known, unit_modules
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run, tensors_in
+from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
 
 Place = tuple[str, int]  # a module's name and a unit of it
 # The units of a module that marks came to, by role and module. As a reader or a carrier it tells
