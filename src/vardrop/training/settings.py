@@ -17,7 +17,7 @@ from vardrop.training.step import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
 FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
-_STEPS_FEW, _STEPS_MANY = 3000, 6000
+_STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
 _FULL_KL = 100_000  # images from which on the KL counts in full
 _WHOLE = {
     "epochs": 1,
@@ -39,8 +39,8 @@ class Settings:
     What is None by default follows from the data, see `for_data`; what is given stays as it is.
 
     Args:
-        epochs: epochs of the noisy net; unless given as many as make 3000 steps (6000 from 2000
-            rows of a table on), at least 5 for tables and 20 for images.
+        epochs: epochs of the noisy net; unless given as many as make 5000 steps (6000 from 2000
+            rows of a table on, 3000 of images), at least 5 for tables and 20 for images.
         batch_size: examples per step, over all processes together; an eighth of the rows, from 16
             to 512, for tables and 64 for images unless given.
         lr: learning rate of Adam; 0.01 below 2000 rows of a table, 0.005 from there on and 0.003
@@ -130,11 +130,11 @@ class Settings:
 
         >>> chosen = Settings(lr=0.1).for_data(800)
         >>> chosen.batch_size, chosen.epochs, chosen.lr, chosen.folds
-        (100, 375, 0.1, 4)
+        (100, 625, 0.1, 4)
         """
         few = rows < FEW and not images
         batch = self.batch_size or (64 if images else min(max(rows // 8, 16), 512))
-        steps = _STEPS_FEW if few or images else _STEPS_MANY
+        steps = _STEPS_IMAGES if images else _STEPS_FEW if few else _STEPS_MANY
         found: dict[str, Any] = {
             "batch_size": batch,
             "epochs": max(20 if images else 5, math.ceil(steps / math.ceil(rows / batch))),
