@@ -1,12 +1,13 @@
 """Likelihoods: what a net's output says of its target, for training and for prediction alike.
 
-| likelihood                | output                             | target                   |
-|---------------------------|------------------------------------|--------------------------|
-| `Categorical`             | logits (N, C, ...)                 | classes (N, ...)         |
-| `Bernoulli`               | logits (N, ...)                    | zeros and ones (N, ...)  |
-| `Gaussian`                | means (N, ...)                     | values (N, ...)          |
-| `HeteroscedasticGaussian` | means, log variances (N, ..., 2 T) | values (N, ..., T)       |
-| `Values`                  | values (N, ...)                    | none: it has no density  |
+| likelihood                   | output                             | target                   |
+|------------------------------|------------------------------------|--------------------------|
+| `Categorical`                | logits (N, C, ...)                 | classes (N, ...)         |
+| `Categorical(class_axis=-1)` | logits (N, ..., C), as of tokens   | classes (N, ...)         |
+| `Bernoulli`                  | logits (N, ...)                    | zeros and ones (N, ...)  |
+| `Gaussian`                   | means (N, ...)                     | values (N, ...)          |
+| `HeteroscedasticGaussian`    | means, log variances (N, ..., 2 T) | values (N, ..., T)       |
+| `Values`                     | values (N, ...)                    | none: it has no density  |
 
 Called as a module, each gives the negative log-likelihood of an example: summed over its targets
 (pixels, tokens, outputs), averaged over examples. Of draws (S, N, ...) it gives their parts and
@@ -19,13 +20,13 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.checks import check_number, shown
+from vardrop.checks import check_number, check_tensor, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
@@ -57,7 +58,7 @@ class Taught(NamedTuple):
 class Likelihood(nn.Module, ABC):
     """p(y | output)."""
 
-    class_axis: ClassVar[int | None] = None  # where outcomes run in the log-probabilities (N, ...)
+    class_axis: int | None = None  # where outcomes run in the log-probabilities (N, ...)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean NLL of an example, in nats: summed over its targets, averaged over examples."""
@@ -66,6 +67,14 @@ class Likelihood(nn.Module, ABC):
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean NLL of an example; the same as calling the likelihood."""
         return self.forward(output, target)
+
+    def example_nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """The NLL of every example, (N,), summed over its targets."""
+        return -self.log_prob(output.unsqueeze(0), target)
+
+    def counted(self, y: Tensor) -> Tensor:
+        """Which targets (N, ...) count: all, but for those of an ignored class."""
+        return torch.ones_like(y, dtype=torch.bool)
 
     @abstractmethod
     def parts(self, draws: Tensor) -> Parts:
@@ -136,30 +145,95 @@ class _OfClasses(Likelihood):
 
 
 class Categorical(_OfClasses):
-    """-log softmax(output / T)[target]; output (N, C, ...), target (N, ...) of class indices.
+    """-log softmax(output / T)[target], summed over the targets of an example.
 
-    T is the `temperature`, 1 while a net is trained.
+    Output (N, C, ...), or (N, ..., C) with `class_axis=-1`, as of a model of tokens; target
+    (N, ...) of class indices. Targets of `ignore_index` do not count: padding, or what a model is
+    not asked. A sequence must have a target that counts, because it counts as one of `num_data`; in
+    training with one target per example, those without are left out of the mean, as torch does.
+
+    Args:
+        temperature: T, 1 while a net is trained.
+        class_axis: 1, or -1 for the last.
+        ignore_index: the class of targets that do not count; torch's and transformers' own.
 
     >>> import torch
     >>> Categorical()(torch.zeros(1, 2), torch.tensor([1]))
     tensor(0.6931)
+    >>> Categorical(class_axis=-1)(torch.zeros(1, 4, 2), torch.tensor([[1, 0, 1, -100]]))
+    tensor(2.0794)
     """
 
-    class_axis: ClassVar[int | None] = 1
+    class_axis: int
+
+    def __init__(
+        self, temperature: float = 1.0, class_axis: int = 1, ignore_index: int = -100
+    ) -> None:
+        super().__init__(temperature)
+        if class_axis not in (1, -1):
+            raise VardropError(
+                f"Expected `class_axis` to be 1 or -1, but got {shown(class_axis)}. "
+                "Move the classes of the output to one of them."
+            )
+        check_type("ignore_index", ignore_index, int, "an integer")
+        self.class_axis, self.ignore_index = class_axis, ignore_index
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """torch's cross entropy, summed over the positions of an example."""
         output = self._logits(output)
         if output.dim() <= 2:
-            return functional.cross_entropy(output, target)
-        return _per_row(functional.cross_entropy(output, target, reduction="none"), 1).mean()
+            return functional.cross_entropy(output, target, ignore_index=self.ignore_index)
+        if self.class_axis == -1:  # one long row of tokens: no copy with the classes in the middle
+            soft = target.is_floating_point()
+            rows, target = output.flatten(0, -2), target.flatten(0, -2 if soft else -1)
+        else:
+            rows = output
+        total = functional.cross_entropy(
+            rows, target, ignore_index=self.ignore_index, reduction="sum"
+        )
+        return total / len(output)
 
     def scaled(self, factor: float) -> Categorical:
         """The temperature times `factor`."""
-        return Categorical(self.temperature * factor)
+        return Categorical(self.temperature * factor, self.class_axis, self.ignore_index)
 
     def extra_repr(self) -> str:
-        return "" if self.temperature == 1 else f"temperature={self.temperature:.4g}"
+        found = [] if self.temperature == 1 else [f"temperature={self.temperature:.4g}"]
+        found += [] if self.class_axis == 1 else [f"class_axis={self.class_axis}"]
+        found += [] if self.ignore_index == -100 else [f"ignore_index={self.ignore_index}"]
+        return ", ".join(found)
+
+    def counted(self, y: Tensor) -> Tensor:
+        """Which targets (N, ...) count."""
+        return y != self.ignore_index
+
+    def masked(self, y: Tensor, mask: Tensor) -> Tensor:
+        """Targets of which those count where the mask, such as an attention mask, is not zero.
+
+        >>> import torch
+        >>> Categorical().masked(torch.tensor([[3, 1, 0]]), torch.tensor([[1, 1, 0]]))
+        tensor([[   3,    1, -100]])
+        """
+        check_tensor("y", y)
+        check_tensor("mask", mask)
+        if mask.shape != y.shape:
+            raise VardropError(
+                f"Expected `mask` to have the shape {tuple(y.shape)} of the targets, but got "
+                f"{tuple(mask.shape)}. Mask each target."
+            )
+        found = y.masked_fill(mask == 0, self.ignore_index)
+        self.check_counted(found)
+        return found
+
+    def check_counted(self, y: Tensor) -> None:
+        """Refuse an example of which no target counts."""
+        empty = ~_per_row(self.counted(y), 1).bool()
+        if bool(empty.any()):
+            raise VardropError(
+                f"Expected a target that counts in every example, but got {self.ignore_index} "
+                f"alone in row {int(empty.int().argmax())}. Leave the example out: it would count "
+                "as one of `num_data` and say nothing."
+            )
 
     def parts(self, draws: Tensor) -> Parts:
         """Log-probabilities and probabilities of the classes, and their entropy."""
@@ -170,45 +244,54 @@ class Categorical(_OfClasses):
                 "vardrop.Gaussian() for one value."
             )
         # torch's softmax is slow along a short axis.
-        logits = self._logits(draws)
-        shifted = logits - logits.amax(2, keepdim=True)
+        logits, axis = self._logits(draws), self._draws_axis
+        shifted = logits - logits.amax(axis, keepdim=True)
         probs = shifted.exp()
-        total = probs.sum(2, keepdim=True)
+        total = probs.sum(axis, keepdim=True)
         log_probs = shifted.sub_(total.log())
         probs.div_(total)
-        return Parts(draws, entropy(log_probs, probs, 2), log_probs, probs)
+        return Parts(draws, entropy(log_probs, probs, axis), log_probs, probs)
+
+    @property
+    def _draws_axis(self) -> int:
+        return 2 if self.class_axis == 1 else -1
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
-        """log softmax(draw / T)[y]."""
+        """log softmax(draw / T)[y]; 0 of a target that does not count."""
         self.check_target(draws[0], y)
-        index = y.unsqueeze(1).expand(len(draws), -1, *(-1,) * y.dim())
-        return self._logits(draws).log_softmax(2).gather(2, index).squeeze(2)
+        axis, counted = self._draws_axis, self.counted(y)
+        index = y.where(counted, 0).unsqueeze(self.class_axis)
+        logs = self._logits(draws).log_softmax(axis)
+        found = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)
+        return found.where(counted, 0)
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
-        """Class indices that the output has."""
-        classes, expected = mean.shape[1], mean[:, 0].shape
+        """Class indices that the output has, and some that count in every example."""
+        classes, expected = mean.shape[self.class_axis], mean.select(self.class_axis, 0).shape
         if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
             raise VardropError(
                 f"Expected `y` to hold class indices of shape {tuple(expected)}, "
                 f"but got {y.dtype} of shape {tuple(y.shape)}."
             )
-        if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < classes):
-            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
+        known = y[self.counted(y)]
+        if known.numel() and not (int(known.min()) >= 0 and int(known.max()) < classes):
+            wrong = int(known.min()) if int(known.min()) < 0 else int(known.max())
             raise VardropError(
                 f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
                 "The net's output has no such class."
             )
+        self.check_counted(y)
 
     def sample(self, output: Tensor) -> Tensor:
         """Classes, from softmax(output / T)."""
-        probs = self._logits(output).softmax(1).movedim(1, -1)
+        probs = self._logits(output).softmax(self.class_axis).movedim(self.class_axis, -1)
         own = generator(output.device)
         drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
         return drawn.view(probs.shape[:-1])
 
     def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
         """T^2 KL(p_T || softmax(output / T)), p_T the teacher's probability at temperature T."""
-        log_probs = functional.log_softmax(output / temperature, 1)
+        log_probs = functional.log_softmax(output / temperature, self.class_axis)
         return _tempered_kl(self, log_probs, taught, temperature)
 
 
@@ -220,7 +303,7 @@ class Bernoulli(_OfClasses):
     tensor(0.6931)
     """
 
-    class_axis: ClassVar[int | None] = -1  # of log-probabilities (N, ..., 2), of a zero and a one
+    class_axis: int = -1  # of log-probabilities (N, ..., 2), of a zero and a one
 
     def scaled(self, factor: float) -> Bernoulli:
         """The temperature times `factor`."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
+from vardrop.calls import tensors_in
 from vardrop.checks import check_integer, check_net, check_number, check_type
 from vardrop.compression import finishing
 from vardrop.errors import NotFiniteError, VardropError
@@ -34,7 +35,7 @@ def fine_tune(
     *,
     epochs: int = ...,
     likelihood: Likelihood | None = ...,
-    validation: tuple[Tensor, Tensor] | None = ...,
+    validation: tuple[Any, Tensor] | None = ...,
     beta: float = ...,
     lr: float = ...,
 ) -> ELBO: ...
@@ -46,7 +47,7 @@ def fine_tune(
     epochs: int | None = None,
     *,
     likelihood: Likelihood | None = None,
-    validation: tuple[Tensor, Tensor] | None = None,
+    validation: tuple[Any, Tensor] | None = None,
     beta: float = 0.03,
     lr: float = 1e-3,
 ) -> nn.Module:
@@ -119,7 +120,7 @@ def _size(data: Batches) -> _Size:
 
 def _check_pair(validation: Any) -> None:
     pair = isinstance(validation, tuple | list) and len(validation) == 2
-    if not pair or not all(isinstance(part, Tensor) for part in validation):
+    if not pair or not isinstance(validation[1], Tensor) or not tensors_in(validation[0]):
         raise VardropError(
             f"Expected `validation` to be a pair of tensors (inputs, targets), but got "
             f"{type(validation).__name__}."
@@ -162,7 +163,7 @@ def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> Non
 def laplace(
     net: nn.Module,
     data: Batches,
-    validation: tuple[Tensor, Tensor],
+    validation: tuple[Any, Tensor],
     likelihood: Likelihood | None = None,
     seed: int = 0,
 ) -> ELBO:
@@ -177,8 +178,9 @@ def laplace(
 
     Args:
         net: a net whose noisy weights have an `AdditiveGaussian` posterior.
-        data: batches (inputs, targets) of the training data; the targets are not looked at. F is
-            estimated by 64 draws per batch, to a relative error of sqrt(1 / (32 batches)).
+        data: batches (inputs, targets) of the training data; of the targets it is looked at alone
+            which of them count. F is estimated by 64 draws per batch, to a relative error of
+            sqrt(1 / (32 batches)).
         validation: inputs and targets that trained nothing.
         likelihood: of the output; `Categorical()` by default.
         seed: of the draws.
@@ -233,12 +235,13 @@ def _information(
         tensor.noise["log_sigma2"].fill_(_SMALL)
     totals: dict[str, Tensor] = {}
     variance, rows = math.exp(_SMALL), 0
-    for x, _ in data:
+    for x, y in data:
         # kappa = -sigma^2 F per row
-        for name, kappa in unlabelled_kappa(net, x, likelihood, seed).items():
+        counted = likelihood.counted(y)
+        for name, kappa in unlabelled_kappa(net, x, likelihood, seed, counted).items():
             before = totals.get(name, torch.zeros_like(kappa))
-            totals[name] = before - kappa * (len(x) / variance)
-        rows += len(x)
+            totals[name] = before - kappa * (len(y) / variance)
+        rows += len(y)
     if not rows:
         raise VardropError("Expected `data` to give batches, but got none.")
     return totals, rows

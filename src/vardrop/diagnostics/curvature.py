@@ -8,12 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from vardrop.calls import untouched
 from vardrop.checks import check_integer, check_type
 from vardrop.diagnostics.batch_variance import mean_cross_entropy
-from vardrop.diagnostics.measuring import Loader, batches
+from vardrop.diagnostics.measuring import Loader, batches, called_with
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing
@@ -98,7 +96,7 @@ def _curvature(
 ) -> list[Tensor]:
     """d^2 log p / dw^2 of a batch, per example, at given weights, which have these keys."""
     named = dict(zip(keys, leaves, strict=True))
-    log_likelihood = -loss(functional_call(net, named, (untouched(x),)), y)
+    log_likelihood = -loss(called_with(net, named, x), y)
     if probes is None:
         return diagonal_hessian(log_likelihood, leaves)
     # A layer at a time: signs on other layers would only add variance.

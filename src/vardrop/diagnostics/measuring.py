@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vardrop.calls import untouched
+from vardrop.calls import arguments, one_tensor, plain_batch, untouched
 from vardrop.checks import check_integer, check_number, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.estimators import Estimator, check_estimator
@@ -53,10 +54,10 @@ def student_quantile(probability: float, df: int) -> float:
     return z + sum(term / df ** (i + 1) for i, term in enumerate(terms))
 
 
-Loader = Iterable[tuple[Tensor, Tensor]]
+Loader = Iterable[tuple[Any, Tensor]]
 
 
-def batches(loader: Loader, repeats: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(loader: Loader, repeats: int = 1) -> Iterator[tuple[Any, Tensor]]:
     """The pairs (x, y) of a loader, as often as asked; anything else is refused."""
     check_integer("repeats", repeats)
     check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
@@ -105,4 +106,14 @@ def outputs(net: nn.Module, loader: Loader, repeats: int) -> Iterator[tuple[Tens
                 "depends on it. Use drop_last=True."
             )
         copies = {name: b.clone() for name, b in net.named_buffers()}
-        yield functional_call(net, copies, (untouched(x),)), y
+        yield called_with(net, copies, x), y
+
+
+def called_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+    """What a net says of a batch with other tensors in the place of its own: its `logits`, if any.
+
+    A loss of the user's own gets any other output as it is.
+    """
+    args, kwargs = arguments(net, untouched(plain_batch(x)))
+    found = functional_call(net, tensors, args, kwargs)
+    return one_tensor(found) if hasattr(found, "logits") else found

@@ -17,8 +17,6 @@ from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical, Likelihood
 from vardrop.noisy import has_noise, kl
 
-_IGNORED = -100  # the class that torch's cross-entropy leaves out
-
 
 class ELBOParts(NamedTuple):
     """loss = nll + beta kl / num_data, per data point; `kl` is the full sum over the net.
@@ -52,7 +50,8 @@ class ELBO(nn.Module):
         net: a net with noisy modules.
         likelihood: a module such as `Categorical()`, or any callable that returns the mean NLL of
             an example: summed over its targets, averaged over examples.
-        num_data: how many training examples there are in all (not in a batch).
+        num_data: how many training examples there are in all (not in a batch): of sequences, how
+            many sequences, whatever the number of their tokens.
         beta: the weight of the KL; change it with `set_beta`. A net without noise needs beta=0.
         samples: draws per step; their NLLs are averaged and the gradient is exact.
         kl_value_every: compute the value of the KL only every so many training steps and repeat
@@ -211,24 +210,29 @@ def _check_batch(likelihood: Any, output: Any, y: Any) -> None:
             f"{tuple(output.shape)}. Leave out empty batches: their mean is not defined."
         )
     if isinstance(likelihood, Categorical):
-        _check_classes(output, y)
+        _check_classes(likelihood, output, y)
     else:
         _check_binary(output, y)
 
 
-def _check_classes(output: Tensor, y: Tensor) -> None:
+def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
     if y.is_floating_point() and y.shape == output.shape:
         return  # probabilities of the classes
-    expected = output[:, 0].shape if output.dim() > 1 else torch.Size(())
+    axis = likelihood.class_axis if output.dim() > 1 else 0
+    expected = output.select(axis, 0).shape
     if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
         raise VardropError(
             f"Expected `y` to hold class indices of shape {tuple(expected)}, but got {y.dtype} of "
-            f"shape {tuple(y.shape)}. Convert it with y.long(), or reshape it."
+            f"shape {tuple(y.shape)}. Convert it with y.long(), reshape it, or say where the "
+            "classes of the output are: Categorical(class_axis=-1)."
         )
-    classes = output.shape[1 if output.dim() > 1 else 0]
     low, high = _range(y)
-    if low == _IGNORED:
-        low, high = _range(y[y != _IGNORED])
+    if low <= likelihood.ignore_index <= high:
+        some = y[likelihood.counted(y)]
+        if y.dim() > 1 or not some.numel():
+            likelihood.check_counted(y)
+        low, high = _range(some)
+    classes = output.shape[axis]
     if low < 0 or high >= classes:
         raise VardropError(
             f"Expected `y` to lie in 0..{classes - 1}, but got {low:g}..{high:g}. "

@@ -51,7 +51,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
     Args:
         p: the prediction on data that did not train the net.
-        y: its classes (N, ...), or zeros and ones.
+        y: its classes (N, ...), or zeros and ones; an ignored class does not count.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import fit_temperature, predict
@@ -66,12 +66,14 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
     axis = p.likelihood.class_axis
     assert axis is not None
     p.likelihood.check_target(p.mean, y)
-    chosen = logs.gather(axis, y.long().unsqueeze(axis)).mean()
+    which = p.likelihood.counted(y)
+    logs = logs.movedim(axis, -1)[which]  # (M, C)
+    chosen = logs.gather(1, y[which].long().unsqueeze(1)).mean()
     low, high = math.log(1 / _HOTTEST), math.log(1 / _COLDEST)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        scaled = torch.softmax(logs * math.exp(middle), axis)
-        rises = (scaled * logs).sum(axis).mean() > chosen
+        scaled = torch.softmax(logs * math.exp(middle), 1)
+        rises = (scaled * logs).sum(1).mean() > chosen
         low, high = (low, middle) if rises else (middle, high)
     return math.exp(-0.5 * (low + high))
 
@@ -172,9 +174,9 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
 
     P(all targets of a row in their sets) >= level for rows exchangeable with the held-out ones,
     whatever the net: the bound is the ceil((n + 1) level)-th smallest score of n rows. The score of
-    a row is the largest of 1 - p[y] or |y - mean| / std over its targets: rows are exchangeable,
-    the outputs or pixels of one row are not. Where n is too small for the level the bound is
-    infinite, and the set holds everything.
+    a row is the largest of 1 - p[y] or |y - mean| / std over its targets that count: rows are
+    exchangeable, the outputs, pixels or tokens of one row are not. Where n is too small for the
+    level the bound is infinite, and the set holds everything.
 
     Args:
         p: the prediction on data that did not train the net.
@@ -206,8 +208,10 @@ def conformal_rule(scores: Tensor, level: float) -> Conformal:
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:
     """How far each target is from the prediction, (N, ...)."""
-    if p.likelihood.class_axis == 1:
-        return 1 - p.probs.gather(1, y.unsqueeze(1)).squeeze(1)
+    axis, counted = p.likelihood.class_axis, p.likelihood.counted(y)
+    if axis is not None and p.probs.shape == p.log_probs.shape:
+        chosen = p.probs.gather(axis, y.where(counted, 0).unsqueeze(axis)).squeeze(axis)
+        return (1 - chosen).where(counted, 0)  # a target that does not count is in every set
     if p.classifies:
         raise VardropError(
             f"Expected classes or values for `conformal`, but got {p.likelihood!r}. "

@@ -353,6 +353,7 @@ def unlabelled_kappa(
     x: Tensor,
     likelihood: Likelihood | None = None,
     seed: int | None = None,
+    counted: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """kappa of every noisy weight by layer name, averaged over rows, draws and y ~ p(y | x, w).
 
@@ -364,6 +365,7 @@ def unlabelled_kappa(
         x: inputs (N, ...).
         likelihood: of the output; that of the ELBO, or `Categorical()`.
         seed: makes the draws repeatable.
+        counted: which targets (N, ...) count; all by default.
     """
     model, meaning = net_and_likelihood(net, likelihood)
     quiet = prepared(model, noise=False)
@@ -378,7 +380,7 @@ def unlabelled_kappa(
         output = one_tensor(
             functional_call(quiet, dict(zip(keys, leaves, strict=True)), args, kwargs)
         )
-        score = _score(output.detach(), meaning)
+        score = _score(output.detach(), meaning, counted)
         return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
     with torch.enable_grad(), drawing(seed_of_a_call(seed)):
@@ -391,12 +393,13 @@ def unlabelled_kappa(
     return dict(zip(weights, values, strict=True))
 
 
-def _score(output: Tensor, likelihood: Likelihood) -> Callable[[], Tensor]:
+def _score(output: Tensor, likelihood: Likelihood, counted: Tensor | None) -> Callable[[], Tensor]:
     """Draws d log p(y | output) / d output for y from the model."""
 
     def score() -> Tensor:
         leaf = output.clone().requires_grad_()
         density = likelihood.log_density(leaf.unsqueeze(0), likelihood.sample(output))
+        density = density if counted is None else density.where(counted, 0)
         return torch.autograd.grad(density.sum(), leaf)[0]
 
     return score

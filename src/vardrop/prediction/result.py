@@ -41,7 +41,8 @@ class Prediction:
 
     `mean` is the mean output (logits for classification), `samples` the draws of each row, `draws`
     the outputs that were kept (K, N, ...), `standard_error` the one of the mean probability (or
-    value). `log_probs` has an entry per class: (N, C, ...), or (N, ..., 2) for a zero and a one.
+    value). `log_probs` has an entry per class, on the likelihood's class axis: (N, C, ...), or
+    (N, ..., C) of tokens, or (N, ..., 2) for a zero and a one.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import predict
@@ -151,6 +152,24 @@ class Prediction:
         if axis is None or y[0].numel() != 1:
             return self.likelihood.log_prob(self._kept(), y)
         return self.log_probs.gather(axis, y.long().unsqueeze(axis)).flatten()
+
+    def counted(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The probabilities (M, C) and classes (M,) of the targets that count, for the metrics.
+
+        >>> import torch, vardrop as vd
+        >>> likelihood = vd.Categorical(class_axis=-1)
+        >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
+        >>> p = vd.predict(net, torch.randn(5, 7, 4), samples=8, likelihood=likelihood)
+        >>> y = likelihood.masked(torch.zeros(5, 7).long(), torch.arange(7).expand(5, 7) < 6)
+        >>> vd.metrics.ece(*p.counted(y)).shape, p.counted(y)[0].shape
+        (torch.Size([]), torch.Size([30, 3]))
+        """
+        self.likelihood.check_target(self.mean, y)
+        axis = self.likelihood.class_axis
+        if axis is None or self.probs.shape != self.log_probs.shape:
+            raise VardropError(f"Expected classes to count, but got {self.likelihood!r}.")
+        which = self.likelihood.counted(y)
+        return self.probs.movedim(axis, -1)[which], y[which]
 
     def rescaled(self, factor: float) -> Prediction:
         """The same draws, read with noise that is `factor` times as wide (`Likelihood.scaled`)."""
