@@ -161,5 +161,11 @@ def _layer_arrays(run: Run) -> dict[str, Tensor]:
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in run.net.modules())
     if relevance(run.net) and not depends:  # else no constant mask says what goes
         pruned, _ = masked(run.net)
-        arrays |= {f"weight_pruned.{n}": pruned.get_parameter(f"{n}.weight") for n in layers}
+        after = dict(pruned.named_parameters())
+        arrays |= {
+            f"weight_pruned.{tensor_name(name, own)}": after[f"{name}.{own}"]
+            for name, layer in layers.items()
+            for own in layer.weight_axes
+            if f"{name}.{own}" in after
+        }
     return arrays

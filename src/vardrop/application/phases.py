@@ -1,11 +1,13 @@
-"""One training of a run, kept in a directory: the plain net (pretrain), then the noisy one."""
+"""Trainings of a run, kept in directories: the plain net (pretrain), then the noisy one."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +19,14 @@ from vardrop.data import Part
 from vardrop.files import read_tensors, write_tensors
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.training import Loop, Recorder, Step
+from vardrop.training import Loop, Recorder, Settings, Step
 from vardrop.training.checkpoint import load_module
+from vardrop.training.members import Members
 from vardrop.training.observers import Observer
 from vardrop.training.processes import World, seed_generators
 from vardrop.training.recording import BEST, CHECKPOINT, Validate, read_checkpoint
 
+_LOOKS = 100  # at validation data, where the best of nets side by side is kept
 _PAUSE = 20  # at most a twentieth of the time goes into checkpoints
 
 
@@ -77,31 +81,122 @@ def trained(
     return elbo
 
 
+def side_by_side(
+    trainings: Sequence[Training], net: nn.Module, observer: Observer, world: World
+) -> list[ELBO] | None:
+    """The nets of trainings that differ in rows and KL weight, trained together from one net.
+
+    None where they have to be trained one after the other. What is trained is kept when all is.
+    """
+    settings = trainings[0].config.settings
+    alone = settings.clip is not None or settings.compile or settings.precision != "float32"
+    if alone or settings.pretrain or world.size > 1:
+        return None
+    elbos = [_objective(t, copy.deepcopy(net), world) for t in trainings]
+    if not all((t.directory / BEST).is_file() for t in trainings):
+        loop = _members(trainings, elbos)
+        try:
+            loop.probe()
+        except RuntimeError as failure:
+            observer.note(f"one after the other: {str(failure).splitlines()[0]}")
+            return None
+        seed_generators(world.device, settings.seed + 7919)
+        for training, state in zip(trainings, _kept(loop, elbos, trainings, observer), strict=True):
+            training.directory.mkdir(parents=True, exist_ok=True)
+            write_tensors(training.directory / BEST, state)
+    for elbo, path in zip(elbos, (t.directory / BEST for t in trainings), strict=True):
+        load_module(elbo, read_tensors(path, required=True)[0], path)
+        elbo.eval()
+    return elbos
+
+
+def _objective(training: Training, net: nn.Module, world: World) -> ELBO:
+    config = training.config
+    net.to(world.device)
+    if config.method is not None:
+        seed_generators(world.device, config.settings.seed)  # some methods draw weights
+        convert(net, config.method, config.where, config.exclude)
+    beta = float(training.beta) if has_noise(net) else 0.0
+    likelihood = likelihood_for(config)
+    return ELBO(net, likelihood, len(training.train.y), beta, config.settings.samples).to(
+        world.device
+    )
+
+
+def _members(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> Members:
+    settings, device = trainings[0].config.settings, elbos[0].beta.device
+    epochs, batch_size, _ = _filled(settings)
+    still = not has_noise(elbos[0].net)
+    return Members(
+        elbos,
+        [(t.train.x.to(device), t.train.y.to(device)) for t in trainings],
+        lambda elbo: _groups(elbo, settings),
+        epochs,
+        batch_size,
+        [(lambda epoch: 0.0) if still else settings.schedule(float(t.beta)) for t in trainings],
+        settings.factor(epochs),
+        settings.seed,
+    )
+
+
+def _kept(
+    loop: Members, elbos: Sequence[ELBO], trainings: Sequence[Training], observer: Observer
+) -> list[dict[str, Any]]:
+    """The numbers of the nets to keep: the last ones, or the best of a hundred looks."""
+    every, least = max(1, loop.epochs // _LOOKS), [math.inf] * len(elbos)
+    best: list[dict[str, Any]] = []
+    observer.start(0, loop)
+    try:
+        for done in loop.run(lambda: observer.step(loop)):
+            observer.epoch({**done._asdict(), "validation": {}}, loop.elbo)
+            if loop.epoch != loop.epochs and not (trainings[0].best and loop.epoch % every == 0):
+                continue
+            states = loop.states()
+            best = best or states
+            for k, (elbo, training) in enumerate(zip(elbos, trainings, strict=True)):
+                elbo.load_state_dict(states[k])
+                scores = training.validate(elbo.eval()) if training.validate else {"nll": -math.inf}
+                if scores["nll"] < least[k] or not training.best:
+                    least[k], best[k] = scores["nll"], states[k]
+    finally:
+        observer.stop()
+    return best
+
+
+def _filled(settings: Settings) -> tuple[int, int, float]:
+    """Epochs, batch size and learning rate of settings for known data."""
+    epochs, batch_size, lr = settings.epochs, settings.batch_size, settings.lr
+    assert epochs is not None
+    assert batch_size is not None
+    assert lr is not None
+    return epochs, batch_size, lr
+
+
+def _groups(elbo: nn.Module, settings: Settings) -> list[dict[str, Any]]:
+    return parameter_groups(elbo, _filled(settings)[2], settings.noise_lr, settings.weight_decay)
+
+
 def _phase(
     training: Training, net: nn.Module, observer: Observer, world: World, name: str, resuming: bool
 ) -> ELBO:
     settings, device = training.config.settings, world.device
     plain = name == "pretrain" or not has_noise(net)
-    assert settings.epochs is not None  # they are filled in
-    assert settings.batch_size is not None
-    assert settings.lr is not None
+    usual, batch_size, _ = _filled(settings)
     seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
     x, y = (t.to(device) for t in training.train)
     likelihood = likelihood_for(training.config)
     beta = 0.0 if plain else float(training.beta)
     elbo = ELBO(net, likelihood, len(x), beta, settings.samples).to(device)
-    optimizer = torch.optim.Adam(
-        parameter_groups(elbo, settings.lr, settings.noise_lr, settings.weight_decay), fused=True
-    )
+    optimizer = torch.optim.Adam(_groups(elbo, settings), fused=True)
     step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
-    epochs = settings.pretrain if name == "pretrain" else settings.epochs
+    epochs = settings.pretrain if name == "pretrain" else usual
     loop = Loop(
         elbo,
         optimizer,
         x,
         y,
         epochs,
-        settings.batch_size,
+        batch_size,
         None if plain else settings.schedule(beta),
         settings.factor(epochs),
         settings.seed,

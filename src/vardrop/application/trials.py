@@ -29,7 +29,7 @@ from vardrop.application.choosing import (
 )
 from vardrop.application.config import ABOUT_BEST, TRIALS, Config
 from vardrop.application.evaluation import validation_scores
-from vardrop.application.phases import Training, trained
+from vardrop.application.phases import Training, side_by_side, trained
 from vardrop.application.run import predicted
 from vardrop.conversion import convert
 from vardrop.data import Dataset, Part
@@ -177,15 +177,18 @@ class _Tried(NamedTuple):
 def _tried(order: Order, pairs: Pairs, weights: Sequence[float]) -> dict[float, _Tried]:
     """What the nets of each KL weight say of the held-out rows.
 
-    The middle one of three weights goes first, then the largest; the smallest only if the largest is
-    worse, because the NLL falls and then rises as the weight falls.
+    One after the other, the middle one of three weights goes first, then the largest; the smallest
+    only if the largest is worse, because the NLL falls and then rises as the weight falls.
     """
     _announce(order, weights)
     found: dict[float, _Tried] = {}
+    together = _together(order, pairs, weights, "folds") if order.folded else {}
     for weight in sorted(weights, key=lambda w: (w != weights[len(weights) // 2], -w)):
-        if len(found) == 2 and not order.world.agree(_falls(found)):
+        if not together and len(found) == 2 and not order.world.agree(_falls(found)):
             break
-        held = [_trial(order, pair, weight, fold) for fold, pair in enumerate(pairs)]
+        held = together.get(weight) or [
+            _trial(order, pair, weight, fold) for fold, pair in enumerate(pairs)
+        ]
         log_scale = fit_log_scale(held)
         found[weight] = _Tried(log_scale, judged(held, log_scale, order.unit))
         if len(weights) > 1:
@@ -209,21 +212,41 @@ def _announce(order: Order, weights: Sequence[float]) -> None:
     order.observer.note(f"{rows} choose {wanted}")
 
 
-def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Held:
-    """What a net that was trained on the first part of a pair says of the second."""
+def _together(
+    order: Order, pairs: Pairs, weights: Sequence[float | None], label: str
+) -> dict[float | None, list[Held]]:
+    """What nets that were trained side by side say, by KL weight; nothing where they cannot be."""
+    if order.config.keeps_best:  # each stops at an epoch of its own
+        return {}
+    asked = [(weight, fold) for weight in weights for fold in range(len(pairs))]
+    trainings = [_training(order, pairs[fold], weight, fold) for weight, fold in asked]
+    elbos = side_by_side(trainings, order.net, order.observer.trial(label), order.world)
+    found: dict[float | None, list[Held]] = {}
+    for (weight, fold), elbo in zip(asked, elbos or [], strict=elbos is not None):
+        held = pairs[fold][1]
+        found.setdefault(weight, []).append(Held(_prediction(elbo, held, order), held.y))
+    return found
+
+
+def _training(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
+    """A training on the first part of a pair; of the plain net where there is no KL weight."""
     config, (train, held) = order.config, pair
     if beta is None:
         settings = dataclasses.replace(config.settings, pretrain=0)
         config = dataclasses.replace(config, method=None, settings=settings)
     directory = order.path / TRIALS / _name(beta, fold)
-    if order.world.first:
-        directory.mkdir(parents=True, exist_ok=True)
     best = beta is None or config.keeps_best
     validate = _validation(order, held) if best or not order.folded else None
-    training = Training(config, directory, train, validate, beta or 0.0, best)
+    return Training(config, directory, train, validate, beta or 0.0, best)
+
+
+def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Held:
+    """What a net that was trained on the first part of a pair says of the second."""
+    training, held = _training(order, pair, beta, fold), pair[1]
+    if order.world.first:
+        training.directory.mkdir(parents=True, exist_ok=True)
     what = "plain net" if beta is None else f"KL weight {beta:g}"
-    label = f"{what}, fold {fold + 1}" if order.folded else what
-    observer = order.observer.trial(label)
+    observer = order.observer.trial(f"{what}, fold {fold + 1}" if order.folded else what)
     elbo = trained(training, copy.deepcopy(order.net), observer, order.world, order.resuming)
     return Held(_prediction(elbo, held, order), held.y)
 
@@ -241,7 +264,8 @@ def _plain(order: Order, pairs: Pairs) -> dict[str, Judgement]:
     if not order.config.settings.compare or order.config.method is None:
         return {}
     order.observer.note("the plain net on the same rows, to compare with")
-    held = [_trial(order, pair, None, fold) for fold, pair in enumerate(pairs)]
+    together = _together(order, pairs, [None], "plain net") if order.folded else {}
+    held = together.get(None) or [_trial(order, pair, None, k) for k, pair in enumerate(pairs)]
     found = judged(held, fit_log_scale(held), order.unit)
     order.observer.note(f"plain net: {_shown(found.scores)} on held-out rows")
     return {"plain": found}

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vardrop.functional.cpu import blocks, can_block, keep_layout, like_layout, scratch
 from vardrop.functional.drawing import normal_like
-from vardrop.functional.elementwise import in_forward_mode
+from vardrop.functional.elementwise import stands_back
 
 _Gradients = tuple[Tensor | None, ...]
 _Mask = list[bool]  # which gradients are asked for
@@ -69,7 +69,7 @@ def gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
-    if in_forward_mode() or not torch.is_grad_enabled():
+    if stands_back() or not torch.is_grad_enabled():
         return torch.addcmul(mean, variance.sqrt(), noise)
     return _GaussianOutput.apply(mean, variance, noise)[0]
 

@@ -121,10 +121,10 @@ class DependentBetaBernoulli(FeatureNoise):
         rows = self._pooled(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
         if rows.shape[0] < 2:
             return  # one example has no variance
-        # A plain average over the first batches, then an exponential one.
         rate = torch.clamp(1 / (tensors["batches"] + 1), min=_MOMENTUM)
-        mean.lerp_(rows.mean(0), rate)
-        tensors["running_var"].lerp_(rows.var(0, unbiased=False), rate)
+        variance = tensors["running_var"]
+        mean.add_(rate * (rows.mean(0) - mean))  # vmap has no rule for lerp_
+        variance.add_(rate * (rows.var(0, unbiased=False) - variance))
         tensors["batches"].add_(1)
 
     @staticmethod

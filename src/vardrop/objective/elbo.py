@@ -165,7 +165,7 @@ class ELBO(nn.Module):
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
         if head is None:
             output = self._picked(call(self.net, untouched(plain_batch(x))))
-            if not torch.compiler.is_compiling():  # a check of values would break the graph
+            if not _traced():  # a check of values would break the graph
                 _check_batch(self.likelihood, output, y)
             nll = self.likelihood(output, y)
             return nll, nll, None
@@ -195,6 +195,10 @@ def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:
 
 def _mean(terms: list[Tensor]) -> Tensor:
     return terms[0] if len(terms) == 1 else torch.stack(terms).mean()
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _check_batch(likelihood: Any, output: Any, y: Any) -> None:
