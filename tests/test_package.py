@@ -64,6 +64,7 @@ def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
 
 
 LATER = (
+    "transformers",
     "torch._dynamo",
     "sympy",
     "safetensors",

@@ -166,6 +166,7 @@ class Noisy(nn.Module):
 
     sampling: bool | None = None
     transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a replica starts without
+    encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
     _passes: float = 0  # noisy passes with gradients since the KL was last asked for
     _updates: int = 0  # of the parameters, at the first of these passes
 
@@ -266,10 +267,22 @@ def has_noise(net: nn.Module) -> bool:
     return any(isinstance(m, Noisy) for m in net.modules())
 
 
+def enclosed(net: nn.Module) -> set[int]:
+    """The ids of modules that belong to a noisy one: gates and projections inside a layer."""
+    owners = (m for m in net.modules() if isinstance(m, Noisy) and m.encloses)
+    return {id(c) for m in owners for c in m.modules() if c is not m}
+
+
+def mode_of(module: nn.Module) -> bool:
+    """Whether a module is in training mode, whatever the switch says to its code."""
+    own: bool = vars(module).get("training", module.training)
+    return own
+
+
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Run a net in evaluation mode for a while; every module gets its own mode back."""
-    training = [m for m in net.modules() if m.training]
+    training = [m for m in net.modules() if mode_of(m)]
     try:
         for module in training:
             module.training = False

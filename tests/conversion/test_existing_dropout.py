@@ -1,6 +1,8 @@
 """Dropout that a net has: what the switch reaches becomes noise, the rest is named with a reason."""
 
+import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import vardrop as vd
+from vardrop.noisy import evaluating
 
 
 def attend(q, k, v, dropout=0.0):
@@ -132,13 +135,82 @@ def test_a_net_without_dropout_gets_its_advice_once():
     assert len(str(e.value)) < 400
 
 
-def test_attention_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=8, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.5,
-    )  # fmt: skip
-    found = reasons(transformers.BertModel(config))
-    taken = {name for name, reason in found.items() if "hands on its rate" in reason}
-    assert taken == {"encoder.layer.0.attention.self.dropout"}
-    assert found["encoder.layer.0.output.dropout"] == ""
+INSIDE = {
+    "attention": (lambda: nn.MultiheadAttention(4, 2, dropout=0.5), 3),
+    "lstm": (lambda: nn.LSTM(4, 4, 2, dropout=0.5), 1),
+    "gru": (lambda: nn.GRU(4, 4, 2, dropout=0.5), 1),
+    "rnn": (lambda: nn.RNN(4, 4, 2, dropout=0.5), 1),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_dropout_inside_torchs_functions_follows_the_switch(name, tmp_path):
+    make, count = INSIDE[name]
+    net, x = make().eval(), torch.randn(6, 5, 4)
+    before = net(*[x] * count)[0]
+    assert "dropout=0.5" in vd.plan(net, vd.mc_dropout()).changes[0].becomes
+    vd.convert(net, vd.mc_dropout())
+    assert torch.equal(net(*[x] * count)[0], before)
+    with vd.sampling(net):
+        assert not torch.equal(net(*[x] * count)[0], net(*[x] * count)[0])
+        with evaluating(net):  # leaves the mode as it was, not as the switch has it
+            pass
+    assert torch.equal(net(*[x] * count)[0], before)
+    with vd.sampling(net.train(), False):
+        assert torch.equal(net(*[x] * count)[0], net(*[x] * count)[0])
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert type(other) is type(net)
+        assert torch.equal(other.eval()(*[x] * count)[0], before)
+    vd.save_noisy(net, tmp_path / "net.safetensors")
+    assert type(vd.load_noisy(tmp_path / "net.safetensors", make())) is type(net)
+    wrong = make()
+    wrong.dropout = 0.25
+    with pytest.raises(
+        vd.VardropError, match=r"the rates of '' are \{'dropout': 0.25\}, in the file"
+    ):
+        vd.load_noisy(tmp_path / "net.safetensors", wrong)
+    assert type(vd.revert(net)) is type(make())
+    assert torch.equal(net.eval()(*[x] * count)[0], before)
+
+
+def test_layers_inside_a_switched_module_are_converted_too():
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    vd.convert(net, vd.mc_dropout())
+    vd.convert(net, vd.sparse_vd())
+    kinds = {name: type(m).__name__ for name, m in net.named_modules()}
+    assert kinds["self_attn"] == "SwitchedMultiheadAttention"
+    assert type(net.linear1) is vd.Linear
+    assert type(net.dropout) is vd.gates.Dropout
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+def test_dropout_between_noisy_recurrent_layers_is_drawn_with_their_weights(name):
+    net = vd.convert(INSIDE[name][0](), vd.bayes_by_backprop(log_sigma2=-60.0)).eval()
+    x = torch.randn(6, 5, 4)
+    with vd.sampling(net):
+        assert not torch.allclose(net(x)[0], net(x)[0])
+    assert torch.equal(net(x)[0], net(x)[0])
+
+
+def test_a_subclass_of_torchs_attention_is_not_claimed():
+    class Own(nn.MultiheadAttention):
+        pass
+
+    assert "runs inside one torch function" in reasons(nn.Sequential(Own(4, 2, dropout=0.5)))["0"]
+
+
+def test_a_rate_of_zero_is_no_dropout():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0), nn.Dropout(0.5))
+    assert "its rate is 0" in reasons(net)["1"]
+    without = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0))
+    with pytest.raises(vd.VardropError, match="no dropout module that draws; give `drop_rate`"):
+        vd.convert(without, vd.mc_dropout())
+    assert type(vd.convert(without, vd.mc_dropout(0.5))[0]) is vd.Linear
+
+
+def test_a_function_is_not_drawn_where_code_draws_for_every_call():
+    net = vd.convert(nn.LSTM(4, 4, 2, dropout=0.5), vd.mc_dropout())
+    with pytest.raises(
+        vd.VardropError, match="dropout inside SwitchedLSTM, which draws in every call"
+    ):
+        vd.draw(net)

@@ -14,7 +14,7 @@ from vardrop.checks import check_integer, check_net, check_number, check_type
 from vardrop.compression import finishing
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.noisy import has_noise, noisy_modules, noisy_weights
+from vardrop.noisy import has_noise, mode_of, noisy_modules, noisy_weights
 from vardrop.objective import ELBO
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.prediction import calibrate, predict, unlabelled_kappa
@@ -128,7 +128,7 @@ def _check_pair(validation: Any) -> None:
 
 
 def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> None:
-    modes = {module: module.training for module in elbo.modules()}
+    modes = {module: mode_of(module) for module in elbo.modules()}
     trained = [p for p in elbo.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2))

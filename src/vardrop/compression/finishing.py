@@ -25,7 +25,7 @@ from vardrop.compression.running import (
     run,
 )
 from vardrop.errors import VardropError
-from vardrop.noisy import evaluating, modules_of
+from vardrop.noisy import evaluating, mode_of, modules_of
 
 _MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
 
@@ -294,7 +294,7 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
 @contextmanager
 def _measuring(net: nn.Module, norms: dict[str, Any]) -> Iterator[None]:
     """BatchNorm starts anew with a plain average; all is as it was where that fails."""
-    modes = {m: m.training for m in net.modules()}
+    modes = {m: mode_of(m) for m in net.modules()}
     momenta = {m: m.momentum for m in norms.values()}
     before = {m: copy.deepcopy(dict(m.named_buffers())) for m in norms.values()}
     try:

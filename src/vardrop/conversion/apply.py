@@ -7,6 +7,7 @@ reference to it or to its parameters go on working, and a bare layer converts li
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,9 +79,11 @@ def revert(net: Net) -> Net:
     >>> type(vd.revert(vd.convert(torch.nn.Linear(2, 1), vd.sparse_vd())))
     <class 'torch.nn.modules.linear.Linear'>
     """
-    modules, folded = list(noisy_modules(net).values()), set[int]()
+    modules = list(noisy_modules(net).values())
+    owned = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    shared = {key for key, owners in owned.items() if owners > 1}
     for module in modules:
-        check_plain(module, folded)
+        check_plain(module, shared)
     for module in modules:
         make_plain(module)
     settle_fused_path(net)

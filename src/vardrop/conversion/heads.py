@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
 from torch import nn
@@ -63,7 +63,7 @@ class LastLayer(Kind):
 
 
 @check_plain.register
-def _(module: Head, folded: set[int]) -> None:
+def _(module: Head, shared: Set[int]) -> None:
     module.check_linear()
 
 

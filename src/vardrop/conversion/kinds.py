@@ -7,7 +7,7 @@ changed. How a noisy module is described, and how it becomes plain again, goes b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import singledispatch
 from typing import Any
 
@@ -35,7 +35,13 @@ class Kind(ABC):
 
     def becomes(self, module: nn.Module) -> str:
         """What a plan says of a module that changes."""
-        return f"vardrop.{getattr(self.noisy_type(module), '__name__', '')}"
+        noisy = self.noisy_type(module)
+        name, room = getattr(noisy, "__name__", ""), getattr(noisy, "__module__", "")
+        return f"vardrop.{name}" if room.startswith("vardrop.layers.") else f"{room}.{name}"
+
+    def weights(self, module: nn.Module) -> list[Tensor]:
+        """The weights of a module that become noisy, or are gated."""
+        return own_weights(module)
 
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse what is selected and cannot be changed."""
@@ -73,10 +79,10 @@ def has_parameters(module: nn.Module) -> bool:
 
 
 @singledispatch
-def check_plain(module: nn.Module, folded: set[int]) -> None:
+def check_plain(module: nn.Module, shared: Set[int]) -> None:
     """Refuse to make a noisy module plain where that would lose something.
 
-    `folded` gathers the ids of weights that take in the mean of a gate.
+    `shared` holds the ids of parameters that several modules of the net have.
     """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, cast
 
@@ -169,16 +169,16 @@ def _gate_of(module: nn.Module) -> Gate | None:
 
 
 @check_plain.register
-def _(module: Variational, folded: set[int]) -> None:
+def _(module: Variational, shared: Set[int]) -> None:
     if module.gate is None:
         return
-    weights = {id(getattr(module, name)) for name in module.weight_axes}
-    if module.gate.unit_mean() is not None and weights & folded:
+    weights = {id(weight) for weight in module.gated_weights().values()}
+    if module.gate.unit_mean() is not None and weights & shared:
         raise VardropError(
             "Expected every gated layer to have weights of its own, but got tied weights, "
-            "into which two gates cannot be folded. Untie them first."
+            "into which the mean of one gate cannot be folded. Leave the layer out with `exclude` "
+            "when you convert, or untie them first."
         )
-    folded |= weights
 
 
 @make_plain.register

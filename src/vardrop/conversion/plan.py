@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -11,11 +12,11 @@ from torch import nn
 from vardrop.checks import check_net, check_type
 from vardrop.conversion.dropout import Switched
 from vardrop.conversion.heads import LastLayer
-from vardrop.conversion.kinds import Kind, own_weights
+from vardrop.conversion.kinds import Kind
 from vardrop.conversion.layers import layer_kind
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 # The kind of a recipe, by its exact type: (recipe, modules, whether `where` is left out) -> Kind.
@@ -26,6 +27,16 @@ KINDS: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], Kind]] 
 }
 
 
+# Packages with modules that a room above knows; it is loaded where a net has one of them.
+_INTEGRATIONS = {"transformers": "vardrop.integrations.huggingface"}
+
+
+def _load_integrations(modules: Sequence[nn.Module]) -> None:
+    packages = {type(m).__module__.partition(".")[0] for m in modules}
+    for package in packages & _INTEGRATIONS.keys():
+        import_module(_INTEGRATIONS[package])
+
+
 def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False) -> Kind:
     """What answers for a recipe about these modules of a net."""
     make = KINDS.get(type(recipe))
@@ -34,6 +45,7 @@ def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool =
         raise VardropError(
             f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
         )
+    _load_integrations(modules)
     return make(recipe, modules, everywhere)
 
 
@@ -74,7 +86,7 @@ class Plan:
         return [f"{listed(modules)}: {reason}" for reason, modules in found.items()]
 
     def __str__(self) -> str:
-        unique = {id(w): w for s in self.changes for w in own_weights(s.module)}  # tied ones once
+        unique = {id(w): w for s in self.changes for w in self.kind.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         width = max((len(s.name) for s in self.steps), default=0)
@@ -108,8 +120,7 @@ noisy_bias=False)
     """
     check_net(net)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
-    noisy = modules_of(net, Noisy)
-    inside = {id(c) for m in noisy.values() for c in m.modules() if c is not m}
+    inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
     check_selection("where", where, list(modules))
     check_selection("exclude", exclude, list(modules))

@@ -16,8 +16,9 @@ from vardrop.conversion.plan import kind_of
 from vardrop.conversion.selection import listed
 from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
+from vardrop.gates import own_rates
 from vardrop.layers import Ties
-from vardrop.noisy import Noisy, modules_of, noisy_modules, settle_fused_path
+from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
 from vardrop.values import from_json, to_json
 
@@ -106,8 +107,7 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
-    modules = modules_of(net, Noisy)
-    inside = {id(c) for m in modules.values() for c in m.modules() if c is not m}
+    modules, inside = modules_of(net, Noisy), enclosed(net)
     return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
 
 
@@ -187,6 +187,8 @@ def _misfits(
             found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
             found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
+        elif "rates" in entry and (rates := own_rates(module)) != entry["rates"]:
+            found.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
     extra = [name for name in noisy if name not in entries]
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
 

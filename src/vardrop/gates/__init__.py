@@ -13,6 +13,16 @@ from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
 from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys
+from vardrop.gates.own_dropout import (
+    SwitchedMode as SwitchedMode,
+    drop_rate as drop_rate,
+    handed_on as handed_on,
+    own_functions as own_functions,
+    own_rates as own_rates,
+    rates_beside_mode as rates_beside_mode,
+    switchable as switchable,
+    switched as switched,
+)
 from vardrop.gates.switchable_dropout import (
     DROPOUT_TYPES as DROPOUT_TYPES,
     AlphaDropout as AlphaDropout,
@@ -22,5 +32,4 @@ from vardrop.gates.switchable_dropout import (
     Dropout3d as Dropout3d,
     FeatureAlphaDropout as FeatureAlphaDropout,
     SwitchableDropout as SwitchableDropout,
-    drop_rate as drop_rate,
 )

@@ -7,7 +7,6 @@ there noise now?" is asked of the switch instead of `training`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -110,27 +109,3 @@ DROPOUT_TYPES: dict[type[nn.Module], type[SwitchableDropout]] = {
     nn.AlphaDropout: AlphaDropout,
     nn.FeatureAlphaDropout: FeatureAlphaDropout,
 }
-
-
-@singledispatch
-def drop_rate(module: nn.Module) -> float:
-    """The rate at which a torch module drops features in training mode; zero where it does not.
-
-    >>> drop_rate(nn.Dropout(0.5)), drop_rate(nn.LSTM(2, 2, 2, dropout=0.1)), drop_rate(nn.ReLU())
-    (0.5, 0.1, 0.0)
-    """
-    return 0.0
-
-
-@drop_rate.register(nn.MultiheadAttention)
-@drop_rate.register(nn.RNNBase)
-def _(module: Any) -> float:
-    return float(module.dropout)
-
-
-def _own_rate(module: Any) -> float:
-    return float(module.p)
-
-
-for _dropout in DROPOUT_TYPES:
-    drop_rate.register(_dropout, _own_rate)

@@ -160,7 +160,7 @@ class _Recurrent(Variational):
         last: list[tuple[Tensor, ...]] = []
         for layer, names in enumerate(self._layers()):
             if layer and self.dropout:
-                outputs = functional.dropout(outputs, self.dropout, self.training)
+                outputs = functional.dropout(outputs, self.dropout, self._drops)
             each = []
             for reverse, own in enumerate(names):
                 found = {n: weights.get(n, getattr(self, n)) for n in own}
@@ -210,6 +210,11 @@ class _Recurrent(Variational):
             outputs.append(hidden)
         return torch.stack(outputs), (hidden, cell) if self._has_cell else (hidden,)
 
+    @property
+    def _drops(self) -> bool:
+        """Whether dropout between layers is drawn."""
+        return self.training or self.is_sampling
+
     def _reset_means(self) -> None:
         own = {*self.weight_axes, *self.bias_names}
         twin = self._with({})
@@ -220,7 +225,7 @@ class _Recurrent(Variational):
         """The torch layer with other weights: a bare object for one call, nothing is changed."""
         twin = object.__new__(self.plain)
         state = vars(twin)
-        state.update(vars(self))
+        state.update(vars(self), training=self._drops)
         state["_parameters"] = {**self._parameters, **drawn}
         if "_flat_weights_names" in state:
             names = state["_flat_weights_names"]

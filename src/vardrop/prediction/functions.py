@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,6 +21,7 @@ from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing, generator
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
+from vardrop.gates import own_rates
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
@@ -154,18 +154,14 @@ def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None
     return fill
 
 
-@singledispatch
 def _hold(module: nn.Module) -> HeldNoise:
+    if rates := own_rates(module):
+        raise VardropError(
+            f"Expected noise that can be held fixed, but got dropout inside "
+            f"{type(module).__name__}, which draws in every call anew. Set its "
+            f"`{next(iter(rates))}` to 0."
+        )
     return HeldNoise(module)
-
-
-@_hold.register(nn.MultiheadAttention)
-@_hold.register(nn.RNNBase)
-def _(module: nn.Module) -> HeldNoise:
-    raise VardropError(
-        f"Expected noise that can be held fixed, but got dropout inside "
-        f"{type(module).__name__}, which runs in one torch function. Set its dropout to 0."
-    )
 
 
 def _seeds(seed: int, count: int) -> list[int]:

@@ -1,0 +1,1 @@
+"""Other libraries, one optional file each; none is imported by the rooms below."""
