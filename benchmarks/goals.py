@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from measuring import Row
 
 SMALL, LARGE, LENET = "MLP 784-300-100-10 b100", "MLP 784-1000-1000-10 b128", "LeNet-5-Caffe b128"
+ENCODER, RECURRENT = "nn.TransformerEncoder, 4 layers b32", "nn.LSTM 2 x 256, 64 steps b32"
 TRAIN, PREDICT, LATENCY = "train step", "prediction, 32 draws", "latency of a pruned net"
 KL = "kl(net) and gradient"
 LRT, DRAWS = "sparse_vd, KL value every 10", "weight_sample, KL value every 10"
@@ -88,6 +89,9 @@ GOALS = [
     Goal("variance layer", TRAIN, SMALL, _fused(*ZERO_MEAN), 1.1),
     Goal("variance layer", TRAIN, LARGE, _fused(*ZERO_MEAN), 1.1),
     Goal("learned type A", TRAIN, LARGE, _fused(*TYPE_A), 1.15),
+    Goal("one draw a batch", TRAIN, RECURRENT, _fused(DRAWS), 1.5),
+    Goal("one draw a batch", TRAIN, ENCODER, _fused(DRAWS), 1.2),
+    Goal("LRT train step, exact KL", TRAIN, ENCODER, _fused(LRT), 2.2),
     Goal("predict, in forward passes", PREDICT, "MLP 784-300-100-10 b256", ("predict",), 20),
     Goal("predict, in forward passes", PREDICT, "MLP 784-300-100-10 b1", ("predict",), 9),
     # Local noise on every position; whole functions, on request, cost half.

@@ -87,14 +87,41 @@ class Encoder(nn.Module):
         return self.head(self.layers(x).mean(1))
 
 
+class TorchEncoder(nn.Module):
+    """The same by `nn.TransformerEncoder`: attention is a layer of its own. No dropout."""
+
+    def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, feed: int = 512) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, heads, feed, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, layers), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+class Recurrent(nn.Module):
+    """An LSTM over 64 steps of width 128, with a class from its last state."""
+
+    def __init__(self, width: int = 256, layers: int = 2) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(128, width, layers, batch_first=True), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
 @dataclass(frozen=True)
 class Case:
-    """A net with its batch, and whether a quick run has it (a prediction: with loops as well)."""
+    """A net with its batch, and whether a quick run has it (a prediction: with loops as well).
+
+    `by_hand` says whether every layer has a naive form beside ours.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     quick: bool = True
+    by_hand: bool = True
 
     def data(self) -> tuple[Tensor, Tensor]:
         return torch.rand(self.shape), torch.randint(10, self.shape[:1])
@@ -112,6 +139,8 @@ TRAIN = [
     Case("LeNet-5-Caffe b128", lenet5, (128, 1, 28, 28)),
     Case("ResNet-18 CIFAR b64", resnet18, (64, 3, 32, 32), quick=False),
     Case("transformer encoder, 4 layers b32", Encoder, (32, 64, 128), quick=False),
+    Case("nn.TransformerEncoder, 4 layers b32", TorchEncoder, (32, 64, 128), by_hand=False),
+    Case("nn.LSTM 2 x 256, 64 steps b32", Recurrent, (32, 64, 128), by_hand=False),
 ]
 PREDICT = [
     Case("MLP 784-300-100-10 b256", lambda: mlp(784, 300, 100, 10), (256, 1, 28, 28)),

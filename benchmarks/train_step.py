@@ -4,7 +4,8 @@
 
 Plain and noisy nets with default and fused Adam, nets with convolutions in both memory layouts (a
 quick run and the two large nets have fused Adam and channels-last alone, beside the plain net with
-neither); dense nets also through `vd.compile`.
+neither); dense nets also through `vd.compile`. Nets with attention or recurrent layers have the two
+estimators alone; an LSTM draws weights by either.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def naive_step(net: nn.Module, x: Tensor, y: Tensor) -> Run:
 
 
 def _recipes(case: Case, quick: bool) -> dict[str, tuple[vd.Recipe, int]]:
-    names = QUICK if quick else tuple(RECIPES) if case.quick else LARGE
+    small = case.quick and case.by_hand
+    names = LARGE if not small else QUICK if quick else tuple(RECIPES)
     return {name: RECIPES[name] for name in names}
 
 
@@ -85,7 +87,8 @@ def candidates(case: Case, quick: bool) -> Iterator[tuple[str, Run]]:
         def net(layout: torch.memory_format = layout) -> nn.Module:
             return case.make().to(memory_format=layout)  # type: ignore[call-overload]
 
-        yield f"{NAIVE}{where}", naive_step(net(), data, y)
+        if case.by_hand:
+            yield f"{NAIVE}{where}", naive_step(net(), data, y)
         for adam, fused in ADAM[1 if few else 0 :]:
             yield f"plain{where}{adam}", plain_step(net(), data, y, fused)
             for name, (recipe, every) in _recipes(case, quick).items():

@@ -100,7 +100,8 @@ def predict(case: Case, builds: dict[str, Build], settings: Settings) -> list[Ro
 
 
 def _cases(cases: list[Case], peer: str, settings: Settings) -> list[Case]:
-    """All cases; in a quick run the small ones, for slower libraries the first of them alone."""
+    """Cases whose layers all have; in a quick run the small ones, of slower libraries the first."""
+    cases = [case for case in cases if case.by_hand]
     if not settings.quick:
         return cases
     return [case for case in cases if case.quick][: None if peer in FASTEST else 1]
