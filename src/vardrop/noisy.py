@@ -370,10 +370,17 @@ def settle_fused_path(net: nn.Module) -> None:
     for module in net.modules():
         if not isinstance(module, tuple(_FUSED)):
             continue
-        if any(isinstance(m, Noisy) for m in module.modules()):
+        if any(isinstance(m, Noisy) or not _fusable(m) for m in module.modules()):
             leave_fused_path(module)
-        elif "_fused" in module.__dict__:
+        elif off_fused_path(module):
             vars(module).update(module.__dict__.pop("_fused"))
+
+
+def _fusable(module: nn.Module) -> bool:
+    """Whether a module is no encoder layer, or one with torch's own attention."""
+    if not isinstance(module, nn.TransformerEncoderLayer):
+        return True
+    return isinstance(module.self_attn, nn.MultiheadAttention)
 
 
 def leave_fused_path(module: nn.Module) -> None:
@@ -382,6 +389,11 @@ def leave_fused_path(module: nn.Module) -> None:
         if isinstance(module, kind) and getattr(module, flag):
             module.__dict__["_fused"] = {flag: getattr(module, flag)}
             setattr(module, flag, 0)
+
+
+def off_fused_path(module: nn.Module) -> bool:
+    """Whether a module is kept off torch's fused encoder path."""
+    return "_fused" in module.__dict__
 
 
 def replica(net: nn.Module, instead: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:

@@ -43,8 +43,15 @@ from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, ru
 from vardrop.errors import VardropError, needed
 from vardrop.estimators import LocalReparameterization
 from vardrop.files import digest, tensor_bytes, write_atomically
-from vardrop.layers import NOISY_TYPES, Variational
-from vardrop.noisy import evaluating, modules_of, noisy_modules
+from vardrop.layers import NOISY_TYPES, SlimAttention, Variational
+from vardrop.noisy import (
+    evaluating,
+    leave_fused_path,
+    modules_of,
+    noisy_modules,
+    off_fused_path,
+    settle_fused_path,
+)
 
 PACKED = b"VDP\x01"  # the first bytes of a packed file, with the version of its format
 _FORMAT = "1"
@@ -189,7 +196,11 @@ def describe(net: nn.Module) -> dict[str, Any]:
         elif type(module) is nn.Identity:
             identity.append(name)
     scale = {n: [len(m.factor), m.axis] for n, m in modules_of(net, Scale).items()}
-    return {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
+    plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
+    attention = list(modules_of(net, SlimAttention))
+    unfused = [name for name, m in net.named_modules() if off_fused_path(m)]
+    more = {"attention": attention, "unfused": unfused}
+    return plan | {key: names for key, names in more.items() if names}
 
 
 def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
@@ -200,6 +211,8 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     net = copy.deepcopy(into).eval()
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
+    for name in plan.get("attention", []):
+        net = replaced(net, name, _slim(name, _find(net, name)))
     for name, (count, axis) in plan["select"].items():
         inner = _find(net, name)
         if (pair := selected(inner)) is not None:
@@ -217,7 +230,24 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         net = replaced(net, name, nn.Identity())
     for name, sizes in plan["sizes"].items():
         _resize(name, _find(net, name), list(sizes))
+    for layer in modules_of(net, SlimAttention).values():
+        layer.heads = layer.heads[: layer.num_heads]
+    settle_fused_path(net)
+    for name in plan.get("unfused", []):
+        leave_fused_path(_find(net, name))
     return net
+
+
+def _slim(name: str, module: nn.Module) -> SlimAttention:
+    """Attention whose heads can be fewer."""
+    if type(module) is nn.MultiheadAttention and module.bias_k is None:
+        return SlimAttention(module)
+    if type(module) is SlimAttention:
+        return module
+    raise VardropError(
+        f"Expected '{name}' of `into` to be an nn.MultiheadAttention, but got "
+        f"{type(module).__name__}. Give a net of the class that was saved."
+    )
 
 
 def _find(net: nn.Module, name: str) -> nn.Module:

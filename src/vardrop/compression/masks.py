@@ -17,11 +17,12 @@ from vardrop.compression.kinds import Scale, inside, is_known, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
-from vardrop.layers import Variational, per_unit, plain_types
+from vardrop.layers import SlimAttention, Variational, per_unit, plain_types
 from vardrop.noisy import (
     NoisyTensor,
     Relevance,
     has_noise,
+    leave_fused_path,
     modules_of,
     relevance,
     tensor_name,
@@ -120,6 +121,45 @@ def gated_ties(net: nn.Module) -> list[str]:
         if m.gate is not None
         and any(owners[id(getattr(m, weight))] > 1 for weight in m.weight_axes)
     ]
+
+
+def taken_apart(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
+    """A net with its attention layers as dense layers, and the deviations by their names.
+
+    In place; layers that share their weights, and those with keys of their own (`add_bias_kv`),
+    stay as they are.
+    """
+    named = list(net.named_modules(remove_duplicate=False))
+    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    names = Counter(id(m) for _, m in named)
+    for name, module in named:
+        shared = names[id(module)] > 1 or any(owners[id(p)] > 1 for p in module.parameters())
+        if type(module) is not nn.MultiheadAttention or module.bias_k is not None or shared:
+            continue
+        layer = SlimAttention(module)
+        for own, (whole, part, parts) in layer.origins().items():
+            if (deviation := deviations.get(inside(name, whole))) is not None:
+                deviations[inside(name, own)] = deviation.chunk(parts)[part]
+        for whole in {whole for whole, _, _ in layer.origins().values()}:
+            deviations.pop(inside(name, whole), None)
+        net = replaced(net, name, layer)
+    for module in net.modules():
+        leave_fused_path(module)
+    return net
+
+
+def put_together(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
+    """The net with torch's attention wherever no head is missing, in place."""
+    for name, layer in modules_of(net, SlimAttention).items():
+        if (whole := layer.together()) is None:
+            continue
+        parts: dict[str, list[Tensor]] = {}
+        for own, (origin, _, _) in layer.origins().items():
+            if (deviation := deviations.pop(inside(name, own), None)) is not None:
+                parts.setdefault(inside(name, origin), []).append(deviation)
+        deviations |= {origin: torch.cat(found) for origin, found in parts.items()}
+        net = replaced(net, name, whole)
+    return net
 
 
 @singledispatch

@@ -22,7 +22,9 @@ from vardrop.compression.kinds import (
     unit_modules,
 )
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
-from vardrop.compression.tracing import TO_THE_OUTPUT, Place, Unit, unmarked
+from vardrop.compression.tracing import TO_THE_OUTPUT, Place, PlainAttention, Unit, unmarked
+from vardrop.layers import SlimAttention
+from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
 
@@ -128,7 +130,7 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     for module in net.modules():
         if (flow := _FLOW.get(type(module))) is not None:
             handles.append(module.register_forward_hook(mode.aside(flow)))
-    with hooks(*handles), mode:
+    with hooks(*handles), PlainAttention(), mode:
         run(net, marked)
     return seen
 
@@ -322,6 +324,8 @@ def cut_out(net: nn.Module, gone: list[Unit], deviations: dict[str, Tensor]) -> 
     emitted = {place for unit in gone for place in unit.emitters}
     carried = {place for unit in gone for place in unit.carriers} | emitted
     kept = dict(deviations)
+    for name, attention in modules_of(net, SlimAttention).items():
+        attention.keep(_left(inside(name, "q_proj"), attention.q_proj.out_features, emitted))
     for name, view in affine_layers(net).items():
         left = _left(name, view.inputs, read), _left(name, view.outputs, emitted)
         weight = inside(name, "weight")

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from vardrop.calls import tensors_in, untouched
 from vardrop.checks import check_net, check_type
 from vardrop.compression.kinds import Affine, Select, affine_layers, inside, replaced
-from vardrop.compression.masks import Thresholds, gated_ties, masked, rules, without_dead
+from vardrop.compression.masks import (
+    Thresholds,
+    gated_ties,
+    masked,
+    put_together,
+    rules,
+    taken_apart,
+    without_dead,
+)
 from vardrop.compression.removal import Removal, cut_out, data_flow, fixed_layers, rebalanced
 from vardrop.compression.running import (
     Inputs,
@@ -26,7 +34,8 @@ from vardrop.compression.running import (
 )
 from vardrop.compression.tracing import Unit, coupled_units
 from vardrop.errors import VardropError
-from vardrop.noisy import Noisy, modules_of
+from vardrop.layers import SlimAttention
+from vardrop.noisy import Noisy, leave_fused_path, modules_of, settle_fused_path
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class ShrinkPlan:
 
     Args:
         layers: every layer before and after.
-        notes: why dead units stay where they do.
+        notes: which heads are left, and why dead units stay where they do.
         proof: the inputs on which the small net was compared with the masked one.
         deviations: posterior deviations of the weights that are left, by name, for `pack`.
         thresholds: on each module's relevance, by name.
@@ -87,17 +96,19 @@ class ShrinkPlan:
         with torch.inference_mode(mode=False):
             plain = masked(net, self.thresholds or None)[0]
             check_runs(plain, self.example)
-            flow = data_flow(plain, self.example) if self.units else {}
-            trial = _Trial(plain, self.example, list(self.units), flow, {}, False)
-            small = trial.net
+            apart = _apart(plain, {})
+            flow = data_flow(apart, self.example) if self.units else {}
+            trial = _Trial(apart, self.example, list(self.units), flow, {}, False)
             for name, keep in self.selects.items():
-                small = replaced(small, name, _selecting(affine_layers(small)[name], keep))
-            if len(trial.zeroed) != len(self.units) or not Probes(plain, self.example).equal(small):
+                layer = _selecting(affine_layers(trial.net)[name], keep)
+                trial.net = replaced(trial.net, name, layer)
+            same = trial.equals(Probes(plain, self.example))
+            if len(trial.zeroed) != len(self.units) or not same:
                 raise VardropError(
                     "Expected `net` to be the one that was planned for, but got another, or it "
                     "has changed since. Call vardrop.plan_shrink again."
                 )
-        return small
+        return trial.net
 
     def total(self, quantity: str) -> tuple[int, int]:
         """A quantity of `LayerCost` summed over the layers, before and after."""
@@ -202,20 +213,19 @@ def planned(
     rule = rules(net, threshold)
     plain, deviations = without_dead(net, rule)
     check_runs(plain, inputs)
-    probes = Probes(plain, inputs)
-    found, flow, notes = _followed(plain, inputs)
+    probes, apart = Probes(plain, inputs), _apart(plain, deviations)
+    found, flow, notes = _followed(apart, inputs)
 
     def attempt(units: list[Unit]) -> _Trial:
-        return _Trial(plain, inputs, units, flow, deviations, drop_inputs)
+        return _Trial(apart, inputs, units, flow, deviations, drop_inputs)
 
     trial = _proven(attempt, found, probes)
     notes += [f"'{n}' gets weights of its own: its gate is folded in." for n in gated_ties(net)]
     for name, module in modules_of(plain, Noisy).items():
         notes.append(f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin.")
-    layers = affine_layers(plain)
-    before, after = layer_costs(plain, inputs), layer_costs(trial.net, inputs)
+    layers, before = affine_layers(apart), layer_costs(apart, inputs)
     plan = ShrinkPlan(
-        layers=tuple(_layer_report(n, view, before[n], after) for n, view in layers.items()),
+        layers=tuple(_layer_report(n, v, before[n], trial.costs) for n, v in layers.items()),
         notes=(*trial.notes, *notes),
         proof=str(probes),
         deviations=trial.deviations,
@@ -225,6 +235,14 @@ def planned(
         example=inputs,
     )
     return plan, trial.net
+
+
+def _apart(plain: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
+    """A copy of a plain net with its attention layers as dense layers."""
+    net = taken_apart(copy.deepcopy(plain), deviations)
+    for layer in modules_of(net, SlimAttention).values():
+        layer.fold_constants()
+    return net
 
 
 def _check_finite(net: nn.Module) -> None:
@@ -255,13 +273,35 @@ class _Trial:
         self.deviations = dict(deviations)
         if found:
             self._cut(Removal(self.net, inputs, found, flow))
+        self.costs: dict[str, LayerCost] = {}
+        self._measure(inputs)
+        self.net = put_together(self.net, self.deviations)
+        settle_fused_path(self.net)
         if drop_inputs:
             self._select_inputs(inputs)
+            self._measure(inputs)
+
+    def _measure(self, inputs: Inputs) -> None:
+        try:
+            self.costs |= layer_costs(self.net, inputs)
+        except Exception:  # the code between the layers does not survive the cut: it equals nothing
+            self.costs = {}
+
+    def equals(self, probes: Probes) -> bool:
+        """Whether the cut net agrees, on torch's fused path where that gives the same."""
+        if probes.equal(self.net):
+            return True
+        for module in self.net.modules():
+            leave_fused_path(module)
+        return probes.equal(self.net)
 
     def _cut(self, removal: Removal) -> None:
         self.zeroed = removal.removed
         gone = rebalanced(self.net, self.zeroed)
         self.deviations = cut_out(self.net, gone, self.deviations)
+        for name, layer in modules_of(self.net, SlimAttention).items():
+            if layer.num_heads < (count := layer.embed_dim // layer.head_dim):
+                self.notes.append(f"'{name}' keeps {layer.num_heads} of {count} heads.")
         for (name, why), count in removal.stays.items():
             self.notes.append(f"{count} units of '{name}' stay: {why}.")
         if back := len(self.zeroed) - len(gone):
@@ -269,9 +309,11 @@ class _Trial:
 
     def _select_inputs(self, inputs: Inputs) -> None:
         """Let layers that do not read all of their inputs take the others only."""
+        attention = modules_of(self.net, SlimAttention).items()
+        whole = {inside(name, part) for name, m in attention for part, _ in m.named_children()}
         for name, view in affine_layers(self.net).items():
             unread, weight = view.unread(), inside(name, "weight")
-            if view.groups > 1 or not any(unread):
+            if view.groups > 1 or not any(unread) or name in whole:
                 continue
             keep = tuple(i for i, u in enumerate(unread) if not u) or (0,)
             net = replaced(self.net, name, _selecting(view, keep))
@@ -309,16 +351,16 @@ def _followed(
 def _proven(attempt: Callable[[list[Unit]], _Trial], found: list[Unit], probes: Probes) -> _Trial:
     """Shrink with all units; where that is not equal, with those that are equal by themselves."""
     trial = attempt(found)
-    if probes.equal(trial.net):
+    if trial.equals(probes):
         return trial
     reasons = {
         shape: None
-        if probes.equal(attempt(_only(found, shape)).net)
+        if attempt(_only(found, shape)).equals(probes)
         else "taking it out changes the outputs"
         for shape in {u.shape for u in found if u.reason is None}
     }
     trial = attempt([dataclasses.replace(u, reason=u.reason or reasons[u.shape]) for u in found])
-    if not probes.equal(trial.net):
+    if not trial.equals(probes):
         raise VardropError(
             "Expected the shrunken net to equal the masked one, but got other outputs. "
             "Some operation between its layers mixes units in a way that could not be followed."
@@ -362,5 +404,6 @@ def _layer_report(
     name: str, view: Affine, before: LayerCost, after: dict[str, LayerCost]
 ) -> LayerReport:
     start = dataclasses.replace(before, weights=view.weight.numel())
-    left = after[name] if name in after else after[inside(name, "1")]
+    selecting = inside(name, "1")
+    left = after[selecting if selecting in after else name]
     return LayerReport(name, type(view.layer).__name__, start, left)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from vardrop.calls import tensors_in
 from vardrop.compression.kinds import Affine, Units, affine_layers, is_known, unit_modules
@@ -75,7 +77,7 @@ class _Tracer:
         for name, layer in self.layers.items():
             note = _note(("readers", name), layer.axis, found, stop=True)
             handles.append(layer.layer.register_forward_pre_hook(note))
-        with hooks(*handles):
+        with hooks(*handles), PlainAttention():
             results = run(self.net, self.inputs)
         if any(bool(r.isnan().any()) for r in results if r.is_floating_point()):
             found["output", ""] = torch.ones(1, dtype=torch.bool)
@@ -105,6 +107,28 @@ class _Tracer:
                 break  # the units of one layer mix: the other digits tell nothing more
         return found
 
+    def blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
+        """Layers whose units mix in blocks of one size: a number for every place and every unit.
+
+        Such are heads, and what a layer emits as several parts of equal size (gates of a recurrent
+        layer; queries, keys and values at once). No two layers may come to one place.
+        """
+        first = {n: torch.arange(self.units[n]) == 0 for n in layers}
+        origin = self.follow(first)
+        waiting = {n: _partitions(self.units[n]) for n in layers}
+        codes: dict[str, Tensor] = {}
+        while waiting:
+            tried = {n: next(candidates, None) for n, candidates in waiting.items()}
+            others = self.follow({n: c != 0 for n, c in tried.items() if c is not None})
+            for name, code in tried.items():
+                if code is None:
+                    del waiting[name]
+                elif not _touch(origin, others, layers[name]):
+                    codes[name] = code
+                    del waiting[name]
+        numbers = self._numbers(codes)
+        return {n: (numbers, c) for n, c in codes.items() if numbers.meeting(layers[n]) is None}
+
     def bare_parameters(self) -> _Marks:
         """The places that a parameter of no layer takes part in."""
         owners = [m for m in self.net.modules() if not is_known(m) and m not in self.whole.values()]
@@ -120,6 +144,26 @@ class _Tracer:
             finally:
                 for p, value in zip(bare, kept, strict=True):
                     p.copy_(value)
+
+
+def _partitions(units: int) -> Iterator[Tensor]:
+    """Ways to number blocks of units of one size, the smallest blocks first.
+
+    A block is a few units in a row, or as many in a row of each of two, three or four equal parts.
+    """
+    found = []
+    for parts in (1, 2, 3, 4):
+        whole = units // parts
+        sizes = (d for d in range(1, whole // 2 + 1) if whole % d == 0 and d * parts > 1)
+        found += [(size * parts, parts, size) for size in sizes if units % parts == 0]
+    for _, parts, size in sorted(found):
+        yield torch.arange(units) % (units // parts) // size
+
+
+def _touch(one: _Marks, other: _Marks, within: _Marks) -> bool:
+    """Whether two marks come to the same of these places."""
+    both = (place for place in within if place in one and place in other)
+    return any(bool((one[place] & other[place]).any()) for place in both)
 
 
 def _takes_units_together(module: nn.Module) -> bool:
@@ -184,6 +228,17 @@ class _Numbers:
 _ROLES = ("readers", "carriers")
 
 
+class PlainAttention(TorchFunctionMode):
+    """Attention by products and a softmax: fused kernels take a NaN among scores for hidden."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+
+
 def unmarked(value: Tensor) -> Tensor:
     """A tensor with zeros in place of its marks."""
     return value.masked_fill(value.isnan(), 0.0)
@@ -244,6 +299,7 @@ class _Coupling:
         self.tracer, self.fixed = tracer, fixed
         self.parents: dict[_Node, _Node] = {}
         self.reasons: dict[_Node, str] = {}
+        self.mixing: dict[str, _Marks] = {}  # layers whose units meet before a place
         for (role, name), taken in tracer.bare_parameters().items():
             for i in taken.nonzero().flatten().tolist():
                 self.reasons[role, name, i] = "a bare parameter takes part"
@@ -255,6 +311,8 @@ class _Coupling:
         for number, name in enumerate(tracer.emitters):
             marks = tracer.all_of(name) if number in doubtful else alone.get(number, {})
             self._place(name, marks, units)
+        for group in _apart(self.mixing):
+            self._place_mixing(group)
 
     def _root(self, node: _Node) -> _Node:
         while self.parents.setdefault(node, node) != node:
@@ -267,22 +325,62 @@ class _Coupling:
 
     def _place(self, name: str, marks: _Marks, numbers: _Numbers) -> None:
         """Join every unit of a layer with the places where it arrives."""
+        mixed = numbers.meeting(marks)
+        reason = self._obstacle(name, marks) or (None if mixed else self._fate(marks))
+        if mixed is not None and reason is None and self.tracer.units[name] > 1:
+            self.mixing[name] = marks  # its units meet others: look at it alone
+        elif mixed is not None:
+            self._stay(name, marks, reason or "it is spread over several units")
+        else:
+            self._join_places(name, marks, numbers, reason)
+
+    def _place_mixing(self, group: dict[str, _Marks]) -> None:
+        """The same for layers with units that meet, looked at without the others."""
+        numbers = self.tracer.unit_numbers(*group)
+        meeting = {n: marks for n, marks in group.items() if numbers.meeting(marks) is not None}
+        blocks = self.tracer.blocks(meeting)
+        for name, marks in group.items():
+            reason = self._fate(marks)
+            if name not in meeting:
+                self._join_places(name, marks, numbers, reason)
+            elif name in blocks:
+                self._join_places(name, marks, blocks[name][0], reason, blocks[name][1])
+            else:
+                where = numbers.meeting(marks)
+                self._stay(name, marks, f"it mixes with other units before '{where}'")
+
+    def _join_places(
+        self,
+        name: str,
+        marks: _Marks,
+        numbers: _Numbers,
+        reason: str | None,
+        codes: Tensor | None = None,
+    ) -> None:
+        """Join units with places by their numbers, or blocks of units by the numbers of these."""
+        first: dict[int, int] = {}
+        known = range(self.tracer.units[name]) if codes is None else codes.tolist()
+        for unit, code in enumerate(known):
+            self._join(("emitter", name, unit), ("emitter", name, first.setdefault(code, unit)))
+            if reason is not None:
+                self.reasons["emitter", name, unit] = reason
+        for (role, target), mask in marks.items():
+            if role in _ROLES:
+                at = mask.nonzero().flatten()
+                found = numbers.numbers[role, target][at].tolist()
+                for position, code in zip(at.tolist(), found, strict=True):
+                    self._join(("emitter", name, first[code]), (role, target, position))
+
+    def _stay(self, name: str, marks: _Marks, reason: str) -> None:
+        """Units that nothing tells apart, or that have to stay: joined for the notes alone."""
         count = self.tracer.units[name]
-        mixed, reason = numbers.meeting(marks), self._obstacle(name, marks)
-        spread = count == 1 and mixed is not None
-        if mixed is not None and reason is None:  # its units meet others: look at it alone
-            numbers = self.tracer.unit_numbers(name)
-            mixed = numbers.meeting(marks)
-        reason = reason or self._fate(marks, mixed)
         for i in range(count):
             self._root(("emitter", name, i))
-            if spread or reason is not None:
-                self.reasons["emitter", name, i] = reason or "it is spread over several units"
+            self.reasons["emitter", name, i] = reason
         for (role, target), mask in marks.items():
-            if role in _ROLES and not spread:
+            if role in _ROLES and count > 1:
                 at = mask.nonzero().flatten()
-                units = numbers.numbers[role, target][at] if mixed is None else _guess(at, count)
-                for position, unit in zip(at.tolist(), units.tolist(), strict=True):
+                for position, unit in zip(at.tolist(), _guess(at, count).tolist(), strict=True):
                     self._join(("emitter", name, unit), (role, target, position))
 
     def _obstacle(self, name: str, marks: _Marks) -> str | None:
@@ -294,10 +392,8 @@ class _Coupling:
         touched = (name, *(target for _, target in marks))
         return next((self.fixed[t] for t in touched if t in self.fixed), None)
 
-    def _fate(self, marks: _Marks, mixed: str | None) -> str | None:
+    def _fate(self, marks: _Marks) -> str | None:
         """Why units that meet no obstacle have to stay; None where they may go."""
-        if mixed is not None:
-            return f"it mixes with other units before '{mixed}'"
         if ("output", "") in marks:
             return TO_THE_OUTPUT
         return None if any(role == "readers" for role, _ in marks) else "nothing is seen to read it"
@@ -315,6 +411,18 @@ class _Coupling:
             for root, s in sets.items()
             if s["emitter"]
         ]
+
+
+def _apart(layers: dict[str, _Marks]) -> list[dict[str, _Marks]]:
+    """Layers in groups whose marks come to no place at once."""
+    groups: list[tuple[dict[str, _Marks], set[tuple[str, str]]]] = []
+    for name, marks in layers.items():
+        group, taken = next(((g, t) for g, t in groups if not t & set(marks)), ({}, set()))
+        if not group:
+            groups.append((group, taken))
+        group[name] = marks
+        taken |= set(marks)
+    return [group for group, _ in groups]
 
 
 def _guess(places: Tensor, units: int) -> Tensor:

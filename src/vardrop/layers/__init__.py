@@ -4,7 +4,10 @@ from torch import nn
 
 from vardrop.checks import shown
 from vardrop.errors import VardropError
-from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
+from vardrop.layers.attention import (
+    MultiheadAttention as MultiheadAttention,
+    SlimAttention as SlimAttention,
+)
 from vardrop.layers.base import (
     Ties as Ties,
     Variational as Variational,

@@ -1,0 +1,145 @@
+"""Models of transformers lose heads and feed-forward units by the same rules as any net."""
+
+import time
+
+import pytest
+import torch
+
+import vardrop as vd
+
+transformers = pytest.importorskip("transformers")
+
+WIDTH, HEADS, SIZE, FORWARD = 32, 4, 8, 48  # of a model, its heads, one head and the units after
+
+
+def bert(layers=2, width=WIDTH, forward=FORWARD):
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=forward,
+        max_position_embeddings=16,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def distilbert():
+    config = transformers.DistilBertConfig(
+        vocab_size=50,
+        dim=WIDTH,
+        n_layers=2,
+        n_heads=HEADS,
+        hidden_dim=FORWARD,
+        max_position_embeddings=16,
+    )
+    return transformers.DistilBertForSequenceClassification(config)
+
+
+def llama(layers=2, width=WIDTH, forward=FORWARD):
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        intermediate_size=forward,
+        max_position_embeddings=16,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def vit():
+    config = transformers.ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        intermediate_size=FORWARD,
+        image_size=8,
+        patch_size=4,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=50,
+        d_model=WIDTH,
+        d_kv=SIZE,
+        d_ff=FORWARD,
+        num_layers=2,
+        num_heads=HEADS,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def tokens():
+    return torch.randint(1, 50, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+MODELS = {
+    "bert": (bert, tokens),
+    "distilbert": (distilbert, tokens),
+    "llama": (llama, tokens),
+    "vit": (vit, lambda: torch.randn(2, 3, 8, 8)),
+    "t5": (t5, lambda: (tokens(), torch.ones(2, 6, dtype=torch.long), tokens()[:, :4])),
+}
+OUTPUTS = ("attention.output.dense", ".out_lin", ".o_proj", "Attention.o")
+DOWN = (".output.dense", ".lin2", ".down_proj", ".fc2", ".wo")
+
+
+@torch.no_grad()
+def kill(net, heads=(0, 1)):
+    """Zero what reads some heads and every second feed-forward unit."""
+    for name, module in net.named_modules():
+        if name.endswith(OUTPUTS):
+            size = module.weight.shape[1] // HEADS
+            for head in heads:
+                module.weight[:, head * size : (head + 1) * size] = 0
+        elif name.endswith(DOWN):
+            module.weight[:, ::2] = 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
+    torch.manual_seed(0)
+    build, example = MODELS[model]
+    net, inputs = build().eval(), example()
+    kill(net)
+    plan = vd.plan_shrink(net, inputs)
+    small = plan.apply(net)
+    for layer in plan.layers:
+        if layer.name.endswith((*OUTPUTS, *DOWN)) and "EncDec" not in layer.name:
+            assert layer.after.inputs == layer.before.inputs // 2
+            assert layer.after.outputs == layer.before.outputs
+    assert "Equal on the example and on 5 random inputs" in plan.proof
+    vd.save(small, tmp_path / "small.safetensors")
+    again = vd.load(tmp_path / "small.safetensors", into=build())
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    with torch.no_grad():
+        before, after = net(*arguments), again(*arguments)
+    torch.testing.assert_close(after.logits, before.logits)
+
+
+def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
+    torch.manual_seed(0)
+    net = llama().eval()
+    kill(net, heads=(0, 3))  # one of each pair: their keys are read by the other
+    small = vd.shrink(net, tokens())
+    assert small.model.layers[0].self_attn.q_proj.out_features == WIDTH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build", [lambda: bert(6, 256, 1024), lambda: llama(12, 256, 688)], ids=["bert", "llama"]
+)
+def test_large_models_are_shrunk_in_half_a_minute(build):
+    torch.manual_seed(0)
+    net = build().eval()
+    kill(net)
+    start = time.perf_counter()
+    plan = vd.plan_shrink(net, tokens())
+    assert time.perf_counter() - start <= 30
+    assert plan.total("macs")[1] < 0.6 * plan.total("macs")[0]
+    assert "Equal on the example and on 5 random inputs" in plan.proof
