@@ -26,6 +26,7 @@ from experiments import (
     out_of_distribution,
     slim,
     tables,
+    text,
     uncertainty,
 )
 from experiments.page import rows, write_page
@@ -72,6 +73,8 @@ FUNCTIONS: dict[str, Function] = {
         gal.toy,
         slim.slim_beside_others,
         uncertainty.tuned_resnet,
+        text.character_lstm,
+        text.smaller_transformer,
     )
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from experiments import trainings
+from experiments import text, trainings
 from experiments.command import FUNCTIONS
 from experiments.trainings import Watch
 from vardrop.data import Images
@@ -46,6 +46,11 @@ TINY = {
     "tuned_resnet": {
         "examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40,
     },
+    "character_lstm": {"width": 8, "length": 10, "epochs": 2, "warmup": [0, 1]},
+    "smaller_transformer": {
+        "width": 8, "heads": 2, "feed": 16, "layers": 1, "length": 6, "epochs": 1, "gate_epochs": 2,
+        "penalties": [0.01, 100.0], "timed": [],
+    },
     "defaults": {"table": "iris", "epochs": 1},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
@@ -57,9 +62,17 @@ def few_images(name: str, split: str = "train") -> Images:
     return Images(torch.nn.functional.interpolate(x, (28, 28)), torch.tensor(raw.target[:120]))
 
 
+def few_words(file: str) -> str:
+    """Half a page of letters, or sentences of which the first word tells the class."""
+    if not file.startswith("sst2"):
+        return "to be or not to be\n" * 60
+    return "".join(f"{i % 2} {['bad', 'good'][i % 2]} film {i % 7} .\n" for i in range(60))
+
+
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(trainings, "load_images", few_images)
+    monkeypatch.setattr(text, "read_text", few_words)
 
 
 def test_the_table_is_complete():
