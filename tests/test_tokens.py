@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from vardrop.application.supplied import judge_for
 from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
 
 N, T, C, PAD = 6, 5, 4, -100
@@ -197,6 +198,15 @@ def test_diagnostics_take_tokens() -> None:
     assert found.batch_size == N
     kappa = vd.kappa(net, loader, TOKENS, probes=2, draws=1)
     assert all(k.isfinite().all() for k in kappa.values())
+
+
+def test_the_score_of_a_supplied_net_is_that_of_the_tokens_that_count() -> None:
+    """Also where there are as many tokens as classes, so that no shape tells them apart."""
+    output, y = torch.randn(N, C, C, generator=generator(4)), sequences()[1][:, :C]
+    expected = (output.argmax(-1) == y)[y != PAD].double().mean()
+    judge = judge_for(nn.Identity(), [(output, y)], TOKENS)
+    assert judge.score == "accuracy"
+    assert judge.value(output, y) == float(expected)
 
 
 def test_a_mask_becomes_targets() -> None:

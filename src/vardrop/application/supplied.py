@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from vardrop.calls import untouched
 from vardrop.checks import check_type
 from vardrop.compression.running import Data, Inputs, as_inputs, batches, outputs
 from vardrop.errors import VardropError
+from vardrop.likelihoods import Categorical
 
 Loss = Callable[[Any, Tensor], Tensor]
 _BATCH = 128
@@ -101,7 +103,8 @@ def judge_for(net: nn.Module, data: Data, loss: Loss | None) -> Judge:
 def _judge(loss: Loss | None, output: Tensor, target: Tensor) -> Judge:
     whole = not target.is_floating_point()
     if whole and output.dim() == target.dim() + 1:
-        return Judge(loss or functional.cross_entropy, "accuracy", _accuracy)
+        classes = loss if isinstance(loss, Categorical) else Categorical()
+        return Judge(loss or functional.cross_entropy, "accuracy", partial(_accuracy, classes))
     if loss is not None:
         return Judge(loss, "loss", lambda o, y: float(loss(o, y)))
     if whole or output.shape != target.shape:
@@ -115,8 +118,9 @@ def _judge(loss: Loss | None, output: Tensor, target: Tensor) -> Judge:
     return Judge(lambda o, y: functional.mse_loss(o, y) / spread, "rmse", _rmse)
 
 
-def _accuracy(output: Tensor, target: Tensor) -> float:
-    return float((output.argmax(1) == target).double().mean())
+def _accuracy(classes: Categorical, output: Tensor, target: Tensor) -> float:
+    hits = output.argmax(classes.class_axis) == target
+    return float(hits[classes.counted(target)].double().mean())
 
 
 def _rmse(output: Tensor, target: Tensor) -> float:
