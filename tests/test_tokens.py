@@ -234,6 +234,14 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
         vd.ELBO(single, vd.Categorical(), num_data=N)(x[:, 0], torch.full((N,), PAD))
 
 
+def test_batches_of_other_lengths_are_refused() -> None:
+    net, (x, _) = noisy(), sequences()
+    with pytest.raises(
+        vd.VardropError, match=r"one shape.*\(4, 4\) and \(5, 4\).*Pad all sequences"
+    ):
+        vd.predict(net, [x, x[:, :4]], samples=4, likelihood=TOKENS)
+
+
 def test_targets_that_do_not_fit_are_refused() -> None:
     net, (x, y) = noisy(), sequences()
     with pytest.raises(vd.VardropError, match=r"to lie in 0\.\.3, but got 0\.\.4"):

@@ -212,6 +212,12 @@ def join(parts: Sequence[Prediction]) -> Prediction:
     first, kept = parts[0], min(len(p.draws) for p in parts)
     if len(parts) == 1:
         return first
+    sizes = sorted({tuple(p.mean.shape[1:]) for p in parts})
+    if len(sizes) > 1:
+        raise VardropError(
+            f"Expected outputs of one shape from all batches, but got {sizes[0]} and {sizes[-1]} "
+            "per row. Pad all sequences to one length, or predict each batch by itself."
+        )
     classes = parts if first.classifies else ()
     return Prediction(
         likelihood=first.likelihood,
