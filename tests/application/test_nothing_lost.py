@@ -408,17 +408,16 @@ def test_a_net_that_is_not_finite_predicts_nothing(run):
 
 
 def test_scores_that_are_not_finite_are_null_with_a_note(run, monkeypatch):
-    from vardrop.application import evaluation
+    from vardrop.application import scoring
 
-    monkeypatch.setattr(
-        evaluation, "_class_scores", lambda p, y: {"accuracy": 1.0, "nll": math.inf}
-    )
+    scored = scoring.Scored({"accuracy": 1.0, "nll": math.inf})
+    monkeypatch.setattr(scoring, "class_scores", lambda *given: scored)
     loaded = load_run(run)
     found = evaluate(loaded)
     assert found["metrics"] == {"accuracy": 1.0, "nll": None}
-    assert found["not_finite"] == {"metrics.nll": "inf"}
+    assert found["not_finite"] == {"metrics.nll": "inf", "baseline.nll": "inf"}
     json.loads((run / "results.json").read_text(), parse_constant=pytest.fail)
-    assert "nll not finite" in repr(loaded)
+    assert "nll undefined" in repr(loaded)
     assert loaded.report().is_file()
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop.application.config import working
+from vardrop.application import scoring
+from vardrop.application.config import Config, working
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
-from vardrop.data import About, Dataset, Part, load_out_of_distribution
+from vardrop.data import Part, load_out_of_distribution
 from vardrop.files import write_tensors
 from vardrop.functional.normal import LOG_2PI
 from vardrop.gates import Gate
@@ -29,8 +31,8 @@ _SHOWN = 16  # images in the report
 _VALIDATION_SAMPLES = 8
 
 
-def validation_scores(elbo: ELBO, part: Part, about: About) -> dict[str, float]:
-    """NLL and accuracy, or NLL and RMSE in the units of the target.
+def validation_scores(elbo: ELBO, part: Part, config: Config) -> dict[str, float]:
+    """NLL and accuracy, or NLL and RMSE in the units of the target (runs of 0.1: of scaled ones).
 
     The net's means predict; draws do where the means are zero by construction. A plain net's own
     width of noise follows its training error and would stop it far too early, so its NLL has the
@@ -44,11 +46,13 @@ def validation_scores(elbo: ELBO, part: Part, about: About) -> dict[str, float]:
     nll = -float(p.log_prob(part.y).mean())
     if p.classifies:
         return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y))}
-    scale = about.preprocessing.target_std if about.preprocessing is not None else 1.0
+    found = config.about.preprocessing
+    scale = found.target_std if found is not None else 1.0
     width = float((p.mean - part.y).square().mean().sqrt())
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
         nll = math.log(max(width, 1e-6)) + 0.5 * (LOG_2PI + 1)
-    return {"nll": nll, "rmse": scale * width}
+    # What an older run compares its epochs with has been stored in scaled units.
+    return {"nll": nll + (math.log(scale) if config.version > 2 else 0.0), "rmse": scale * width}
 
 
 def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
@@ -60,9 +64,11 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         samples: draws of the noise.
 
     Returns:
-        The content of results.json: `metrics`, `ood` with areas under the ROC curve, and
-        `held_out`, what rows that were held out of the training decided. A score that is not
-        finite is None there, and `not_finite` says what it was.
+        The content of results.json: `metrics`, those to be read first at the beginning, `by_class`
+        and `confusion`; `baseline`, the same scores of the mean or of the most frequent class;
+        `notes`, what the test rows cannot tell; `ood` with areas under the ROC curve; and
+        `held_out`, what rows that were held out of the training decided. A score that is undefined
+        or not finite is None, and `notes` or `not_finite` say why.
     """
     with working(run.directory):
         return measure(run, ood, samples)
@@ -80,13 +86,10 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         **run.results,
         "task": run.data.task,
         "held_out": {} if run.choice is None else run.choice.to_json(),
+        "layers": _layers(run.net),
     }
-    if p.classifies:
-        results["metrics"] = _class_scores(p, run.data.test.y)
-        arrays |= _class_arrays(p, run.data)
-    else:
-        results["metrics"], found = _regression(p, run)
-        arrays |= found
+    scored, found = (_of_classes if p.classifies else _of_numbers)(p, run)
+    results, arrays = {**results, **scored}, {**arrays, **found}
     for name in ood:
         other = run.predict(
             load_out_of_distribution(name, run.about.shape, run.config.data.directory), samples
@@ -102,41 +105,44 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
     return run.results
 
 
-def _class_scores(p: Prediction, y: Tensor) -> dict[str, float]:
-    scores = {f.__name__: f for f in (metrics.accuracy, metrics.brier, metrics.ece)}
-    found = {name: float(f(p.probs, y)) for name, f in scores.items()}
-    # From log-probabilities: a probability that has rounded to zero would make it infinite.
-    return {**found, "nll": -float(p.log_prob(y).mean())}
-
-
-def _class_arrays(p: Prediction, data: Dataset) -> dict[str, Tensor]:
-    arrays = {
-        "probs": p.probs,
-        "labels": data.test.y,
-        "entropy_in": p.entropy,
-        "epistemic_in": p.epistemic,
-    }
+def _of_classes(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    data = run.data
+    known, y = torch.cat([data.train.y, data.validation.y]), data.test.y
+    share = scoring.frequencies(known, len(data.classes))
+    # From log-probabilities: a probability that has rounded to zero would make the NLL infinite.
+    scored = scoring.class_scores(p.probs, p.log_prob(y), y, data.classes, share)
+    arrays = {"probs": p.probs, "labels": y, "entropy_in": p.entropy, "epistemic_in": p.epistemic}
     if data.kind == "image":
-        order = p.entropy.argsort()
-        arrays["images_most_certain"] = data.test.x[order[:_SHOWN]]
-        arrays["images_least_certain"] = data.test.x[order.flip(0)[:_SHOWN]]
-    return arrays
+        order, (chance, guess) = p.entropy.argsort(), p.probs.max(1)
+        told = torch.stack([y.double(), guess.double(), chance.double()], 1)
+        for which, rows in (("most", order[:_SHOWN]), ("least", order.flip(0)[:_SHOWN])):
+            arrays[f"images_{which}_certain"] = data.test.x[rows]
+            arrays[f"told_{which}_certain"] = told[rows]
+    baseline = {"name": "majority", **scoring.majority(known, y, data.classes)}
+    return {**dataclasses.asdict(scored), "baseline": baseline}, arrays
 
 
-def _regression(p: Prediction, run: Run) -> tuple[dict[str, float], dict[str, Tensor]]:
-    found = run.about.preprocessing
+def _of_numbers(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    found, data = run.about.preprocessing, run.data
     assert found is not None  # every regression comes from a table
-    y = run.data.test.y * found.target_std + found.target_mean
-    lower, upper = run.interval(p, 0.95)
-    scores = {
-        "rmse": float((p.mean - y).square().mean().sqrt()),
-        "nll": -float(p.log_prob(y).mean()),
-        "crps": float(metrics.crps_gaussian(p.mean, p.std, y)),
-        "coverage95": float(metrics.interval_coverage(lower, upper, y)),
-        "width95": float(metrics.interval_width(lower, upper)),
-    }
-    arrays = {"x": run.data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
-    return scores, arrays
+    scaled = data.test.y, torch.cat([data.train.y, data.validation.y])
+    y, known = (t * found.target_std + found.target_mean for t in scaled)
+    lower, upper = run.interval(p, scoring.LEVEL)
+    scored = scoring.number_scores(p.mean, p.std, p.log_prob(y), y, (lower, upper))
+    arrays = {"x": data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
+    baseline = {"name": "mean", **scoring.constant(known, y)}
+    return {**dataclasses.asdict(scored), "baseline": baseline}, arrays
+
+
+def _layers(net: nn.Module) -> list[dict[str, Any]]:
+    """Name, kind and number of weights of each layer, biases left out."""
+    found = []
+    for name, module in net.named_modules():
+        own = module.weight_axes if isinstance(module, Variational) else ("weight",)
+        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in own]
+        if counts:
+            found.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
+    return found
 
 
 def _told_apart(p: Prediction, other: Prediction) -> dict[str, float]:

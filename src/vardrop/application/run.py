@@ -63,10 +63,8 @@ class Run:
     loaded: Dataset | None = None
 
     def __repr__(self) -> str:
-        found = self.results.get("metrics", {})
-        scores = ", ".join(
-            f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in found.items()
-        )
+        found = list(self.results.get("metrics", {}).items())[:4]  # the first are to be read first
+        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in found)
         advice = f" {self.advice}" if self.advice else ""
         known = f"{self.config.net} on {self.about.name}, {scores}"
         return f"Run({str(self.directory)!r}: {known}){advice}"

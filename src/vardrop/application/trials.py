@@ -252,7 +252,7 @@ def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int)
 
 
 def _validation(order: Order, part: Part) -> Validate:
-    return lambda elbo: validation_scores(elbo, part, order.config.about)
+    return lambda elbo: validation_scores(elbo, part, order.config)
 
 
 def _prediction(elbo: ELBO, part: Part, order: Order) -> Prediction:

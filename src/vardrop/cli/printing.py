@@ -15,6 +15,7 @@ from vardrop.application import Run, Slimmed
 from vardrop.application.named import Method
 from vardrop.checks import printable
 from vardrop.compression import ShrinkPlan
+from vardrop.metrics.meaning import BASELINES, MEANINGS, number, title
 
 _FALLEN = 0.95  # the fraction of the MACs above which a net is told to be as slow as before
 
@@ -50,16 +51,29 @@ def run(run: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
         return
-    say(f"{run.config.net} on {run.about.name}, scores on test data")
+    rows = run.about.sizes["test"]
+    say(f"{run.config.net} on {run.about.name}, scores on {rows:,} rows of test data")
+    baseline = results.get("baseline") or {}
     table = Table()
     table.add_column("score")
-    table.add_column("value", justify="right")
-    for name, value in {**results["metrics"], **_flat(results.get("ood", {}))}.items():
-        table.add_row(name, _number(value))
+    for name in ("value", *filter(None, [BASELINES.get(baseline.get("name", ""))])):
+        table.add_column(name, justify="right")
+    table.add_column("better")
+    for name, value in results["metrics"].items():
+        known = [number(baseline.get(name))] if baseline else []
+        table.add_row(title(name), number(value), *known, _better(name))
+    for data, scores in results.get("ood", {}).items():
+        for name, value in scores.items():
+            gap = [""] if baseline else []
+            table.add_row(f"{data}: {title(name)}", number(value), *gap, _better(name))
     Console().print(table)
-    if run.advice:
-        say(run.advice)
+    for line in [*results.get("notes", []), *filter(None, [run.advice])]:
+        say(line)
     say(f"run: {run.directory}")
+
+
+def _better(name: str) -> str:
+    return MEANINGS[name].better if name in MEANINGS else ""
 
 
 def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
@@ -95,15 +109,5 @@ def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:
 
 
 def _test_scores(found: Mapping[str, Any]) -> str:
-    before, after = (_number(found[f"test_score_{when}"]) for when in ("before", "after"))
+    before, after = (number(found[f"test_score_{when}"]) for when in ("before", "after"))
     return f"{found['score']} on test data {before} -> {after}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "not finite"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
-
-
-def _flat(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    return {f"{name}: {score}": v for name, scores in ood.items() for score, v in scores.items()}
