@@ -1,9 +1,12 @@
 """Models of transformers: what plan says, the recipes, files."""
 
 import copy
+import json
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,8 @@ from vardrop.testing import check_layer
 
 pytest.importorskip("transformers")
 
-from tests.integrations.models import MODELS, batch_of
+from tests.integrations.models import MODELS, batch_of, one_row
+from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 
 RECIPES = {
     "sparse_vd": vd.sparse_vd(),
@@ -24,7 +28,6 @@ RECIPES = {
     "beta_bernoulli": vd.beta_bernoulli(),
     "l0": vd.l0(),
 }
-EVERY = [(m, r) for m in MODELS for r in RECIPES]
 
 
 def tied_heads(name, recipe):
@@ -43,25 +46,19 @@ def logits(model, batch):
         return model(**batch).logits
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        vd.sparse_vd(),
-        vd.bayesian_compression(),
-        vd.l0(),
-        vd.structured_pruning(),
-        vd.Recipe(vd.AdditiveGaussian(), vd.Normal(), vd.flipout, noisy_bias=True),
-        vd.Recipe(vd.AdditiveGaussian(), vd.Normal(), vd.per_example),
-        vd.Recipe(vd.MultiplicativeGaussian(per="output"), vd.LogUniform(), vd.weight_sample),
-    ],
-    ids=lambda r: (
-        f"{type(r.posterior).__name__}-{type(r.gate).__name__}-{type(r.estimator).__name__}"
-    ),
-)
-def test_conv1d_keeps_the_contract_of_layers(recipe):
+CONTRACT = {
+    "noisy bias": vd.bayesian_compression(),
+    "gates on outputs": vd.structured_pruning(),
+    "per example": vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform(), vd.per_example),
+    "shared noise": vd.Recipe(vd.MultiplicativeGaussian(per="output"), vd.LogUniform(), vd.flipout),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_conv1d_keeps_the_contract_of_layers(name):
     from transformers.pytorch_utils import Conv1D
 
-    check_layer(lambda: Conv1D(3, 4), (torch.randn(5, 4),), recipe)
+    check_layer(lambda: Conv1D(3, 4), (torch.randn(5, 4),), CONTRACT[name])
 
 
 def test_conv1d_of_a_row_and_of_sequences():
@@ -95,8 +92,11 @@ def of_one_module(model, module, batch):
     return logits(model, batch), logits(model, batch)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("recipe", ["mc_dropout", "bayes_by_backprop", "concrete_dropout"])
+WAYS = [("mc_dropout", "sdpa"), ("mc_dropout", "eager")]
+WAYS += [("bayes_by_backprop", "sdpa"), ("concrete_dropout", "sdpa")]
+
+
+@pytest.mark.parametrize(("recipe", "attention"), WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_plan_says_is_noisy_draws_noise(name, recipe, attention):
     model, batch = MODELS[name]().eval(), batch_of(name)
@@ -161,3 +161,156 @@ def test_a_gate_on_a_tied_head_is_not_folded_into_the_embedding(name):
     with pytest.raises(vd.VardropError, match="tied weights, into which the mean of one gate"):
         vd.revert(model)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def trained(model, name, batch):
+    """Two steps on the ELBO of a batch of named arguments."""
+    y = torch.randint(0, 3, (3,))
+    elbo = vd.ELBO(model.train(), vd.Categorical(), num_data=100, output=one_row)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        out = elbo(batch, y)
+        out.loss.backward()
+        optimizer.step()
+        losses.append(out)
+    assert all(out.loss.isfinite() for out in losses)
+    return model.eval()
+
+
+@pytest.mark.filterwarnings("ignore:Predicting by a slower loop")  # where a model asks for values
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_predict_and_come_back(name, recipe, tmp_path):
+    model, batch = noisy(name, recipe), batch_of(name)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    trained(model, name, batch)
+    assert any(not torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    found = vd.predict(model, batch, samples=4, seed=0, output=one_row)
+    assert found.probs.shape[0] == 3
+    assert torch.equal(
+        vd.predict(model, batch, samples=4, seed=0, output=one_row).probs, found.probs
+    )
+    mean = logits(model, batch)
+    vd.save_noisy(model, tmp_path / "net.safetensors")
+    again = vd.load_noisy(tmp_path / "net.safetensors", MODELS[name]()).eval()
+    assert torch.equal(logits(again, batch), mean)
+    assert float(vd.kl(again).detach()) == float(vd.kl(model).detach())
+    plain = vd.revert(again)
+    assert not any(isinstance(m, Noisy) for m in plain.modules())
+    assert {type(m) for m in plain.modules()} == {type(m) for m in MODELS[name]().modules()}
+    if getattr(RECIPES[recipe], "gate", None) is None:
+        assert torch.equal(logits(plain, batch), mean)
+    else:  # scaled weights round otherwise than scaled features
+        torch.testing.assert_close(logits(plain, batch), mean, rtol=1e-3, atol=1e-5)
+
+
+def test_a_tied_weight_has_one_posterior():
+    model = noisy("gpt2", "sparse_vd")
+    head, embedding = model.lm_head, model.transformer.wte
+    assert head.weight is embedding.weight
+    assert head.log_sigma2 is embedding.log_sigma2
+    untied = sum(float(m.kl().detach()) for m in (head, embedding))
+    whole = float(vd.kl(model).detach())
+    each = sum(
+        float(k.detach()) for m in noisy_modules(model).values() if (k := m.kl()) is not None
+    )
+    assert abs(each - whole - untied / 2) < 1e-3 * each
+
+
+FRESH = """
+import sys, torch, vardrop as vd
+from tests.integrations.models import MODELS
+from vardrop.integrations.huggingface import from_pretrained
+for name in sys.argv[1:]:
+    model = from_pretrained(type(MODELS[name]()), name)
+    batch = torch.load(f"{name}/batch.pt", weights_only=True)
+    with torch.no_grad():
+        found = [model(**batch).logits, vd.kl(model), dict(vd.log_alpha(model))]
+    torch.save(found, f"{name}/found.pt")
+"""
+
+
+def test_a_fresh_process_loads_the_same_means_and_posteriors(tmp_path):
+    models = {name: noisy(name, "sparse_vd") for name in ("gpt2", "vit")}
+    batches = {name: batch_of(name) for name in models}
+    for name, model in models.items():
+        trained(model, name, batches[name])
+        save_pretrained(model, tmp_path / name)
+        assert not hasattr(model.config, "vardrop")
+        torch.save(batches[name], tmp_path / name / "batch.pt")
+    root = str(Path(__file__).parent.parent.parent)
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "ignore", "-c", FRESH, *models]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    for name, model in models.items():
+        found, kl, log_alpha = torch.load(tmp_path / name / "found.pt", weights_only=True)
+        assert torch.equal(found, logits(model, batches[name]))
+        assert torch.equal(kl, vd.kl(model).detach())
+        assert log_alpha.keys() == vd.log_alpha(model).keys()
+        assert all(torch.equal(v, log_alpha[k]) for k, v in vd.log_alpha(model).items())
+
+
+@pytest.mark.parametrize("recipe", ["bayes_by_backprop", "mc_dropout", "beta_bernoulli"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_of_transformers_keeps_the_noise(name, recipe, tmp_path):
+    model, batch = noisy(name, recipe), batch_of(name)
+    with torch.no_grad():
+        for m in noisy_modules(model).values():
+            for tensor in m.noise_tensors():
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    save_pretrained(model, tmp_path)
+    again = from_pretrained(type(model), tmp_path)
+    assert not again.training
+    state = model.state_dict()
+    assert again.state_dict().keys() == state.keys()
+    assert all(torch.equal(v, state[k]) for k, v in again.state_dict().items())
+    kinds = {n: type(m) for n, m in model.named_modules()}
+    assert {n: type(m) for n, m in again.named_modules()} == kinds
+    plain = type(model).from_pretrained(tmp_path)  # which finds the means
+    assert not any(isinstance(m, Noisy) for m in plain.modules())
+    if getattr(RECIPES[recipe], "gate", None) is None:
+        assert torch.equal(logits(plain, batch), logits(model, batch))
+    assert {p.suffix for p in tmp_path.iterdir()} <= {".json", ".safetensors"}
+
+
+def test_a_checkpoint_keeps_tied_weights(tmp_path):
+    model = noisy("t5", "bayes_by_backprop")
+    save_pretrained(model, tmp_path)
+    again = from_pretrained(type(model), tmp_path)
+    tables = [again.shared, again.encoder.embed_tokens, again.decoder.embed_tokens, again.lm_head]
+    assert len({id(m.weight) for m in tables}) == 1
+    assert len({id(m.log_sigma2) for m in tables}) == 1
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
+    model = noisy("bert", "sparse_vd")
+    save_pretrained(model, tmp_path)
+    (tmp_path / "noise.safetensors").rename(tmp_path / "kept")
+    with pytest.raises(vd.VardropError, match=r"Expected noise.safetensors in .*, but it is not"):
+        from_pretrained(type(model), tmp_path)
+    data = (tmp_path / "kept").read_bytes()
+    (tmp_path / "noise.safetensors").write_bytes(data[:-8] + bytes(8))
+    with pytest.raises(vd.VardropError, match="damaged|checksum"):
+        from_pretrained(type(model), tmp_path)
+    (tmp_path / "noise.safetensors").write_bytes(data)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vardrop"]["modules"]["classifier"]["recipe"] = 7
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got others"):
+        from_pretrained(type(model), tmp_path)
+    del config["vardrop"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got none"):
+        from_pretrained(type(model), tmp_path)
+
+
+def test_other_nets_are_no_checkpoints_of_transformers(tmp_path):
+    with pytest.raises(
+        vd.VardropError, match="`model` to be a model of transformers, but got a Lin"
+    ):
+        save_pretrained(vd.convert(torch.nn.Linear(2, 2), vd.sparse_vd()), tmp_path)
+    with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):
+        save_pretrained(MODELS["bert"](), tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,10 @@ from vardrop.conversion.plan import (
     plan as plan,
 )
 from vardrop.conversion.saving import (
+    contents as contents,
+    is_description as is_description,
     load_noisy as load_noisy,
+    restore as restore,
     save_noisy as save_noisy,
 )
 from vardrop.conversion.selection import Where as Where

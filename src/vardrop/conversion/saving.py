@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -54,15 +55,26 @@ def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     check_net(net)
     check_type("path", path, str | os.PathLike, "a path")
+    tensors, values = contents(net)
+    write_tensors(Path(path), tensors, values)
+
+
+def contents(
+    net: nn.Module, plain: Container[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a noisy net and what else a file must say, as `restore` takes them.
+
+    Tensors whose names are in `plain` are kept elsewhere: they are left out.
+    """
     noisy_modules(net)  # an error where there are none
-    tensors, tied = _tensors(net)
-    values = {
+    found, tied = _tensors(net)
+    tensors = {name: tensor for name, tensor in found.items() if name not in plain}
+    return tensors, {
         "format": _FORMAT,
         "modules": _entries(net),
-        "tied": tied,
+        "tied": {alias: first for alias, first in tied.items() if alias not in plain},
         "frozen": sorted(k for k, t in tensors.items() if not t.requires_grad),
     }
-    write_tensors(Path(path), tensors, values)
 
 
 def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
@@ -79,6 +91,18 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
     check_net(into, "into")
     check_type("path", path, str | os.PathLike, "a path")
     tensors, values = _read(Path(path))
+    restore(into, tensors, values, path)
+    return into
+
+
+def restore(
+    into: nn.Module,
+    tensors: dict[str, Tensor],
+    values: dict[str, Any],
+    path: str | os.PathLike[str],
+    noise_alone: bool = False,
+) -> None:
+    """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
     entries = {n: _renewed(values["modules"][n], recipe) for n, recipe in recipes.items()}
     modules = dict(into.named_modules())
@@ -93,6 +117,9 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
             kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
         found, tied = _tensors(into)
+        if noise_alone:
+            found = {name: tensor for name, tensor in found.items() if name not in before}
+            tied = {alias: first for alias, first in tied.items() if alias not in before}
         _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
         parameters = dict(into.named_parameters(remove_duplicate=False))
         for name in set(found) - before:
@@ -102,7 +129,6 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
             for name, tensor in found.items():
                 tensor.copy_(tensors[name])
     settle_fused_path(into)
-    return into
 
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
@@ -143,15 +169,20 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise VardropError(f"Expected the file {path}, but it is not there.")
     tensors, values = read_tensors(path)
-    known = isinstance(values, dict) and values.get("format") == _FORMAT
-    wanted = {"modules": dict, "tied": dict, "frozen": list}
-    whole = known and all(isinstance(values.get(k), t) for k, t in wanted.items())
-    if not whole or not all(isinstance(first, str) for first in values["tied"].values()):
+    if not is_description(values):
         raise VardropError(
             f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
             "Files of vardrop.save are read by vardrop.load."
         )
     return tensors, values
+
+
+def is_description(values: Any) -> bool:
+    """Whether a value is what `contents` says of a net, as far as its outline."""
+    known = isinstance(values, dict) and values.get("format") == _FORMAT
+    wanted = {"modules": dict, "tied": dict, "frozen": list}
+    whole = known and all(isinstance(values.get(k), t) for k, t in wanted.items())
+    return whole and all(isinstance(first, str) for first in values["tied"].values())
 
 
 def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:

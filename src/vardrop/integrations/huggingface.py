@@ -1,19 +1,32 @@
-"""Models of transformers: their `Conv1D` as a noisy layer.
+"""Models of transformers: their `Conv1D` as a noisy layer, and noisy models as checkpoints.
 
-`plan` and `convert` import this file where a net has modules of transformers.
+`plan` and `convert` import this file where a net has modules of transformers. `trainer.py` beside
+it has the Trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import pytorch_utils
+from transformers import PreTrainedModel, pytorch_utils
+from transformers.utils.hub import cached_file
 
+from vardrop.checks import check_type
+from vardrop.conversion import contents, is_description, restore
+from vardrop.errors import VardropError
+from vardrop.files import read_tensors, write_tensors
 from vardrop.layers import Variational, register_layer
 from vardrop.posteriors import Axes
+
+NOISE = "noise.safetensors"  # the file beside the weights
+_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 class Conv1D(Variational, pytorch_utils.Conv1D):
@@ -63,3 +76,110 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
+
+
+def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """Write a noisy model as a checkpoint of transformers, with its noise in a file beside.
+
+    The weights are the posterior means, so the model's own `from_pretrained` loads the plain model
+    from the same directory. `config.json` has the recipe of every noisy module under `vardrop`, and
+    `noise.safetensors` has the tensors of posteriors, priors and gates, a tied one once.
+
+    Args:
+        model: a model of transformers with noisy modules; it stays as it is.
+        path: the directory.
+        options: for the model's own `save_pretrained`.
+
+    >>> import tempfile, vardrop as vd
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from vardrop.integrations.huggingface import from_pretrained, save_pretrained
+    >>> size = dict(vocab_size=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    >>> model = vd.convert(GPT2LMHeadModel(GPT2Config(**size)), vd.sparse_vd())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_pretrained(model, folder)
+    ...     again = from_pretrained(GPT2LMHeadModel, folder)
+    >>> bool(vd.kl(again) == vd.kl(model)), again.lm_head.posterior == model.lm_head.posterior
+    (True, True)
+    """
+    with checkpoint(model, path) as state:
+        model.save_pretrained(path, state_dict=state(model.state_dict()), **options)
+
+
+@contextmanager
+def checkpoint(
+    model: Any, path: str | os.PathLike[str]
+) -> Iterator[Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]:
+    """Inside, the config names the recipes; at the end the noise is written.
+
+    What is entered is a function that leaves the noise out of a state dict.
+    """
+    remedy = "Save other nets with vardrop.save_noisy."
+    check_type("model", model, PreTrainedModel, "a model of transformers", remedy)
+    plain = plain_names(model)
+    tensors, values = contents(model, plain)
+    model.config.vardrop = _packed(values)
+    try:
+        yield lambda state: {name: t for name, t in state.items() if name in plain}
+    finally:
+        del model.config.vardrop
+    write_tensors(Path(path) / NOISE, tensors, {"format": values["format"]})
+
+
+def plain_names(model: Any) -> Set[str]:
+    """The names of the tensors of a model of the same class and config without noise."""
+    with torch.device("meta"):
+        return type(model)(copy.deepcopy(model.config)).state_dict().keys()
+
+
+def _packed(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with every recipe once: a model has few recipes and hundreds of modules."""
+    recipes: list[Any] = []
+    modules = {}
+    for name, entry in values["modules"].items():
+        if entry["recipe"] not in recipes:
+            recipes.append(entry["recipe"])
+        modules[name] = {**entry, "recipe": recipes.index(entry["recipe"])}
+    return {**values, "modules": modules, "recipes": recipes}
+
+
+def _unpacked(values: Any, path: Any) -> dict[str, Any]:
+    recipes = values.get("recipes") if isinstance(values, dict) else None
+    try:
+        if not isinstance(recipes, list) or not is_description(values):
+            raise TypeError
+        entries = values["modules"].items()
+        modules = {n: {**entry, "recipe": recipes[entry["recipe"]]} for n, entry in entries}
+    except (TypeError, LookupError):
+        raise VardropError(
+            f"Expected the config in {path} to have recipes under `vardrop`, but got "
+            f"{'others' if values else 'none'}. Load a plain checkpoint with the model's own "
+            "from_pretrained, and convert it."
+        ) from None
+    return {**values, "modules": modules}
+
+
+def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+    """Load the noisy model that `save_pretrained` wrote: the same means, posteriors and ties.
+
+    Args:
+        kind: the class of the model, or an `AutoModel...` one.
+        path: the directory, or a name on the Hub.
+        options: for the class's own `from_pretrained`.
+    """
+    model = kind.from_pretrained(path, **options)
+    values = _unpacked(vars(model.config).pop("vardrop", None), path)
+    restore(model, noise_in(path, **options), values, path, noise_alone=True)
+    return model
+
+
+def noise_in(path: str | os.PathLike[str], **options: Any) -> dict[str, Tensor]:
+    """The noise tensors of a checkpoint, by name."""
+    given = {name: options[name] for name in _HUB if name in options}
+    try:
+        file = cached_file(path, NOISE, **given)
+    except OSError as missing:
+        raise VardropError(
+            f"Expected {NOISE} in {path}, but it is not there. Copy it from where the model was "
+            "saved, or load the plain model with the class's own from_pretrained."
+        ) from missing
+    return read_tensors(Path(file))[0]

@@ -1,0 +1,197 @@
+"""The Trainer of transformers with the ELBO as its objective."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+
+from vardrop.calls import one_tensor
+from vardrop.checks import check_integer, check_number
+from vardrop.errors import VardropError
+from vardrop.integrations.huggingface import checkpoint, noise_in, plain_names
+from vardrop.likelihoods import Categorical
+from vardrop.noisy import noisy_modules
+from vardrop.objective import ELBO, constant
+
+_LABELS = "labels"
+
+
+class ELBOTrainer(Trainer):
+    """The Trainer of transformers that minimises the negative ELBO of a noisy model.
+
+        loss = mean_batch -log p(y | x, w) + beta KL(q || p) / num_data,  w ~ q
+
+    Its arguments are those of the Trainer and, by name, the ones below. Weight decay leaves the
+    noise alone, checkpoints keep it, and logs have the parts of the loss. In evaluation the noise
+    is off and the loss is the NLL, so that it can be compared whatever beta is.
+
+    Args:
+        likelihood: of `labels` given the output. By default `Categorical()`, with the classes last
+            where the labels are those of tokens.
+        num_data: how many training examples there are; by default the length of `train_dataset`.
+        beta: the weight of the KL, or a function of the epoch such as
+            `vardrop.linear_warmup(0, 5)`, which a callback follows at every step.
+        output: picks the tensor from what the model returns; its `logits` by default.
+        next_token: whether the output at a position is about the label of the next one, as in
+            models of causal language.
+
+    See docs/huggingface.md for an example.
+    """
+
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        *args: Any,
+        likelihood: Callable[[Any, Any], Tensor] | None = None,
+        num_data: int | None = None,
+        beta: float | Callable[[float], float] = 1.0,
+        output: Callable[[Any], Tensor] = one_tensor,
+        next_token: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        noisy_modules(self.model)  # an error where there are none
+        _check_loss(likelihood, self.compute_loss_func, self.label_smoother)
+        self.model_accepts_loss_kwargs = False
+        self._likelihood, self._output, self._next = likelihood, output, next_token
+        self._num_data = _length(self.train_dataset) if num_data is None else num_data
+        check_integer("num_data", self._num_data)
+        schedule = beta if callable(beta) else constant(beta)
+        self.beta = schedule(0.0)
+        check_number("beta", self.beta, at_least=0)
+        self.add_callback(_KLWarmUp(self, schedule))
+        self._objective: ELBO | None = None
+        self._parts: dict[str, Tensor] = {}
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The negative ELBO of a batch in training mode, its NLL in evaluation mode."""
+        given = dict(inputs)
+        labels = given.pop(_LABELS, None)
+        if labels is None:
+            raise VardropError(
+                f"Expected `{_LABELS}` in the batch, but got {', '.join(given)}. Give every "
+                "example `label`, or a data collator that makes them."
+            )
+        outputs: list[Any] = []
+
+        def pick(found: Any) -> Tensor:
+            outputs.append(found)
+            picked = self._output(found)
+            return picked[:, :-1] if self._next else picked
+
+        elbo = self._elbo(model, labels)
+        elbo.output = pick
+        found = elbo(given, labels[:, 1:] if self._next else labels)
+        loss = found.nll
+        if model.training:
+            loss = found.loss
+            self._parts = {"nll": found.nll.detach(), "kl": found.kl.detach()}
+        return (loss, outputs[-1]) if return_outputs else loss
+
+    def _elbo(self, model: nn.Module, labels: Tensor) -> ELBO:
+        """The objective of the model as it is wrapped now."""
+        if self._objective is None or self._objective.net is not model:
+            likelihood = self._likelihood
+            if likelihood is None:
+                likelihood = Categorical(class_axis=-1 if labels.dim() > 1 else 1)
+            self._objective = ELBO(model, likelihood, self._num_data)
+            self._objective.beta = self._objective.beta.to(labels.device)
+        self._objective.set_beta(self.beta)
+        return self._objective
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Those of the Trainer without the noise: decay of log sigma^2 would pull it up."""
+        noise = {id(t) for m in noisy_modules(model).values() for t in m.noise_tensors()}
+        names = {name for name, p in model.named_parameters() if id(p) in noise}
+        return [name for name in super().get_decay_parameter_names(model) if name not in names]
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """What the Trainer logs, with the parts of the loss of the latest step."""
+        if "loss" in logs:
+            parts = {name: value.item() for name, value in self._parts.items()}
+            logs = {**logs, **parts, "beta": self.beta}
+        super().log(logs, *args, **options)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = self.args.output_dir if output_dir is None else output_dir
+        model = self.accelerator.unwrap_model(self.model)
+        os.makedirs(folder, exist_ok=True)
+        with checkpoint(model, folder) as without_noise:
+            state = model.state_dict() if state_dict is None else state_dict
+            super()._save(folder, without_noise(state))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        _fill(self.model if model is None else model, resume_from_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of what is missing beside the noise, which is in a file of its own."""
+        missing, unexpected = load_result
+        plain = plain_names(self.model)
+        kept = type(load_result)([name for name in missing if name in plain], unexpected)
+        super()._issue_warnings_after_load(kept)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        _fill(self.model, self.state.best_model_checkpoint)
+
+
+class _KLWarmUp(TrainerCallback):
+    """Sets the weight of the KL before every step, from the epoch that has been reached."""
+
+    def __init__(self, trainer: ELBOTrainer, schedule: Callable[[float], float]) -> None:
+        self.trainer, self.schedule = trainer, schedule
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Follow the schedule."""
+        self.trainer.beta = self.schedule(state.epoch or 0.0)
+
+
+def _check_loss(likelihood: Any, function: Any, smoother: Any) -> None:
+    if function is not None or smoother is not None:
+        name = "compute_loss_func" if function is not None else "label_smoothing_factor"
+        raise VardropError(
+            f"Expected no `{name}`, but got one: the loss is the ELBO. Give a `likelihood` of your "
+            "own, a function of output and labels."
+        )
+    if any(True for _ in getattr(likelihood, "parameters", tuple)()):
+        raise VardropError(
+            f"Expected `likelihood` to have no parameters, but got {likelihood!r}, whose own the "
+            "Trainer would not train. Fix them."
+        )
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        raise VardropError(
+            f"Expected `num_data` where `train_dataset` has no length, but got "
+            f"{type(data).__name__} and none. It is the number of training examples, which scales "
+            "the KL."
+        ) from None
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, path: Any) -> None:
+    """Give the noise of a checkpoint to a model that is noisy in the same way."""
+    found, there = noise_in(path), model.state_dict(keep_vars=True)
+    if missing := sorted(found.keys() - there.keys()):
+        raise VardropError(
+            f"Expected a model with the noise of {path}, but '{missing[0]}' is missing. Convert it "
+            "as it was."
+        )
+    for name, tensor in found.items():
+        there[name].copy_(tensor)

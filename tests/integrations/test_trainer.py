@@ -1,0 +1,176 @@
+"""The Trainer of transformers with the ELBO."""
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import vardrop as vd
+from vardrop.noisy import noisy_modules
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.integrations.models import MODELS
+from vardrop.integrations.huggingface import from_pretrained
+from vardrop.integrations.trainer import ELBOTrainer
+
+
+def examples(count=64):
+    """Sequences of two kinds, which their first word tells."""
+    words = torch.randint(8, 64, (count, 7), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % 2
+    words[:, 0] = 5 + labels
+    return [{"input_ids": x, "labels": y} for x, y in zip(words, labels, strict=True)]
+
+
+def sequences(count=16):
+    words = torch.randint(3, 64, (count, 7), generator=torch.Generator().manual_seed(0))
+    labels = words.clone()
+    labels[:, 5:] = -100
+    return [{"input_ids": x, "labels": y} for x, y in zip(words, labels, strict=True)]
+
+
+def arguments(folder, **options):
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    size = {"per_device_train_batch_size": 16, "logging_steps": 1}
+    return transformers.TrainingArguments(str(folder), **{**quiet, **size, **options})
+
+
+def trainer_of(folder, recipe=None, data=None, name="bert", **options):
+    torch.manual_seed(0)
+    model = vd.convert(MODELS[name](), recipe or vd.bayes_by_backprop())
+    own = {
+        k: options.pop(k) for k in ("likelihood", "num_data", "beta", "next_token") if k in options
+    }
+    data = examples() if data is None else data
+    return ELBOTrainer(
+        model, arguments(folder, **options), train_dataset=data, eval_dataset=data, **own
+    )
+
+
+def test_it_trains_on_the_elbo_with_a_warm_up(tmp_path):
+    warm_up = vd.linear_warmup(1, 3, beta=1e-3)
+    trainer = trainer_of(tmp_path, beta=warm_up, num_train_epochs=12, learning_rate=5e-3)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    logs = [h for h in trainer.state.log_history if "loss" in h]
+    assert len(logs) == 48
+    for h in logs:
+        assert abs(h["loss"] - (h["nll"] + h["beta"] * h["kl"] / 64)) < 1e-4 * h["loss"]
+        assert h["beta"] == warm_up(h["epoch"] - 0.25)  # what had been reached before the step
+    after = trainer.evaluate()["eval_loss"]
+    assert after < 0.1 < before
+    x = torch.stack([e["input_ids"] for e in examples()])
+    found = vd.predict(trainer.model, {"input_ids": x}, samples=8, seed=0).probs.argmax(1)
+    assert (found == torch.stack([e["labels"] for e in examples()])).float().mean() > 0.9
+    assert any(h["kl"] != logs[0]["kl"] for h in logs)
+
+
+def test_steps_that_are_gathered_count_as_one_batch(tmp_path):
+    """The loss of two halves is that of the whole, and of its KL there is one."""
+    still = {
+        "recipe": vd.bayes_by_backprop(log_sigma2=-60.0),
+        "learning_rate": 0.0,
+        "num_train_epochs": 1,
+    }
+    found = []
+    for size, steps in ((64, 1), (32, 2)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        trainer = trainer_of(tmp_path, **still, **options)
+        for m in trainer.model.modules():
+            if isinstance(m, torch.nn.Dropout):
+                m.p = 0.0
+        trainer.train()
+        found.append([h for h in trainer.state.log_history if "loss" in h])
+    assert len(found[0]) == len(found[1]) == 1
+    assert abs(found[0][0]["loss"] - found[1][0]["loss"]) < 1e-5 * found[0][0]["loss"]
+
+
+def test_weight_decay_leaves_the_noise_alone(tmp_path):
+    trainer = trainer_of(tmp_path, recipe=vd.sparse_vd(), weight_decay=0.1)
+    names = trainer.get_decay_parameter_names(trainer.model)
+    assert "classifier.weight" in names
+    assert not [name for name in names if "log_sigma2" in name]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_checkpoints_keep_the_noise(name, tmp_path):
+    language = name == "gpt2"
+    options = {"name": name, "next_token": language, "data": sequences() if language else None}
+    options |= {"num_train_epochs": 1, "learning_rate": 1e-2}
+    trainer = trainer_of(tmp_path, **options, save_strategy="epoch")
+    trainer.train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    kl = vd.kl(trainer.model).detach()
+    assert torch.equal(vd.kl(from_pretrained(type(trainer.model), folder)).detach(), kl)
+    fresh = trainer_of(tmp_path, **options)
+    assert not torch.equal(vd.kl(fresh.model).detach(), kl)
+    fresh.train(resume_from_checkpoint=str(folder))  # the epochs are over: it is only loaded
+    assert torch.equal(vd.kl(fresh.model).detach(), kl)
+    state = trainer.model.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in fresh.model.state_dict().items())
+
+
+def test_a_model_of_language_is_asked_for_the_next_word(tmp_path):
+    still = {"recipe": vd.bayes_by_backprop(log_sigma2=-60.0), "learning_rate": 0.0}
+    trainer = trainer_of(tmp_path, **still, name="gpt2", data=sequences(), next_token=True)
+    batch = trainer.data_collator(sequences())
+    model = trainer.model.eval()
+    with torch.no_grad():
+        mean = model(**batch).loss  # over the words that count: the 2nd to the 5th
+        assert abs(trainer.compute_loss(model, batch) - 4 * mean) < 1e-4
+    trainer.args.num_train_epochs = 1
+    trainer.train()
+    assert trainer.state.log_history[-1]["train_loss"] > 0
+
+
+def test_the_best_model_is_loaded_with_its_noise(tmp_path, caplog):
+    options = {"num_train_epochs": 2, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    trainer = trainer_of(tmp_path, **options, load_best_model_at_end=True, learning_rate=1e-2)
+    trainer.train()
+    best = from_pretrained(type(trainer.model), trainer.state.best_model_checkpoint)
+    assert torch.equal(vd.kl(best).detach(), vd.kl(trainer.model).detach())
+    assert "missing keys" not in caplog.text
+
+
+def test_bad_calls_are_refused(tmp_path):
+    args, data = arguments(tmp_path), examples()
+    noisy = vd.convert(MODELS["bert"](), vd.bayes_by_backprop())
+    with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):
+        ELBOTrainer(MODELS["bert"](), args, train_dataset=data)
+    with pytest.raises(vd.VardropError, match="no `compute_loss_func`, but got one"):
+        ELBOTrainer(noisy, args, train_dataset=data, compute_loss_func=lambda *_, **__: 0)
+    smooth = arguments(tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(vd.VardropError, match="no `label_smoothing_factor`, but got one"):
+        ELBOTrainer(noisy, smooth, train_dataset=data)
+    with pytest.raises(vd.VardropError, match="`likelihood` to have no parameters, but got Gauss"):
+        ELBOTrainer(noisy, args, train_dataset=data, likelihood=vd.Gaussian(learned=True))
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(data)
+
+    endless = arguments(tmp_path, max_steps=1)
+    with pytest.raises(vd.VardropError, match="`num_data` where `train_dataset` has no length"):
+        ELBOTrainer(noisy, endless, train_dataset=Stream())
+    ELBOTrainer(noisy, endless, train_dataset=Stream(), num_data=64)
+    with pytest.raises(vd.VardropError, match="`beta` to be"):
+        ELBOTrainer(noisy, args, train_dataset=data, beta=-1.0)
+    trainer = ELBOTrainer(noisy, args, train_dataset=data)
+    with pytest.raises(vd.VardropError, match="`labels` in the batch, but got input_ids"):
+        trainer.compute_loss(noisy, {"input_ids": data[0]["input_ids"][None]})
+    wrong = {"input_ids": data[0]["input_ids"][None], "labels": torch.tensor([7])}
+    with pytest.raises(vd.VardropError, match="to lie in 0..2, but got 7..7"):
+        trainer.compute_loss(noisy, wrong)
+
+
+def test_a_checkpoint_of_another_conversion_is_refused(tmp_path):
+    trainer = trainer_of(tmp_path, num_train_epochs=1, save_strategy="epoch")
+    trainer.train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), where="classifier")
+    again = ELBOTrainer(other, arguments(tmp_path), train_dataset=examples())
+    with pytest.raises(vd.VardropError, match="Expected a model with the noise of .*log_sigma2"):
+        again.train(resume_from_checkpoint=str(folder))
+    assert len(noisy_modules(other)) == 1
