@@ -83,7 +83,7 @@ def test_grouped_heads_and_a_cache_end_in_a_smaller_net():
         assert torch.allclose(small(words), net(words), atol=1e-5)
 
 
-def test_passes_grow_as_the_number_of_layers(monkeypatch):
+def test_passes_grow_as_the_digits_of_the_number_of_layers(monkeypatch):
     passes = []
     forward = Llama.forward
     monkeypatch.setattr(Llama, "forward", lambda net, x: passes.append(1) or forward(net, x))
@@ -92,7 +92,8 @@ def test_passes_grow_as_the_number_of_layers(monkeypatch):
         passes.clear()
         vd.plan_shrink(Llama(layers), torch.randint(20, (1, 4)))
         counts.append(len(passes))
-    assert counts[2] - counts[1] <= 2.5 * (counts[1] - counts[0])
+    assert counts[2] - counts[1] <= 8  # two per digit and numbering, so work is linear in layers
+    assert counts[1] - counts[0] <= 8
     chain = [m for _ in range(64) for m in (nn.Linear(8, 8), nn.ReLU())]
     calls = []
     chain[0].register_forward_pre_hook(lambda layer, args: calls.append(1))

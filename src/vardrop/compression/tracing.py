@@ -4,15 +4,16 @@ NaN survives every operation that reads it, so whatever lies between two layers 
 its own: what is marked at the outputs of one layer is looked for at the inputs of the next, where
 it ends. Marks by the binary digits of a layer's number, and of a unit's, tell what arrives where,
 so that two passes per digit tell it for all layers at once; layers whose units meet those of others
-are looked at one by one. It always ends. Whether a net survives the cut is tried afterwards.
+are looked at again, together with those that they do not meet. It always ends. Whether a net
+survives the cut is tried afterwards.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +63,15 @@ class _Tracer:
         self.units = {name: view.outputs for name, view in self.emitters.items()}
         self.whole = {n: m for n, m in net.named_modules() if _takes_units_together(m)}
 
-    def follow(self, sources: dict[str, Tensor]) -> _Marks:
-        """Mark these units (a mask by layer) and see where they come before the next layers."""
+    def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> _Marks:
+        """Mark these units (a mask by layer) and see where they come before the next layers.
+
+        With `until_whole` a module that takes units together ends all marks that come to it.
+        """
         found: _Marks = {}
         handles: list[Removable] = []
         for name, module in self.whole.items():
-            handles += _keep_in_place(("whole", name), module, found)
+            handles += _keep_in_place(("whole", name), module, found, until_whole)
         for name, mask in sources.items():
             view = self.emitters[name]
             handles.append(view.layer.register_forward_hook(_source(mask, view.axis)))
@@ -83,32 +87,48 @@ class _Tracer:
             found["output", ""] = torch.ones(1, dtype=torch.bool)
         return found
 
-    def all_of(self, name: str) -> _Marks:
-        """Where the units of one layer come."""
-        return self.follow({name: torch.ones(self.units[name], dtype=torch.bool)})
+    def all_of(self, *names: str) -> _Marks:
+        """Where the units of layers come."""
+        return self.follow({n: torch.ones(self.units[n], dtype=torch.bool) for n in names})
 
-    def layer_numbers(self) -> _Numbers:
-        """Which layer comes to every place, by its position among the layers that emit."""
-        every = {n: torch.full((self.units[n],), i) for i, n in enumerate(self.emitters)}
-        return self._numbers(every)
+    def layer_numbers(self, names: list[str], until_whole: bool = False) -> _Numbers:
+        """Which of these layers comes to every place, by the Gray code of its position."""
+        codes = zip(names, _gray_codes(len(names)), strict=True)
+        every = {name: torch.full((self.units[name],), code) for name, code in codes}
+        return self._numbers(every, until_whole)
+
+    def taken_together(self) -> dict[str, str]:
+        """Layers that are the last ones before a module that takes units together, by that module.
+
+        As marks end there, every module of a residual stream sees the layers since the one before.
+        """
+        if not self.whole:
+            return {}
+        names = list(self.emitters)
+        alone = self.layer_numbers(names, until_whole=True).alone()
+        found = {}
+        for name, code in zip(names, _gray_codes(len(names)), strict=True):
+            targets = (target for role, target in alone.get(code, {}) if role == "whole")
+            if (whole := next(targets, None)) is not None:
+                found[name] = whole
+        return found
 
     def unit_numbers(self, *names: str) -> _Numbers:
         """Which unit comes to every place from these layers, all of them marked at once."""
         return self._numbers({name: torch.arange(self.units[name]) for name in names})
 
-    def _numbers(self, codes: dict[str, Tensor]) -> _Numbers:
+    def _numbers(self, codes: dict[str, Tensor], until_whole: bool = False) -> _Numbers:
         found = _Numbers()
         largest = max((int(code.max()) for code in codes.values()), default=0)
-        for digit in range(max(largest.bit_length(), 1)):
-            ones = self.follow({n: (code >> digit) % 2 == 1 for n, code in codes.items()})
-            zeros = self.follow({n: (code >> digit) % 2 == 0 for n, code in codes.items()})
+        for digit in range(max(largest.bit_length(), 1) if codes else 0):
+            bits = {n: (code >> digit) % 2 == 1 for n, code in codes.items()}
+            ones = self.follow(bits, until_whole)
+            zeros = self.follow({n: ~bit for n, bit in bits.items()}, until_whole)
             found.add(digit, zeros, ones)
-            if len(codes) == 1 and any(bool(u.any()) for u in found.unclear.values()):
-                break  # the units of one layer mix: the other digits tell nothing more
         return found
 
     def blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
-        """Layers whose units mix in blocks of one size: a number for every place and every unit.
+        """Layers whose units mix only in blocks of one size: numbers of places and of units.
 
         Such are heads, and what a layer emits as several parts of equal size (gates of a recurrent
         layer; queries, keys and values at once). No two layers may come to one place.
@@ -146,18 +166,21 @@ class _Tracer:
                     p.copy_(value)
 
 
+def _gray_codes(count: int) -> list[int]:
+    """Numbers of which neighbours differ in one binary digit: layers that meet are neighbours."""
+    return [i ^ (i >> 1) for i in range(count)]
+
+
 def _partitions(units: int) -> Iterator[Tensor]:
-    """Ways to number blocks of units of one size, the smallest blocks first.
+    """Ways to number blocks of units of one size, small blocks first.
 
     A block is a few units in a row, or as many in a row of each of two, three or four equal parts.
     """
-    found = []
-    for parts in (1, 2, 3, 4):
+    for parts in (n for n in (1, 2, 3, 4) if units % n == 0):
         whole = units // parts
-        sizes = (d for d in range(1, whole // 2 + 1) if whole % d == 0 and d * parts > 1)
-        found += [(size * parts, parts, size) for size in sizes if units % parts == 0]
-    for _, parts, size in sorted(found):
-        yield torch.arange(units) % (units // parts) // size
+        for size in range(1, whole // 2 + 1):
+            if whole % size == 0:
+                yield torch.arange(units) % whole // size
 
 
 def _touch(one: _Marks, other: _Marks, within: _Marks) -> bool:
@@ -214,15 +237,17 @@ class _Numbers:
                 found[number][place] = clear & (self.numbers[place] == number)
         return found
 
-    def doubtful(self, count: int) -> set[int]:
-        """The numbers below `count` that may be among several that came to one place."""
-        pairs = {
-            pair
-            for place, unclear in self.unclear.items()
-            for pair in zip(self.numbers[place].tolist(), unclear.tolist(), strict=True)
-            if pair[1]
-        }
-        return {n for n in range(count) if any(not (value ^ n) & ~mask for value, mask in pairs)}
+    def candidates(self, numbers: list[int]) -> list[dict[tuple[str, str], bool]]:
+        """Where each of these numbers may have come, and whether with others."""
+        found: list[dict[tuple[str, str], bool]] = [{} for _ in numbers]
+        for place, reached in self.reached.items():
+            at = reached.bool()
+            pairs = torch.stack([self.numbers[place][at], self.unclear[place][at]]).unique(dim=1)
+            for value, mask in pairs.t().tolist():
+                for places, number in zip(found, numbers, strict=True):
+                    if not (value ^ number) & ~mask:
+                        places[place] = places.get(place, False) or mask > 0
+        return found
 
 
 _ROLES = ("readers", "carriers")
@@ -264,12 +289,20 @@ def _note(place: tuple[str, str], axis: int, found: _Marks, stop: bool) -> Calla
     return note
 
 
-def _keep_in_place(place: tuple[str, str], module: nn.Module, found: _Marks) -> Iterator[Removable]:
-    """Take a module that keeps the shape of its input for one that keeps units where they are."""
+def _keep_in_place(
+    place: tuple[str, str], module: nn.Module, found: _Marks, end: bool
+) -> Iterator[Removable]:
+    """Take a module that keeps the shape of its input for one that keeps units where they are.
+
+    With `end` marks stop here, for whatever else reads the same tensor too.
+    """
 
     def before(_: nn.Module, args: Inputs) -> None:
-        if any(bool(t.isnan().any()) for t in tensors_in(args) if is_float(t)):
+        marked = [t for t in tensors_in(args) if is_float(t) and bool(t.isnan().any())]
+        if marked:
             found[place] = torch.ones(1, dtype=torch.bool)
+        for tensor in marked if end else ():
+            tensor.copy_(unmarked(tensor))
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Any:
         same = args and is_float(args[0]) and is_float(output)
@@ -289,6 +322,7 @@ def coupled_units(net: nn.Module, inputs: Inputs, fixed: dict[str, str]) -> list
     return _Coupling(_Tracer(net, inputs), fixed).units()
 
 
+_Places = TypeVar("_Places", bound=Mapping[tuple[str, str], Any])
 _Node = tuple[str, str, int]  # emitter, readers or carriers; a module; a unit
 
 
@@ -306,13 +340,47 @@ class _Coupling:
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self._join(("emitter", name, i), ("readers", name, i))
-        layers, units = tracer.layer_numbers(), tracer.unit_numbers(*tracer.emitters)
-        alone, doubtful = layers.alone(), layers.doubtful(len(tracer.emitters))
-        for number, name in enumerate(tracer.emitters):
-            marks = tracer.all_of(name) if number in doubtful else alone.get(number, {})
+        units, together = tracer.unit_numbers(*tracer.emitters), tracer.taken_together()
+        self._place_together(together, units)
+        rest = [name for name in tracer.emitters if name not in together]
+        for name, marks in self._arrivals(rest).items():
             self._place(name, marks, units)
         for group in _apart(self.mixing):
-            self._place_mixing(group)
+            self._place_mixing(group, units)
+
+    def _arrivals(self, names: list[str]) -> dict[str, _Marks]:
+        """Where the units of every one of these layers come."""
+        numbers, codes = self.tracer.layer_numbers(names), _gray_codes(len(names))
+        alone = numbers.alone()
+        maybe = zip(names, numbers.candidates(codes), strict=True)
+        found = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
+        doubtful = {name: places for name, places in maybe if any(places.values())}
+        for group in _apart(doubtful):
+            marks = self.tracer.all_of(*group)
+            for name, places in group.items():
+                found[name] = {place: marks[place] for place in places if place in marks}
+        return found
+
+    def _place_together(self, layers: dict[str, str], numbers: _Numbers) -> None:
+        """Layers before modules that take units together: they stay, and so does what they reach.
+
+        Those of one width are joined by the numbers of their units, as one residual stream.
+        """
+        widths: dict[int, list[str]] = defaultdict(list)
+        for name, target in layers.items():
+            widths[self.tracer.units[name]].append(name)
+            kind = type(self.tracer.whole[target]).__name__
+            for i in range(self.tracer.units[name]):
+                self.reasons["emitter", name, i] = f"'{target}' ({kind}) takes its units together"
+        for names in widths.values():
+            marks = {p: m for p, m in self.tracer.all_of(*names).items() if p[0] in _ROLES}
+            for place, mask in marks.items():
+                why = self.reasons["emitter", names[0], 0]
+                self.reasons |= {(*place, i): why for i in mask.nonzero().flatten().tolist()}
+            for name in names:
+                for i in range(self.tracer.units[name]):
+                    self._join(("emitter", name, i), ("emitter", names[0], i))
+            self._join_places(names[0], marks, numbers, None)
 
     def _root(self, node: _Node) -> _Node:
         while self.parents.setdefault(node, node) != node:
@@ -328,23 +396,18 @@ class _Coupling:
         mixed = numbers.meeting(marks)
         reason = self._obstacle(name, marks) or (None if mixed else self._fate(marks))
         if mixed is not None and reason is None and self.tracer.units[name] > 1:
-            self.mixing[name] = marks  # its units meet others: look at it alone
+            self.mixing[name] = marks  # its units meet others: look at it without them
         elif mixed is not None:
             self._stay(name, marks, reason or "it is spread over several units")
         else:
             self._join_places(name, marks, numbers, reason)
 
-    def _place_mixing(self, group: dict[str, _Marks]) -> None:
-        """The same for layers with units that meet, looked at without the others."""
-        numbers = self.tracer.unit_numbers(*group)
-        meeting = {n: marks for n, marks in group.items() if numbers.meeting(marks) is not None}
-        blocks = self.tracer.blocks(meeting)
+    def _place_mixing(self, group: dict[str, _Marks], numbers: _Numbers) -> None:
+        """The same for layers with units that meet others, by blocks that do not."""
+        blocks = self.tracer.blocks(group)
         for name, marks in group.items():
-            reason = self._fate(marks)
-            if name not in meeting:
-                self._join_places(name, marks, numbers, reason)
-            elif name in blocks:
-                self._join_places(name, marks, blocks[name][0], reason, blocks[name][1])
+            if name in blocks:
+                self._join_places(name, marks, blocks[name][0], self._fate(marks), blocks[name][1])
             else:
                 where = numbers.meeting(marks)
                 self._stay(name, marks, f"it mixes with other units before '{where}'")
@@ -369,7 +432,8 @@ class _Coupling:
                 at = mask.nonzero().flatten()
                 found = numbers.numbers[role, target][at].tolist()
                 for position, code in zip(at.tolist(), found, strict=True):
-                    self._join(("emitter", name, first[code]), (role, target, position))
+                    if code in first:
+                        self._join(("emitter", name, first[code]), (role, target, position))
 
     def _stay(self, name: str, marks: _Marks, reason: str) -> None:
         """Units that nothing tells apart, or that have to stay: joined for the notes alone."""
@@ -413,15 +477,15 @@ class _Coupling:
         ]
 
 
-def _apart(layers: dict[str, _Marks]) -> list[dict[str, _Marks]]:
-    """Layers in groups whose marks come to no place at once."""
-    groups: list[tuple[dict[str, _Marks], set[tuple[str, str]]]] = []
-    for name, marks in layers.items():
-        group, taken = next(((g, t) for g, t in groups if not t & set(marks)), ({}, set()))
-        if not group:
-            groups.append((group, taken))
-        group[name] = marks
-        taken |= set(marks)
+def _apart(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
+    """Layers in groups that share no place where their marks come."""
+    groups: list[tuple[dict[str, _Places], set[tuple[str, str]]]] = []
+    for name, places in layers.items():
+        fitting = (found for found in groups if found[1].isdisjoint(places))
+        if (chosen := next(fitting, None)) is None:
+            groups.append(chosen := ({}, set()))
+        chosen[0][name] = places
+        chosen[1].update(places)
     return [group for group, _ in groups]
 
 
