@@ -312,3 +312,20 @@ def test_a_net_without_memory_converts(recipe):
         net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     vd.convert(net, recipe)
     assert all(t.is_meta for t in net.state_dict().values())
+
+
+def test_the_plan_of_many_layers_is_printed_by_kind():
+    layers = [nn.ModuleDict({"map": nn.Linear(2, 2), "norm": nn.LayerNorm(2)}) for _ in range(20)]
+    net = nn.ModuleDict({"layers": nn.ModuleList(layers), "last": nn.Linear(2, 1)})
+    layers[3]["map"].requires_grad_(False)
+    layers[5]["map"].requires_grad_(False)
+    todo = vd.plan(net, vd.sparse_vd())
+    assert len(todo.steps) == 41
+    rows = [" ".join(line.split()) for line in str(todo).splitlines()[1:]]
+    assert rows == [
+        "layers.0.map, layers.1.map and 16 more 18 Linear -> vardrop.Linear",
+        "layers.*.norm 20 LayerNorm skip: no weights that can be noisy",
+        "layers.3.map, layers.5.map 2 Linear skip: its weights are frozen; name it with `where` if it is meant",
+        "last Linear -> vardrop.Linear",
+    ]
+    assert len(vd.plan(net, vd.sparse_vd(), where="layers.*.map").changes) == 20

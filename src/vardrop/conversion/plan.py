@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -49,6 +51,10 @@ def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool =
     return make(recipe, modules, everywhere)
 
 
+_MANY = 24  # modules, beyond which a plan is printed in groups
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One module of the plan: what it becomes, or the reason why it stays."""
@@ -61,7 +67,11 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `convert` would do; print it to read it."""
+    """What `convert` would do; print it to read it.
+
+    Of many modules, those whose names differ only in numbers, and which fare alike, are printed as
+    one pattern with their count; `where` takes such a pattern. `steps` has every one of them.
+    """
 
     recipe: BaseRecipe
     steps: tuple[Step, ...]
@@ -89,12 +99,25 @@ class Plan:
         unique = {id(w): w for s in self.changes for w in self.kind.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
-        width = max((len(s.name) for s in self.steps), default=0)
-        for s in self.steps:
-            kind = type(s.module).__name__
-            what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
-            lines.append(f"  {s.name or '(net)':<{max(width, 5)}}  {kind}  {what}")
+        rows = self._rows()
+        width = max((len(name) for name, *_ in rows), default=0)
+        lines += [f"  {name:<{max(width, 5)}}  {kind}  {what}" for name, kind, what in rows]
         return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Name, type and fate of each module; of many, those whose names differ in numbers once."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for s in self.steps:
+            pattern = _NUMBER.sub("*", s.name) if len(self.steps) > _MANY else s.name
+            what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
+            groups.setdefault((pattern, type(s.module).__name__, what), []).append(s.name)
+        fates = Counter(pattern for pattern, *_ in groups)
+        rows = []
+        for (pattern, kind, what), names in groups.items():
+            name = pattern if fates[pattern] == 1 and len(names) > 1 else listed(names, 2)
+            times = f"{len(names)} " if len(names) > 1 else ""
+            rows.append((name or "(net)", f"{times}{kind}", what))
+        return rows
 
 
 def plan(

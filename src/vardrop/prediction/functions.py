@@ -10,11 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from vardrop.calls import arguments, call, one_tensor, plain_batch, rows, untouched
 from vardrop.checks import check_integer, check_net, check_number
@@ -40,6 +43,7 @@ _SEEDS = 2**62
 _BLOCK = 8  # draws that are reduced together
 _DRAWS, _PROBES = 16, 4
 _MASK = "sampled"
+_POSITIONS = 64  # of a sequence, that are drawn together
 
 
 def seed_of_a_call(seed: int | None) -> int:
@@ -54,17 +58,37 @@ class HeldNoise(nn.Module):
     """A gate, head or dropout whose noise is drawn from the same seed for every row and call.
 
     So it is one function of a row, also where the noise depends on the input. The rows run along
-    axis 0 of its only input.
+    axis 0 of its only input. In a net that may be given a sequence in pieces, positions along axis
+    1, `start` is the position of the first: a position has its noise in whatever piece it comes.
+    `end` is the position after the last one where layers may be given the last ones alone.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.seed = module, 0
+        self.start: int | None = None
+        self.end: int | None = None
         self.side = getattr(module, "side", None)  # a layer asks its gate where it acts
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's output for the held noise."""
-        with drawing(self.seed), guarded(self.module):
+        if self.start is None or x.dim() < 3:
+            return self._drawn(x, self.seed)
+        start = self.start if self.end is None else max(self.start, self.end - x.shape[1])
+        block, before = divmod(start, _POSITIONS)
+        pieces = _padded(x, before).split(_POSITIONS, 1)
+        seeds = (self.seed if self._one_draw else self.seed ^ i for i in count(block))
+        found = [self._drawn(piece, seed) for piece, seed in zip(pieces, seeds, strict=False)]
+        return torch.cat(found, 1).narrow(1, before, x.shape[1])
+
+    @property
+    def _one_draw(self) -> bool:
+        """Whether all positions share their noise."""
+        noise = getattr(self.module, "noise", None)
+        return getattr(noise, "granularity", None) == "example"
+
+    def _drawn(self, x: Tensor, seed: int) -> Tensor:
+        with drawing(seed), guarded(self.module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
@@ -78,6 +102,40 @@ class HeldNoise(nn.Module):
     def redraw(self) -> None:
         """Take another seed from the current generator."""
         self.seed = seed_of_a_call(None)
+
+
+def _padded(x: Tensor, before: int) -> Tensor:
+    """x with zeros along axis 1: so many before, and as many after as make whole pieces."""
+    after = -(before + x.shape[1]) % _POSITIONS
+    return functional.pad(x, (0, 0) * (x.dim() - 2) + (before, after))
+
+
+def _continued(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    past: Any = kwargs.get("past_key_values")
+    start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
+    given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
+    length = next((t.shape[1] for t in given if isinstance(t, Tensor)), 0)
+    _place(net, start, start + length if kwargs.get("logits_to_keep") else None)
+
+
+def _ended(net: nn.Module, args: Any, output: Any) -> None:
+    _place(net, 0, None)
+
+
+def _place(net: nn.Module, start: int, end: int | None) -> None:
+    for module in modules_of(net, HeldNoise).values():
+        module.start, module.end = start, end
+
+
+def follow_positions(net: nn.Module) -> None:
+    """Let held noise go on where a cache of keys and values ends, in a net that takes one."""
+    takes_cache = not isinstance(net, torch.jit.ScriptModule) and (
+        "past_key_values" in signature(net.forward).parameters
+    )
+    if takes_cache:
+        _place(net, 0, None)
+        net.register_forward_pre_hook(_continued, with_kwargs=True)
+        net.register_forward_hook(_ended, always_call=True)
 
 
 class FunctionSampler:
@@ -104,6 +162,7 @@ class FunctionSampler:
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
         self._held = list(held.values())
+        follow_positions(self.net)
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
         for part, own in source.parts().items():
@@ -223,7 +282,9 @@ def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
 def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     """Draw one function from the posterior of a net: a net of plain layers with frozen weights.
 
-    The output of a row is the same in every batch. Gates and dropout hold one mask for all rows.
+    The output of a row is the same in every batch. Gates and dropout hold one mask for all rows. A
+    model of language that takes `past_key_values` is one function of a sequence, with the cache and
+    without: `draw(model).generate(...)` samples text from one function.
 
     Args:
         net: a net with noisy modules or dropout; it stays as it is.
