@@ -76,8 +76,10 @@ def test_a_single_class_leaves_nothing_to_tell_apart():
     probs, y = torch.tensor([[0.9, 0.1]]).repeat(5, 1), torch.zeros(5).long()
     found = scored(probs, y, [0.994, 0.006])
     assert next(iter(found.metrics.items())) == ("balanced_accuracy", None)
-    assert found.metrics["auroc"] is found.metrics["average_precision"] is None
-    assert "has no row of class c1: AUROC, average precision and" in found.notes[0]
+    assert (
+        found.metrics["auroc"] is found.metrics["average_precision"] is found.metrics["f1"] is None
+    )
+    assert "has no row of class c1: balanced accuracy, AUROC," in found.notes[0]
     assert "99.4% of the training rows are of one class, so accuracy is easy" in found.notes[1]
 
 

@@ -12,9 +12,11 @@ pytestmark = pytest.mark.skipif(
 _DECODED = """Promise.all([...document.images].map(i => i.decode())).then(
     () => [...document.images].map(i => i.naturalWidth))"""
 _WIDE = "document.documentElement.scrollWidth"
-_COLUMN = """[...document.querySelector('table').tBodies[0].rows].map(
-    r => r.cells[{0}].textContent)"""
-_PRESS = "document.querySelectorAll('table')[0].querySelectorAll('th button')[{0}].click()"
+_FIRST = "document.querySelector('table:has(th button)')"  # that can be sorted: by class
+_COLUMN = "[..." + _FIRST + ".tBodies[0].rows].map(r => r.cells[{0}].textContent)"
+_PRESS = _FIRST + ".querySelectorAll('th button')[{0}].click()"
+_SORTED = _FIRST + ".querySelectorAll('th')[{0}].ariaSort"
+_HINTED = "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth > b.clientWidth + 1, b.nextElementSibling.hidden])"
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +66,42 @@ def test_the_check_for_complaints_can_fail(tab, tmp_path):
 
 def test_numbers_sort_by_value_up_and_down(tab, pages):
     tab.open(pages["one"], 390)
-    up = ["0.0043", "0.0151", "0.0312", "0.9912"]
+    up = ["0", "980", "1,032", "1,135"]
     tab.evaluate(_PRESS.format(1))
     assert tab.evaluate(_COLUMN.format(1)) == up
-    assert tab.evaluate("document.querySelectorAll('th')[1].ariaSort") == "ascending"
+    assert tab.evaluate(_SORTED.format(1)) == "ascending"
     tab.evaluate(_PRESS.format(1))
     assert tab.evaluate(_COLUMN.format(1)) == up[::-1]
     tab.evaluate(_PRESS.format(0))
-    assert tab.evaluate(_COLUMN.format(0)) == ["accuracy", "brier", "ece", "nll"]
-    assert tab.evaluate("document.querySelectorAll('th')[1].ariaSort") is None
+    assert tab.evaluate(_COLUMN.format(0)) == ["0", "1", "2", "3"]
+    assert tab.evaluate(_SORTED.format(1)) is None
 
 
 def test_gaps_sort_behind_numbers(tab, pages):
-    tab.open(pages["several"], 390)
-    # Columns: run, then the scores of the classifiers, which the regression does not have.
-    tab.evaluate(_PRESS.format(1))
-    assert tab.evaluate(_COLUMN.format(1)) == ["0.9912", "0.9912", "\u2013"]
+    tab.open(pages["one"], 390)
+    tab.evaluate(_PRESS.format(3))
+    assert tab.evaluate(_COLUMN.format(3)) == ["0.9800", "0.9991", "0.9993", "\u2013"]
+
+
+def test_tables_say_where_they_scroll(tab, pages):
+    seen = []
+    for width in (390, 1200):
+        tab.open(pages["one"], width)
+        found = tab.evaluate(_HINTED)
+        assert all(wide != hidden for wide, hidden in found)
+        seen.append(sum(wide for wide, _ in found))
+    assert seen[0] > seen[1]
+
+
+def test_the_headline_is_on_the_first_screen_of_a_phone(tab, pages):
+    tab.open(pages["one"], 390)
+    assert tab.evaluate("document.querySelector('.value').getBoundingClientRect().bottom") < 844
+
+
+def test_dark_pages_have_no_white_boxes(tab, pages):
+    tab.open(pages["one"], 390, dark=True)
+    white = "[...document.images].filter(i => getComputedStyle(i).filter === 'none' && getComputedStyle(i).backgroundColor !== 'rgba(0, 0, 0, 0)').length"
+    assert tab.evaluate(white) == 0
 
 
 def test_prints(tab, pages):

@@ -1,5 +1,7 @@
 """Pictures: they draw what the data says, on any Axes, and leave matplotlib as it was."""
 
+import io
+
 import matplotlib
 import numpy as np
 import pytest
@@ -131,6 +133,52 @@ def test_regression_with_several_features_is_in_order_of_the_prediction():
     ax = report.regression_band(torch.rand(3, 2), mean, mean, mean - 1, mean + 1)
     assert ax.lines[0].get_ydata().tolist() == [1, 2, 3]
     assert ax.get_title(loc="left") == "100.0 % of the cases in the interval"
+
+
+def test_the_interval_says_its_level_and_what_is_predicted():
+    ax = report.regression_band(LINE, LINE, LINE, LINE - 1, LINE + 1, level=0.9, target="price")
+    assert ax.get_title(loc="left") == "100.0 % of the cases in the 90 % interval"
+    assert ax.get_ylabel() == "price"
+    assert ax.get_legend().get_texts()[0].get_text() == "90 % interval"
+
+
+@pytest.mark.parametrize("name", ["regression_band", "uncertainty_histograms"])
+def test_legends_hide_nothing(name):
+    ax = DRAWN[name](None)
+    ax.figure.canvas.draw()
+    legend, drawn = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert legend.y0 >= drawn.y1 - 1
+    if ax.get_title(loc="left"):
+        assert ax._left_title.get_window_extent().y0 >= legend.y1 - 2
+
+
+def test_the_word_on_validation_stands_above_its_curves():
+    strip = report.training_curves(HISTORY).child_axes[0]
+    assert strip.get_title(loc="right") == "dashed: validation"
+    assert len(strip.texts) == 0
+
+
+def test_ticks_of_percentages_are_what_they_say():
+    ax = report.uncertainty_histograms(torch.linspace(0, 1, 40), {"o": torch.linspace(0, 1, 37)})
+    ax.figure.canvas.draw()
+    for value, text in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True):
+        assert float(text.get_text().rstrip("%").replace("\N{MINUS SIGN}", "-")) == pytest.approx(
+            100 * value
+        )
+
+
+def test_images_carry_their_texts_and_mistakes_another_colour():
+    ax = report.certain_examples(IMAGES, None, texts=[["a\n99%", "b\nas c, 40%"], []])
+    texts = ax.child_axes[0].texts
+    assert [t.get_text() for t in texts] == ["a\n99%", "b\nas c, 40%"]
+    assert texts[0].get_color() != texts[1].get_color()
+
+
+def test_images_leave_the_page_as_it_is():
+    from matplotlib.image import imread
+
+    seen = imread(io.BytesIO(png(report.certain_examples(IMAGES), dpi=40, clear=True)))
+    assert seen[0, 0, 3] == 0
 
 
 def test_images_of_any_range_fill_the_scale():

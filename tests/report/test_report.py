@@ -1,6 +1,8 @@
 """The report as a file: complete, self-contained, escaped, and clear about broken runs."""
 
+import dataclasses
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -10,8 +12,11 @@ from safetensors.torch import save_file
 
 from tests.report import runs
 from vardrop.errors import VardropError
+from vardrop.metrics.meaning import MEANINGS
+from vardrop.recipes import METHODS
 from vardrop.report import read_run, report
 from vardrop.report.gallery import KINDS
+from vardrop.report.summary import method_name
 
 MINIMAL = {"command": "vardrop fit digits"}
 
@@ -62,6 +67,135 @@ def test_a_whole_run_shows_everything(whole):
     assert "Left out" not in text
 
 
+def words(text):
+    """A page as it is read, without its tags."""
+    return " ".join(
+        re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", text)).split()
+    )
+
+
+def test_what_to_decide_by_comes_first(whole):
+    said = words(whole)
+    told = [
+        "Predicts a class of mnist, one of 10 classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)",
+        "by the net lenet5 trained on 54,000 rows with the method sparse_vd (posterior log_sigma2=-8)",
+        "How good: Accuracy 0.9912 Fraction of rows whose most probable class is right; higher is",
+        "The most frequent class alone: 0.1135. 400 test rows leave open 0.976 to 0.997.",
+        "How sure: Calibration error (ECE) 0.0043",
+        "Against the plain net: NLL better by 0.0056",
+        "The test part has no row of class 7",
+        "On test data this net most frequent class accuracy",
+        "On held-out rows",
+        "this net plain net most frequent class NLL (log loss)",
+        "By class",
+        "Confusions",
+        "Reliability Dots on the diagonal",
+        "Training curves NLL per example",
+        "9fb629c4189551a2d022fa330f9573f3",
+    ]
+    places = [said.index(text) for text in told]
+    assert places == sorted(places)
+
+
+def test_every_score_says_what_it_means_and_where_it_should_go(whole):
+    said = words(whole)
+    for name in ("accuracy", "nll", "ece", "brier"):
+        assert (
+            f"{MEANINGS[name].title} {MEANINGS[name].text}; {MEANINGS[name].better} is better"
+            in said
+        )
+
+
+@pytest.mark.parametrize("threshold", [-4.98, 3.0, None])
+def test_the_caption_of_log_alpha_is_true_at_every_threshold(tmp_path, threshold):
+    found = runs.results()
+    found["compression"]["threshold"] = threshold
+    g = torch.Generator().manual_seed(0)
+    arrays = {"log_alpha.1": torch.randn(3, 3, generator=g)}
+    said = words(page([runs.write(tmp_path / "a", config=MINIMAL, results=found, arrays=arrays)]))
+    assert "mostly noise" not in said
+    limit = 3.0 if threshold is None else threshold
+    done = "would be removed by the usual rule" if threshold is None else "were removed"
+    assert f"with alpha above {math.exp(limit):.2g}, {done}." in said
+    assert ("removes weights that are larger than their noise" in said) == (limit < 0)
+
+
+@pytest.mark.parametrize(
+    ("wide", "verdict"), [(9, "wider than it needs"), (1, "too narrow"), (2, "keeps its promise")]
+)
+def test_the_interval_says_level_target_and_whether_it_holds(tmp_path, wide, verdict):
+    run = runs.regression(tmp_path / "a", wide=wide)
+    said = words(page([run]))
+    assert "The interval promises to hold 95% of new rows, and holds" in said
+    assert verdict in said
+    assert "Predicts &#39;price&#39; of houses.csv" in said
+    ax = next(k for k in KINDS if k.title == "Interval of prediction").of(read_run(run))[""]
+    assert ax.get_ylabel() == "price"
+
+
+def test_layers_that_are_numbers_have_their_kind(tmp_path):
+    layers = [
+        {"name": "0", "kind": "Conv2d", "weights": 9},
+        {"name": "fc", "kind": "Linear", "weights": 4},
+    ]
+    run = read_run(runs.write(tmp_path / "a", config=MINIMAL, results={"layers": layers}))
+    assert [run.label(n) for n in ("0", "fc", "3")] == ["Conv2d 0", "fc", "layer 3"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_called_by_their_name(name):
+    from vardrop.values import to_json
+
+    assert method_name(to_json(METHODS[name]())) == name
+
+
+def test_what_runs_share_is_said_once_and_the_rest_is_a_table(tmp_path):
+    pair = []
+    for name, seed in (("a", 0), ("b", 1)):
+        settings = {"epochs": 30, "lr": 0.01, "seed": seed}
+        pair.append(runs.write(tmp_path / name, config={**MINIMAL, "settings": settings}))
+    said = words(page(pair, out=tmp_path / "r.html"))
+    assert said.count("epochs 30, lr 0.01") == 1
+    assert "What differs a b settings seed 0 1" in said
+
+
+def test_runs_stand_in_columns_and_share_a_baseline(tmp_path):
+    pair = [runs.classification(tmp_path / n, seed=i) for i, n in enumerate(("one", "two"))]
+    said = words(page(pair, out=tmp_path / "r.html"))
+    assert "Side by side one two How good: Accuracy 0.9912 0.9912" in said
+    assert "On test data one two most frequent class accuracy" in said
+    assert "On held-out rows" in said
+    assert "one two plain net most frequent class NLL (log loss)" in said
+
+
+def test_uneven_classes_have_no_accuracy_as_headline(tmp_path):
+    found = {
+        "task": "classification",
+        "metrics": {"balanced_accuracy": None, "auroc": None, "accuracy": 1.0},
+        "baseline": {"name": "majority", "balanced_accuracy": None, "auroc": None, "accuracy": 1.0},
+    }
+    said = words(page([runs.write(tmp_path / "a", config=MINIMAL, results=found)]))
+    assert "How good: Balanced accuracy undefined" in said
+    assert "Accuracy, which is easy here: 1.0000, and 1.0000 by that class alone." in said
+    assert "How good: Accuracy" not in said
+
+
+def test_images_are_labelled(whole, tmp_path):
+    run = read_run(runs.classification(tmp_path / "a"))
+    ax = next(k for k in KINDS if k.photo).of(run)[""]
+    assert [panel.texts[0].get_text() for panel in ax.child_axes] == ["4\n100%", "9\nas 8, 41%"]
+
+
+def test_curves_of_training_and_validation_are_in_one_unit(tmp_path):
+    run = runs.regression(tmp_path / "a")
+    (run / "preprocessing.json").write_text(json.dumps({"target": "price", "target_std": 20.0}))
+    config = json.loads((run / "config.json").read_text())
+    stored = dataclasses.replace(read_run(run), config={**config, "version": 3})
+    strip = next(k for k in KINDS if k.title == "Training curves").of(stored)[""].child_axes[0]
+    expected = [row["nll"] + math.log(20.0) for row in stored.history]
+    assert strip.lines[0].get_ydata().tolist() == pytest.approx(expected)
+
+
 def test_nothing_is_fetched(whole):
     for _, attrs in Tags(whole).found:
         for name in ("src", "href"):
@@ -87,8 +221,8 @@ def test_layers_keep_the_order_of_the_net(tmp_path):
 def test_runs_of_one_name_are_told_apart_by_path(tmp_path):
     pair = [runs.write(tmp_path / folder / "a", config=MINIMAL) for folder in "xy"]
     text = page(pair, out=tmp_path / "r.html")
-    assert f"<h3>{pair[0]}</h3>" in text
-    assert f"<h3>{pair[1]}</h3>" in text
+    for path in pair:
+        assert f"<b>{path}</b>:" in text
 
 
 def test_missing_pieces_are_left_out_with_a_sentence(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
     assert err == ""
 
 
-def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys):
+def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     bar = ProgressBar("sparse")
     trained(tmp_path, bar, vd.sparse_vd())
     (task,) = bar._bar.tasks
@@ -90,4 +92,25 @@ def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys):
     assert "accuracy 0.5" in task.fields["scores"]
     out, err = capsys.readouterr()
     assert out == ""
+    assert "0:00:00 left" in err
+    assert "so far" in err
     assert "examples/s" in err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 90, 110])
+def test_the_bar_keeps_epoch_and_time_left_on_narrow_terminals(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    loop = SimpleNamespace(epochs=400, steps=2, epoch=388, position=0, batch_size=64)
+    bar = ProgressBar("KL weight 0.3, fold 1")
+    bar.start(0, loop)
+    for _ in range(2):
+        bar.step(loop)
+    bar.epoch({"validation": {"nll": 5.408, "rmse": 53.95}, "loss": 1.2}, None)
+    bar.stop()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) <= columns
+    assert line.startswith("KL weight 0.3, fold 1: epoch 389/400 ━━━━━━━━")
+    assert " left" in line
+    assert "…" not in line
+    assert ("nll 5.408  rmse 53.95" in line) == (columns >= 85)
+    assert "loss" not in line

@@ -66,7 +66,9 @@ def class_scores(
         "balanced_accuracy": _mean([row["recall"] for row in seen]) if apart else None,
         "auroc": _mean([row["auroc"] for row in apart]),
         "average_precision": _mean(precise),
-        "f1": _mean([row["f1"] for row in rows if row["rows"] or row["predicted"]]),
+        "f1": _mean([row["f1"] for row in rows if row["rows"] or row["predicted"]])
+        if apart
+        else None,
         "nll": -float(_bounded(log_probs, notes).mean()),
         "brier": float(metrics.brier(probs, y)),
         "ece": float(metrics.ece(probs, y)),
@@ -88,12 +90,12 @@ def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
     if not absent:
         return []
     shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-    left = len(classes) - len(absent)
-    left_out = "averages over classes leave it out" if left > 1 else (
-        "AUROC, average precision and balanced accuracy are undefined: nothing is there to be told "
-        "apart"
-    )  # fmt: skip
-    return [f"The test part has no row of class {shown}: {left_out}."]
+    told = (
+        "averages over classes leave it out"
+        if len(classes) - len(absent) > 1
+        else "balanced accuracy, AUROC, average precision and F1 are undefined"
+    )
+    return [f"The test part has no row of class {shown}: {told}."]
 
 
 def _bounded(log_probs: Tensor, notes: list[str]) -> Tensor:

@@ -44,13 +44,11 @@ MEANINGS = {
     "brier": Meaning(
         "Brier score", "squared distance of the probabilities from what happened, 0 to 2", _DOWN
     ),
-    "ece": Meaning(
-        "calibration error (ECE)", "gap between confidence and accuracy; 0: it comes true", _DOWN
-    ),
+    "ece": Meaning("calibration error (ECE)", "gap between confidence and accuracy, 0 to 1", _DOWN),
     "rmse": Meaning("RMSE", "typical error, in units of the target; large ones weigh more", _DOWN),
     "mae": Meaning("MAE", "mean absolute error, in units of the target", _DOWN),
     "r2": Meaning(
-        "R\N{SUPERSCRIPT TWO}", "fraction of the variance that is explained; 0: as the mean", _UP
+        "R\N{SUPERSCRIPT TWO}", "fraction of the variance that is explained; the mean has 0", _UP
     ),
     "crps": Meaning(
         "CRPS", "distance of the predicted distribution from the value, in units of it", _DOWN
@@ -71,10 +69,10 @@ MEANINGS = {
     ),
 }
 BASELINES = {
+    "net": "this net",
+    "plain": "plain net",
     "majority": "most frequent class",
     "mean": "mean of the target",
-    "plain": "plain net",
-    "net": "this net",
 }
 
 

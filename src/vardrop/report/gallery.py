@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from matplotlib.axes import Axes
 
 from vardrop.errors import VardropError
 from vardrop.report.pictures import certainty, maps, sparsity, training
-from vardrop.report.pictures.canvas import png
+from vardrop.report.pictures.canvas import png, short
 from vardrop.report.run import StoredRun
 
 # A picture may come in several parts, such as one per layer; no part means that data is absent.
 Parts = dict[str, Axes]
+_IMAGES = 12  # that are shown of each kind
+_LEVEL = 0.95  # of the intervals that `evaluate` stores
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Kind:
 
     section: str
     title: str
-    caption: str
+    caption: str | Callable[[StoredRun], str]
     draw: Callable[[StoredRun], Parts]
     task: str | None = None
     photo: bool = False
@@ -40,13 +43,26 @@ class Kind:
                 "arrays.safetensors there, or run the command again."
             ) from error
 
+    def says(self, run: StoredRun) -> str:
+        """The caption, which may depend on what the run found."""
+        return self.caption if isinstance(self.caption, str) else self.caption(run)
+
     def suits(self, run: StoredRun) -> bool:
         """Whether the picture has a meaning for the run's task."""
         return self.task is None or run.task is None or run.task == self.task
 
 
 def _training(run: StoredRun) -> Parts:
-    return {"": training.training_curves(run.history)} if run.history else {}
+    if not run.history:
+        return {}
+    newer = int(run.config.get("version", 1)) > 2
+    # The loss is of scaled targets; validation has been in the units of the target since version 3.
+    shift = math.log(run.unit)
+    rows = [
+        {**row, "nll": row["nll"] + shift} if newer and row.get("nll") is not None else row
+        for row in run.history
+    ]
+    return {"": training.training_curves(rows)}
 
 
 def threshold(run: StoredRun) -> float:
@@ -56,15 +72,26 @@ def threshold(run: StoredRun) -> float:
 
 
 def _alpha(run: StoredRun) -> Parts:
-    layers = run.layers("log_alpha")
+    layers = {run.label(name): values for name, values in run.layers("log_alpha").items()}
     return {"": sparsity.alpha_histograms(layers, threshold(run))} if layers else {}
 
 
+def _alpha_caption(run: StoredRun) -> str:
+    """What stands on the two sides of the threshold, whatever it is."""
+    limit = threshold(run)
+    pruned = (run.results.get("compression") or {}).get("threshold") is not None
+    text = (
+        "alpha is the variance of the noise of a weight over the square of the weight. Weights to "
+        f"the right of the dashed line, with alpha above {math.exp(limit):.2g}, "
+        f"{'were removed' if pruned else 'would be removed by the usual rule'}."
+    )
+    if limit < 0:
+        text += " So low a threshold removes weights that are larger than their noise as well."
+    return text
+
+
 def _layers(run: StoredRun) -> Parts:
-    pruned = run.layers("weight_pruned")
-    fractions = {name: float((w == 0).double().mean()) for name, w in pruned.items()}
-    if not fractions and run.history:
-        fractions = run.history[-1].get("sparsity") or {}
+    fractions = {run.label(name): value for name, value in run.fractions().items()}
     return {"": sparsity.layer_sparsity(fractions)} if fractions else {}
 
 
@@ -75,10 +102,18 @@ def _curve(run: StoredRun) -> Parts:
     return {"": sparsity.sparsity_curve(curve, str(name))} if curve else {}
 
 
+def _curve_caption(run: StoredRun) -> str:
+    rises = run.task != "regression"
+    return (
+        "What removing more weights costs on validation data; one point per threshold, "
+        f"{'higher' if rises else 'lower'} is better."
+    )
+
+
 def _weights(run: StoredRun) -> Parts:
     pruned = run.layers("weight_pruned")
     layers = run.layers("weight")
-    return {name: maps.weight_maps(w, pruned.get(name)) for name, w in layers.items()}
+    return {run.label(n): maps.weight_maps(w, pruned.get(n)) for n, w in layers.items()}
 
 
 def _reliability(run: StoredRun) -> Parts:
@@ -97,6 +132,14 @@ def _uncertainty(run: StoredRun) -> Parts:
     return parts
 
 
+def _uncertainty_caption(run: StoredRun) -> str:
+    if run.sets("entropy_out") or run.sets("epistemic_out"):
+        return (
+            "The further the outlines lie right of the bars, the better unfamiliar data is noticed."
+        )
+    return "How uncertain the model is of its test cases; `vardrop evaluate --ood` adds other data."
+
+
 def _risk(run: StoredRun) -> Parts:
     arrays = run.arrays
     if {"probs", "labels"} <= arrays.keys():
@@ -111,8 +154,23 @@ def _risk(run: StoredRun) -> Parts:
 
 
 def _examples(run: StoredRun) -> Parts:
-    most, least = (run.arrays.get(f"images_{which}_certain") for which in ("most", "least"))
-    return {} if most is None and least is None else {"": maps.certain_examples(most, least)}
+    shown = {which: run.arrays.get(f"images_{which}_certain") for which in ("most", "least")}
+    most, least = (None if images is None else images[:_IMAGES] for images in shown.values())
+    if most is None and least is None:
+        return {}
+    return {"": maps.certain_examples(most, least, texts=[_told(run, which) for which in shown])}
+
+
+def _told(run: StoredRun, which: str) -> list[str]:
+    """True class, the predicted one where it is another, and its probability, by image."""
+    rows, names = run.arrays.get(f"told_{which}_certain"), run.config.get("classes") or []
+    if rows is None:
+        return []
+    name = {i: short(str(text), 11) for i, text in enumerate(names)}
+    return [
+        f"{name.get(y, y)}\n{'' if y == guess else f'as {name.get(guess, guess)}, '}{chance:.0%}"
+        for y, guess, chance in rows[:_IMAGES].tolist()
+    ]
 
 
 def _band(run: StoredRun) -> Parts:
@@ -121,77 +179,88 @@ def _band(run: StoredRun) -> Parts:
         return {}
     x = arrays.get("x", torch.stack([arrays["mean"].flatten()] * 2, 1))
     y, mean, lower, upper = (arrays[key] for key in ("y", "mean", "lower", "upper"))
-    return {"": certainty.regression_band(x, y, mean, lower, upper)}
+    band = certainty.regression_band(
+        x, y, mean, lower, upper, level=_LEVEL, target=run.target or "target"
+    )
+    return {"": band}
+
+
+def _band_caption(run: StoredRun) -> str:
+    """What the interval promises, and what it kept."""
+    arrays, promised = run.arrays, f"{_LEVEL:.0%}"
+    if not {"y", "lower", "upper"} <= arrays.keys():
+        return ""
+    inside = (arrays["lower"] <= arrays["y"]) & (arrays["y"] <= arrays["upper"])
+    rows, found = inside.numel(), float(inside.double().mean())
+    slack = 2 * math.sqrt(_LEVEL * (1 - _LEVEL) / rows)
+    if abs(found - _LEVEL) <= slack:
+        verdict = "as far as so many rows can show, it keeps its promise"
+    else:
+        verdict = "it is wider than it needs to be" if found > _LEVEL else "it is too narrow"
+    return (
+        f"The interval promises to hold {promised} of new rows, and holds {found:.1%} of "
+        f"{rows:,} test rows: {verdict}."
+    )
 
 
 _WEIGHTS, _TRUST = "Training and sparsity", "Certainty"
 KINDS = (
+    Kind(
+        _TRUST,
+        "Reliability",
+        "Dots on the diagonal mean that confidence comes true, below it that it is too high; "
+        "large dots hold many cases.",
+        _reliability,
+        task="classification",
+    ),
+    Kind(_TRUST, "Interval of prediction", _band_caption, _band, task="regression"),
+    Kind(
+        _TRUST,
+        "Risk and coverage",
+        "Error among the cases that are answered when the least certain are turned away; it "
+        "should fall to the left. Dashed: all cases.",
+        _risk,
+    ),
+    Kind(
+        _TRUST,
+        "Uncertainty in and out of distribution",
+        _uncertainty_caption,
+        _uncertainty,
+        task="classification",
+    ),
+    Kind(
+        _TRUST,
+        "Most and least certain cases",
+        "Below each its true class and the probability of the predicted one; “as” names a wrong "
+        "prediction.",
+        _examples,
+        task="classification",
+        photo=True,
+    ),
     Kind(
         _WEIGHTS,
         "Training curves",
         "NLL per example, KL of all weights, and beta, the weight of the KL, by epoch.",
         _training,
     ),
-    Kind(
-        _WEIGHTS,
-        "log alpha by layer",
-        "Weights to the right of the threshold are mostly noise and can go.",
-        _alpha,
-    ),
+    Kind(_WEIGHTS, "log alpha by layer", _alpha_caption, _alpha),
     Kind(
         _WEIGHTS,
         "Sparsity by layer",
         "Fraction of the weights of each layer that pruning removes.",
         _layers,
     ),
-    Kind(
-        _WEIGHTS,
-        "Score against sparsity",
-        "What removing more weights costs; one point per threshold.",
-        _curve,
-    ),
+    Kind(_WEIGHTS, "Score against sparsity", _curve_caption, _curve),
     Kind(
         _WEIGHTS,
         "Weights before and after",
-        "Red is positive, blue negative, blank zero.",
+        "Before and after pruning: red is positive, blue negative, blank zero.",
         _weights,
     ),
-    Kind(
-        _TRUST,
-        "Reliability",
-        "Dots on the diagonal mean that confidence comes true; large dots hold many cases.",
-        _reliability,
-        task="classification",
-    ),
-    Kind(
-        _TRUST,
-        "Uncertainty in and out of distribution",
-        "The further the outlines lie right of the bars, the better unfamiliar data is noticed.",
-        _uncertainty,
-        task="classification",
-    ),
-    Kind(
-        _TRUST,
-        "Interval of prediction",
-        "Observed values should lie in the band as often as it promises.",
-        _band,
-        task="regression",
-    ),
-    Kind(
-        _TRUST,
-        "Risk and coverage",
-        "Error among the cases that are answered when the least certain are turned away.",
-        _risk,
-    ),
-    Kind(
-        _TRUST,
-        "Most and least certain cases",
-        "What the model finds clear, and what it finds hard.",
-        _examples,
-        task="classification",
-        photo=True,
-    ),
 )
+
+
+Drawn = Mapping[Kind, Mapping[str, Parts]]
 
 
 @dataclass(frozen=True)
@@ -235,7 +304,7 @@ def _section(title: str, runs: Mapping[str, StoredRun]) -> Section:
         for kind in KINDS
         if kind.section == title
     }
-    grids = _alone(drawn) if len(runs) == 1 else _side_by_side(drawn)
+    grids = (_alone if len(runs) == 1 else _side_by_side)(drawn, runs)
     missing = [
         kind.title
         for kind, found in drawn.items()
@@ -244,9 +313,9 @@ def _section(title: str, runs: Mapping[str, StoredRun]) -> Section:
     return Section(title, [grid for grid in grids if grid.cards], missing)
 
 
-def _alone(drawn: Mapping[Kind, Mapping[str, Parts]]) -> list[Grid]:
+def _alone(drawn: Drawn, runs: Mapping[str, StoredRun]) -> list[Grid]:
     cards = [
-        _card(kind, name, part, ax, kind.title, kind.caption)
+        _card(kind, name, part, ax, kind.title, kind.says(runs[name]))
         for kind, found in drawn.items()
         for name, parts in found.items()
         for part, ax in parts.items()
@@ -254,16 +323,18 @@ def _alone(drawn: Mapping[Kind, Mapping[str, Parts]]) -> list[Grid]:
     return [Grid(cards, 1)]
 
 
-def _side_by_side(drawn: Mapping[Kind, Mapping[str, Parts]]) -> list[Grid]:
+def _side_by_side(drawn: Drawn, runs: Mapping[str, StoredRun]) -> list[Grid]:
     grids = []
     for kind, found in drawn.items():
         every = dict.fromkeys(part for parts in found.values() for part in parts)
+        alike = {kind.says(runs[name]) for name, parts in found.items() if parts}
+        shared = alike.pop() if len(alike) == 1 else ""
         cards = [
-            _card(kind, name, part, parts.get(part), name)
+            _card(kind, name, part, parts.get(part), name, "" if shared else kind.says(runs[name]))
             for part in every
             for name, parts in found.items()
         ]
-        grids.append(Grid(cards, len(found), kind.title, kind.caption))
+        grids.append(Grid(cards, len(found), kind.title, shared))
     return grids
 
 
@@ -274,4 +345,4 @@ def _card(kind: Kind, name: str, part: str, ax: Axes | None, label: str, caption
         return Card(label, caption, style)
     about = f"{kind.title}, {part}," if part else kind.title
     alt = f"{about} of run {name}. {ax.get_title(loc='left')}".strip()
-    return Card(label, caption, style, alt, base64.b64encode(png(ax)).decode())
+    return Card(label, caption, style, alt, base64.b64encode(png(ax, clear=kind.photo)).decode())

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 from vardrop.errors import VardropError
 from vardrop.files import check_apart, write_atomically
+from vardrop.metrics.meaning import BASELINES
 from vardrop.report.gallery import sections
 from vardrop.report.run import StoredRun, read_run
-from vardrop.report.tables import Table, beside, flatten, score_table, show, table
+from vardrop.report.summary import Figure, facts, figures, predicts, remarks
+from vardrop.report.tables import Table, beside, compared, confusions, flatten, table
 
 Runs = Mapping[str, StoredRun]
+_GROUPS = ("data", "settings", "sizes", "versions")
 
 
 def report(run_directories: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -76,51 +79,125 @@ def _page(runs: Runs) -> str:
         lstrip_blocks=True,
     )
     text = files("vardrop.report").joinpath("page.html").read_text(encoding="utf-8")
+    same, other = _facts(runs)
     return environment.from_string(text).render(
         title=", ".join(runs),
-        facts={name: _facts(run) for name, run in runs.items()},
+        headlines=(headlines := {name: _headline(run) for name, run in runs.items()}),
+        short=_short(headlines),
+        same=same,
+        other=other,
         tables=_tables(runs),
         sections=sections(runs),
         loading=[_loading(run) for run in runs.values()],
     )
 
 
-def _facts(run: StoredRun) -> dict[str, str]:
-    """What was run, by name."""
-    pairs = {
-        key.replace("_", " "): show(value)
-        for key, value in run.config.items()
-        if key != "version" and value is not None and value is not False and value != []
-    }
-    if run.history:
-        seconds = sum(float(row.get("seconds") or 0) for row in run.history)
-        pairs["trained"] = f"{len(run.history)} epochs, {seconds:,.1f} seconds"
-    return pairs
+class _Headline(NamedTuple):
+    sentence: str
+    figures: list[Figure]
+    remarks: list[str]
+
+
+def _headline(run: StoredRun) -> _Headline:
+    return _Headline(predicts(run), figures(run), remarks(run))
+
+
+def _short(headlines: Mapping[str, _Headline]) -> Table:
+    """The figures of several runs, a column each; those of one run need no table."""
+    several = headlines if len(headlines) > 1 else {}
+    by_run = {name: {f.question: f.value for f in h.figures} for name, h in several.items()}
+    return compared("Side by side", by_run)
+
+
+def _facts(runs: Runs) -> tuple[dict[str, str], Table]:
+    """What all runs have in common, and a table of the rest with a column per run."""
+    found = {name: facts(run, apart=len(runs) > 1) for name, run in runs.items()}
+    first = next(iter(found.values()))
+    same = {k: v for k, v in first.items() if all(f.get(k) == v for f in found.values())}
+    rest = {name: {k: v for k, v in f.items() if k not in same} for name, f in found.items()}
+    joined: dict[str, list[str]] = {}
+    for key, text in same.items():  # settings that are apart, in one line again
+        group, _, name = key.partition(" ")
+        whole = group in _GROUPS and bool(name)
+        joined.setdefault(group if whole else key, []).append(f"{name} {text}" if whole else text)
+    return {k: ", ".join(texts) for k, texts in joined.items()}, compared("What differs", rest)
 
 
 def _tables(runs: Runs) -> list[Table]:
-    several = len(runs) > 1
-    found = [score_table("On test data", _results(runs, "metrics"))]
-    outside: list[dict[str, Any]] = []
+    found = [compared("On test data", _scores(runs)), *_held_out(runs)]
     for name, run in runs.items():
-        for dataset, values in (run.results.get("ood") or {}).items():
-            row = flatten(values) if isinstance(values, Mapping) else {"score": values}
-            outside.append({**({"run": name} if several else {}), "data": dataset, **row})
+        of = f" of {name}" if len(runs) > 1 else ""
+        rows, counts = run.results.get("by_class"), run.results.get("confusion")
+        classes = [str(c) for c in run.config.get("classes") or []]
+        if rows and all(isinstance(row, dict) for row in rows):
+            found.append(table(f"By class{of}", rows, "Each class against the rest."))
+        if counts and len(classes) == len(counts):
+            found.append(confusions(f"Confusions{of}", classes, counts))
+    outside = {
+        f"{name}, {dataset}" if len(runs) > 1 else dataset: flatten(values)
+        for name, run in runs.items()
+        for dataset, values in (run.results.get("ood") or {}).items()
+        if isinstance(values, Mapping)
+    }
     if outside:
-        found.append(table("Out of distribution", outside))
-    found.append(score_table("Compression", _results(runs, "compression")))
-    for name, run in runs.items():
-        layers = (run.results.get("compression") or {}).get("layers")
-        if isinstance(layers, list) and layers and all(isinstance(row, dict) for row in layers):
-            title = f"Layers of {name}" if several else "Layers"
-            found.append(table(title, [beside(row) for row in layers]))
+        found.append(compared("Out of distribution", outside))
+    return [*found, *_sizes(runs)]
+
+
+def _scores(runs: Runs) -> dict[str, Mapping[str, Any]]:
+    """Scores by run, then those of what needs no net, once where all runs share them."""
+    found = {_column(runs, name): run.results.get("metrics") or {} for name, run in runs.items()}
+    baselines = {name: dict(run.results.get("baseline") or {}) for name, run in runs.items()}
+    alike = len({str(scores) for scores in baselines.values()}) == 1
+    for name, scores in baselines.items():
+        kind, own = BASELINES.get(str(scores.pop("name", ""))), found[_column(runs, name)]
+        if kind is not None:
+            found[kind if alike else f"{kind}, {name}"] = {k: scores.get(k) for k in own}
     return found
 
 
-def _results(runs: Runs, part: str) -> dict[str, dict[str, Any]]:
-    """A part of the results by run; a list of layers has a table of its own."""
-    found = {name: run.results.get(part) or {} for name, run in runs.items()}
-    return {n: {k: v for k, v in r.items() if k != "layers"} for n, r in found.items()}
+def _column(runs: Runs, name: str) -> str:
+    return name if len(runs) > 1 else BASELINES["net"]
+
+
+def _held_out(runs: Runs) -> list[Table]:
+    """Scores on held-out rows of the net, of the plain net and of none."""
+    columns: dict[str, Mapping[str, Any]] = {}
+    for who, label in BASELINES.items():
+        held = {name: (run.results.get("held_out") or {}).get(who) for name, run in runs.items()}
+        scores = {name: found for name, found in held.items() if isinstance(found, Mapping)}
+        if who == "net":
+            columns |= {_column(runs, name): found for name, found in scores.items()}
+        elif len({str(found) for found in held.values()}) == 1:
+            columns |= dict.fromkeys([label][: len(scores)], next(iter(scores.values()), {}))
+        else:
+            columns |= {f"{label}, {name}": found for name, found in scores.items()}
+    text = "Rows of the training data that were held out to choose and to compare."
+    return [compared("On held-out rows", columns, text)] if columns else []
+
+
+def _sizes(runs: Runs) -> list[Table]:
+    """What compression did, as a whole and layer by layer."""
+    whole = {name: run.results.get("compression") or {} for name, run in runs.items()}
+    known = {
+        _column(runs, name): flatten({k: v for k, v in found.items() if k != "layers"})
+        for name, found in whole.items()
+    }
+    text = "" if any(known.values()) else "Not done yet: try `vardrop compress`."
+    found = [compared("Compression", known, text)]
+    for name, run in runs.items():
+        layers = whole[name].get("layers") or run.results.get("layers") or []
+        if layers and all(isinstance(row, dict) for row in layers):
+            title = f"Layers of {name}" if len(runs) > 1 else "Layers"
+            found.append(table(title, [_layer(run, beside(row)) for row in layers]))
+    return found
+
+
+def _layer(run: StoredRun, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table of layers; the kind stands with a name that is but a number."""
+    name = str(row.get("name", ""))
+    label = run.label(name)
+    return {k: v for k, v in {**row, "name": label}.items() if k != "kind" or label == name}
 
 
 def _loading(run: StoredRun) -> str:

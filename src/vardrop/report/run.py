@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,19 @@ from vardrop.errors import VardropError
 from vardrop.files import read_tensors, unsealed
 from vardrop.training import read_history
 
+_PARTS = {
+    "metrics": dict,
+    "baseline": dict,
+    "held_out": dict,
+    "ood": dict,
+    "compression": dict,
+    "curve": list,
+    "layers": list,
+    "notes": list,
+    "by_class": list,
+    "confusion": list,
+}
+
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -26,6 +39,25 @@ class StoredRun:
     history: Sequence[Mapping[str, Any]]
     results: Mapping[str, Any]
     arrays: Mapping[str, Tensor]
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """What is predicted, as the column is called; empty where that is not known."""
+        found = self.preprocessing.get("target") or (self.config.get("data") or {}).get("target")
+        return str(found or "")
+
+    @property
+    def unit(self) -> float:
+        """The deviation of the target, by which it was scaled for the training."""
+        found = self.preprocessing.get("target_std", 1.0)
+        return float(found) if self.task != "classification" and found > 0 else 1.0
+
+    def label(self, layer: str) -> str:
+        """A layer for people: the kind beside a name that is but a number."""
+        known = {row.get("name"): row.get("kind") for row in self.results.get("layers") or []}
+        kind = known.get(layer) or "layer"
+        return f"{kind} {layer}" if layer.isdigit() else layer
 
     @property
     def task(self) -> str | None:
@@ -40,6 +72,13 @@ class StoredRun:
         known = list((self.history[-1].get("sparsity") or {}) if self.history else ())
         rank = {name: i for i, name in enumerate(known)}
         return {k: found[k] for k in sorted(found, key=lambda k: (rank.get(k, len(rank)), k))}
+
+    def fractions(self) -> dict[str, float]:
+        """The fraction of the weights of each layer that pruning removes, where that is known."""
+        pruned = self.layers("weight_pruned")
+        if not pruned and self.history:
+            return dict(self.history[-1].get("sparsity") or {})
+        return {name: float((w == 0).double().mean()) for name, w in pruned.items()}
 
     def sets(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>_<name>`, by name."""
@@ -60,12 +99,14 @@ def read_run(path: Path) -> StoredRun:
             "Pass the directory that `vardrop fit --out` wrote."
         )
     config, results = _object(path / "config.json"), path / "results.json"
+    columns = path / "preprocessing.json"
     return StoredRun(
         path=path,
         config=config,
         history=read_history(path),
         results=_results(results) if results.is_file() else {},
         arrays=_arrays(path / "arrays.safetensors", _checked(config)),
+        preprocessing=_preprocessing(columns) if columns.is_file() else {},
     )
 
 
@@ -96,9 +137,20 @@ def _checked(config: Mapping[str, Any]) -> bool:
 def _results(path: Path) -> dict[str, Any]:
     """The results, once every known part has its type."""
     found = _object(path)
-    for part, kind in {"metrics": dict, "ood": dict, "compression": dict, "curve": list}.items():
+    for part, kind in _PARTS.items():
         if not isinstance(found.get(part) or kind(), kind):
             raise _broken(path, f"`{part}` as a JSON {kind.__name__}", found[part])
+    for row in found.get("layers") or []:
+        if not isinstance(row, dict) or not isinstance(row.get("weights"), int):
+            raise _broken(path, "`layers` with a number of weights each", row)
+    return found
+
+
+def _preprocessing(path: Path) -> dict[str, Any]:
+    """What was found in a table, once the parts that are shown have their types."""
+    found = _object(path)
+    if not isinstance(found.get("target_std", 1.0), int | float):
+        raise _broken(path, "`target_std` as a number", found["target_std"])
     return found
 
 

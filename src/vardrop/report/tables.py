@@ -6,6 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vardrop.metrics.meaning import MEANINGS, number, title as score_title
+
+_SIZES = {
+    "score": "what was watched while weights were removed",
+    "threshold": "of log alpha, or of what the method judges units by",
+    "sparsity": "fraction of the weights that went",
+    "compression": "weights before over weights after",
+    "macs_before": "multiplications per prediction, before",
+    "macs_after": "and after; they set the latency",
+    "bytes": "size of the file of the small net",
+    "packed_bytes": "size of the coded file, to be sent or stored",
+}
+_CLASSES = 20  # a larger table of confusions would not be read
+
 
 def show(value: Any) -> str:
     """A JSON value in one line of text, values of the library as `Type(field=value)`.
@@ -59,10 +73,15 @@ def beside(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Cell(NamedTuple):
-    """A cell of a table; a number carries its full precision for sorting."""
+    """A cell of a table; a number carries its full precision for sorting.
+
+    `note` stands below the text, and `shade` is how dark the cell is, from 0 to 1.
+    """
 
     text: str
     number: float | None = None
+    note: str = ""
+    shade: float = 0.0
 
 
 class Table(NamedTuple):
@@ -71,39 +90,80 @@ class Table(NamedTuple):
     title: str
     columns: list[tuple[str, bool]]
     rows: list[list[Cell]]
+    sorts: bool = True
+    text: str = ""
 
 
-def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def table(title: str, rows: Sequence[Mapping[str, Any]], text: str = "") -> Table:
     """A table of mappings, with a column for every name that occurs.
 
     >>> table("Sizes", [{"run": "a", "weights": 1000}, {"run": "b"}]).columns
     [('run', False), ('weights', True)]
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [
-        (name.replace("_", " "), any(_is_number(row.get(name)) for row in rows)) for name in names
+    numeric = {name for row in rows for name, value in row.items() if _is_number(value)}
+    columns = [(score_title(name), name in numeric) for name in names]
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    return Table(title, columns, cells, text=text)
+
+
+def compared(title: str, by_column: Mapping[str, Mapping[str, Any]], text: str = "") -> Table:
+    """Columns of values under names that they share, a row per name, explained where it is known.
+
+    >>> found = compared("On test data", {"a": {"rmse": 0.31}, "b": {"rmse": 0.35, "mae": 0.2}})
+    >>> [name for name, _ in found.columns], [cell.text for cell in found.rows[1]]
+    (['', 'a', 'b'], ['MAE', '–', '0.2000'])
+    """
+    names = list(dict.fromkeys(name for values in by_column.values() for name in values))
+    rows = []
+    for name in names:
+        note = MEANINGS[name].sentence if name in MEANINGS else _SIZES.get(name, "")
+        cells = [_score(values[name]) if name in values else _GAP for values in by_column.values()]
+        rows.append([Cell(score_title(name), note=note), *cells])
+    numeric = [any(row[i].number is not None for row in rows) for i in range(1, len(by_column) + 1)]
+    return Table(title, [("", False), *zip(by_column, numeric, strict=True)], rows, False, text)
+
+
+def confusions(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
+    """True classes down, predicted ones across; of many classes only the commonest mistakes.
+
+    >>> [cell.text for cell in confusions("", ["a", "b"], [[3, 1], [0, 2]]).rows[0]]
+    ['a', '3', '1']
+    """
+    if len(classes) <= _CLASSES:
+        rows = [
+            [Cell(name), *(Cell(f"{n:,}", n, shade=n / max(1, sum(line))) for n in line)]
+            for name, line in zip(classes, counts, strict=True)
+        ]
+        columns = [("true \\ predicted", False), *((name, True) for name in classes)]
+        text = "Rows by their true class, down, and the most probable class, across."
+        return Table(title, columns, rows, False, text)
+    wrong: list[dict[str, Any]] = [
+        {"true class": classes[i], "predicted": classes[j], "rows": n}
+        for i, line in enumerate(counts)
+        for j, n in enumerate(line)
+        if i != j and n
     ]
-    return Table(title, columns, [[_cell(row.get(name)) for name in names] for row in rows])
+    commonest = sorted(wrong, key=lambda row: -row["rows"])[:_CLASSES]
+    return table(title, commonest, f"The commonest mistakes, at most {_CLASSES}.")
 
 
-def score_table(title: str, by_run: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Scores of one run as a list; of several runs as one row each, to be sorted."""
-    flat = {name: flatten(values) for name, values in by_run.items()}
-    if not any(flat.values()):
-        return table(title, [])
-    if len(flat) == 1:
-        (values,) = flat.values()
-        return table(title, [{"score": n.replace("_", " "), "value": v} for n, v in values.items()])
-    return table(title, [{"run": name, **values} for name, values in flat.items()])
+_GAP = Cell("\N{EN DASH}", math.nan)  # sorts as NaN
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _score(value: Any) -> Cell:
+    if value is None:
+        return Cell("undefined", math.nan)
+    return _cell(value)
+
+
 def _cell(value: Any) -> Cell:
-    if value is None:  # sorts as NaN
-        return Cell("\N{EN DASH}", math.nan)
+    if value is None:
+        return _GAP
     if not _is_number(value):
         return Cell(show(value))
-    return Cell(f"{value:,}" if isinstance(value, int) else show(value), value)
+    return Cell(f"{value:,}" if isinstance(value, int) else number(value), value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +102,21 @@ class TextObserver(Observer):
         print(printable(text), flush=True)
 
 
+# What stands beside the bar, from which width of the terminal on.
+_PARTS = (
+    (0, "{task.fields[left]} left"),
+    (85, "{task.fields[scores]}"),
+    (105, "{task.elapsed:.0f} s so far"),
+    (125, "{task.fields[rate]} examples/s"),
+)
+
+
 class ProgressBar(Observer):
-    """A line with the epoch, examples per second and the time that remains; for terminals."""
+    """A line with the epoch, the time that is left and, where there is room, scores and speed.
+
+    Scores are those of validation data, in the units of the table at the end; the loss where there
+    are none.
+    """
 
     def __init__(self, label: str = "training", transient: bool = False) -> None:
         self.label, self.transient = label, transient
@@ -112,30 +126,30 @@ class ProgressBar(Observer):
 
     def start(self, first_epoch: int, loop: Loop) -> None:
         console, progress = needed("rich.console"), needed("rich.progress")
+        terminal = console.Console(stderr=True)  # standard output is for results
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
-            progress.TextColumn("{task.fields[rate]} examples/s"),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[scores]}"),
-            console=console.Console(stderr=True),  # standard output is for results
+            *(progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least),
+            console=terminal,
             transient=self.transient,
         )
         total, done = loop.epochs * loop.steps, loop.epoch * loop.steps + loop.position
         self._task = self._bar.add_task(
-            self.label, total=total, completed=done, rate="-", scores=""
+            self.label, total=total, completed=done, rate="-", scores="", left="?"
         )
         self._bar.start()
 
     def step(self, loop: Loop) -> None:
-        speed = self._bar.tasks[self._task].speed
-        rate = "-" if speed is None else f"{speed * loop.batch_size:,.0f}"
         text = f"{self.label}: epoch {loop.epoch + 1}/{loop.epochs}"
-        self._bar.update(self._task, advance=1, description=text, rate=rate)
+        self._bar.update(self._task, advance=1, description=text)
+        task = self._bar.tasks[self._task]
+        rate = "-" if task.speed is None else f"{task.speed * loop.batch_size:,.0f}"
+        left = "?" if task.time_remaining is None else str(timedelta(seconds=task.time_remaining))
+        self._bar.update(self._task, rate=rate, left=left)
 
     def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
-        shown = {"loss": record["loss"], **record["validation"]}
+        shown = record["validation"] or {"loss": record["loss"]}
         text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         self._bar.update(self._task, scores=text)
 

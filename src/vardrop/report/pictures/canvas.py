@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ Numbers = Tensor | NDArray[Any] | Sequence[float]
 BLUE, RED, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a8a8a"
 OTHERS = (RED, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 SMALL, TEXT = 8.0, 9.0
+_LINE = 54  # letters of a legend beside each other
 
 
 def axes(ax: Axes | None, width: float = 4.4, height: float = 3.0) -> Axes:
@@ -48,6 +50,18 @@ def legend(ax: Axes) -> None:
     """Put a legend without a frame where there is room."""
     for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
         text.set_parse_math(False)
+
+
+def legend_above(ax: Axes) -> None:
+    """Put a legend above an Axes, where it hides nothing; a title stands above it."""
+    names = ax.get_legend_handles_labels()[1]
+    columns = max(1, min(len(names), _LINE // max(map(len, names))))
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0.2}
+    found = ax.legend(frameon=False, fontsize=SMALL, ncols=columns, borderaxespad=0.1, **place)
+    for text in found.get_texts():
+        text.set_parse_math(False)
+    rows = math.ceil(len(names) / columns)
+    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)
 
 
 def numbers(name: str, values: Numbers) -> NDArray[np.float64]:
@@ -84,8 +98,10 @@ def figure_of(ax: Axes) -> Figure:
     return cast(Figure, ax.get_figure(root=True))
 
 
-def png(ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None) -> bytes:
-    """The figure of an Axes as a PNG file, with `metadata` in it."""
+def png(
+    ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None, clear: bool = False
+) -> bytes:
+    """The figure of an Axes as a PNG file, with `metadata` in it; `clear` leaves out the paper."""
     buffer = io.BytesIO()
-    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata)
+    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata, transparent=clear)
     return buffer.getvalue()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vardrop import metrics
 from vardrop.errors import VardropError
@@ -19,8 +19,9 @@ from vardrop.report.pictures.canvas import (
     Numbers,
     axes,
     column,
-    legend,
+    legend_above,
     numbers,
+    short,
     tidy,
 )
 
@@ -97,11 +98,13 @@ def uncertainty_histograms(
             "linewidth": 1.6,
             "color": OTHERS[i % len(OTHERS)],
         }
-        text = f"{name} (AUROC {area:.3f})"
+        text = f"{short(name, 30)} (AUROC {area:.3f})"
         ax.hist(values, edges, weights=_fractions(values), label=text, **line)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    legend(ax)
-    return tidy(ax, label, "cases")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    legend_above(tidy(ax, label, "cases"))
+    return ax
 
 
 def _fractions(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Numbers:
@@ -147,6 +150,8 @@ def regression_band(
     lower: Numbers,
     upper: Numbers,
     ax: Axes | None = None,
+    level: float | None = None,
+    target: str = "y",
 ) -> Axes:
     """Draw predictions with their interval and the observed values.
 
@@ -158,11 +163,13 @@ def regression_band(
         mean: predictions, shape (N,).
         lower, upper: ends of the predictive interval, shape (N,).
         ax: where to draw; a new figure without it.
+        level: the fraction of the cases that the interval promises to hold.
+        target: what is predicted.
 
     >>> from vardrop.report import regression_band
-    >>> ax = regression_band([0.0, 1.0], [0.1, 2.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 1.5])
+    >>> ax = regression_band([0.0, 1.0], [0.1, 2.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 1.5], level=0.9)
     >>> ax.get_title(loc="left")
-    '50.0 % of the cases in the interval'
+    '50.0 % of the cases in the 90 % interval'
     """
     names = ("y", "mean", "lower", "upper")
     rows = [column(n, v) for n, v in zip(names, (y, mean, lower, upper), strict=True)]
@@ -177,10 +184,12 @@ def regression_band(
     place = features.ravel()[order] if single else np.arange(len(order), dtype=np.float64)
     seen, middle, low, high = (row[order] for row in rows)
     ax = axes(ax)
-    ax.fill_between(place, low, high, color=BLUE, alpha=0.22, lw=0, label="interval")
+    promised = "" if level is None else f"{100 * level:g} % "
+    ax.fill_between(place, low, high, color=BLUE, alpha=0.22, lw=0, label=f"{promised}interval")
     ax.plot(place, middle, color=BLUE, linewidth=1.6, label="prediction")
     ax.plot(place, seen, ".", color=OTHERS[0], markersize=3, alpha=0.7, label="observed")
-    legend(ax)
     percent = 100 * np.mean((seen >= low) & (seen <= high))
     text = "x" if single else "cases in order of the prediction"
-    return tidy(ax, text, "y", f"{percent:.1f} % of the cases in the interval")
+    tidy(ax, text, target, f"{percent:.1f} % of the cases in the {promised}interval")
+    legend_above(ax)
+    return ax

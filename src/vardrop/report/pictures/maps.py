@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,10 +13,13 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from vardrop.errors import VardropError
-from vardrop.report.pictures.canvas import GREY, TEXT, Numbers, axes, numbers
+from vardrop.report.pictures.canvas import GREY, RED, TEXT, Numbers, axes, numbers
 
 # More cells than this on a side would not be seen apart.
 _CELLS = 240
+_ACROSS = 6  # images
+_ROOM = 0.4  # of the height of an image, for two lines of text
+_INK = "#7d7d7d"  # to be read on white and on black
 
 
 def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None = None) -> Axes:
@@ -107,7 +111,10 @@ def _tiles(
 
 
 def certain_examples(
-    most: Numbers | None = None, least: Numbers | None = None, ax: Axes | None = None
+    most: Numbers | None = None,
+    least: Numbers | None = None,
+    ax: Axes | None = None,
+    texts: Sequence[Sequence[str]] = ((), ()),
 ) -> Axes:
     """Draw the cases of which the model is most certain, and those of which it is least certain.
 
@@ -115,26 +122,47 @@ def certain_examples(
         most: images, shape (N, H, W), (N, 1, H, W) or (N, 3, H, W), of any range of values.
         least: likewise.
         ax: where to draw; a new figure without it.
+        texts: what to write below the images of `most` and of `least`, one text each.
 
     >>> from vardrop.report import certain_examples
     >>> ax = certain_examples(torch.rand(8, 1, 8, 8), torch.rand(8, 1, 8, 8))
     >>> [panel.get_title(loc="left") for panel in ax.child_axes]
     ['most certain', 'least certain']
     """
-    given = {"most certain": most, "least certain": least}
-    panels = {title: _images(title, v) for title, v in given.items() if v is not None}
+    given = {"most certain": (most, texts[0]), "least certain": (least, texts[1])}
+    panels = {title: (_images(title, v), t) for title, (v, t) in given.items() if v is not None}
     if not panels:
         raise VardropError(
             "Expected `most` or `least` to be images, but got neither. Leave the picture out."
         )
-    ax = axes(ax)
+    ax = axes(ax, height=5.2 if any(map(any, texts)) else 3.0)
     ax.set_axis_off()
-    for i, (title, images) in enumerate(panels.items()):
+    for i, (title, (images, told)) in enumerate(panels.items()):
         panel = ax.inset_axes(_place(i, len(panels), stacked=True))
-        panel.imshow(_tiles(images, 1.0, columns=8), cmap="gray", vmin=0, vmax=1, aspect="equal")
+        panel.patch.set_visible(False)
+        cells = _tiles(_labelled(images) if told else images, np.nan, columns=_ACROSS)
+        panel.imshow(cells, cmap="gray", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+        _write(panel, images.shape[1:3], told)
         panel.set_axis_off()
-        panel.set_title(title, fontsize=TEXT, loc="left")
+        panel.set_title(title, fontsize=TEXT, loc="left", color=_INK)
     return ax
+
+
+def _labelled(images: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Images with room for a line of text below each."""
+    room = math.ceil(_ROOM * images.shape[1])
+    edges = [(0, 0), (0, room), (0, 0)] + [(0, 0)] * (images.ndim - 3)
+    return np.pad(images, edges, constant_values=np.nan)
+
+
+def _write(panel: Axes, size: tuple[int, int], told: Sequence[str]) -> None:
+    height, width = size[0] + math.ceil(_ROOM * size[0]) + 1, size[1] + 1
+    for i, text in enumerate(told):
+        down, across = divmod(i, _ACROSS)
+        place = (across * width + size[1] / 2 - 0.5, down * height + 1.06 * size[0] - 0.5)
+        style: dict[str, Any] = {"fontsize": 6.5, "linespacing": 1.0, "ha": "center", "va": "top"}
+        colour = RED if "\nas " in text else _INK
+        panel.text(*place, text, color=colour, parse_math=False, **style)
 
 
 def _images(name: str, images: Numbers) -> NDArray[np.float64]:

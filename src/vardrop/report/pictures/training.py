@@ -64,10 +64,4 @@ def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: 
     ]
     if held_out:
         strip.plot(*zip(*held_out, strict=True), color=colour, marker=marker, linestyle="--")
-        text: dict[str, Any] = {
-            "fontsize": SMALL,
-            "transform": strip.transAxes,
-            "ha": "right",
-            "va": "top",
-        }
-        strip.text(0.99, 0.95, "dashed: validation", **text)
+        strip.set_title("dashed: validation", loc="right", fontsize=SMALL, pad=3)
