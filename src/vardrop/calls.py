@@ -79,6 +79,25 @@ def rows(x: Any, name: str = "x") -> int:
     return found[0]
 
 
+def check_named(x: Any) -> None:
+    """Refuse named tensors of other numbers of rows, and a mask that hides a whole sequence.
+
+    Masks are looked at where that costs nothing, on a CPU.
+    """
+    if not isinstance(x, Mapping):
+        return
+    rows(x)
+    for name, mask in x.items():
+        if "attention_mask" not in str(name) or not isinstance(mask, Tensor) or mask.dim() != 2:
+            continue
+        hidden = (mask == 0).all(1) if mask.device.type == "cpu" else torch.zeros(1)
+        if bool(hidden.any()):
+            raise VardropError(
+                f"Expected `{name}` to leave a token in every row, but got one that hides all of "
+                f"row {int(hidden.nonzero()[0])}. Leave out empty sequences."
+            )
+
+
 def parts(x: Any, size: int) -> Iterator[Any]:
     """A batch in parts of at most so many rows."""
     if isinstance(x, Tensor):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vardrop.conversion.kinds import check_plain, make_plain
 from vardrop.conversion.layers import ties
-from vardrop.conversion.plan import Plan, plan
-from vardrop.conversion.selection import Where
+from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
+from vardrop.conversion.selection import Where, listed, selects
 from vardrop.errors import VardropError
 from vardrop.noisy import noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
@@ -53,7 +53,7 @@ def convert(
     """
     todo = plan(net, recipe, where, exclude)
     if not todo.changes:
-        raise VardropError(f"Expected something to convert, but {_nothing(todo)}.")
+        raise VardropError(f"Expected something to convert, but {_nothing(net, todo, where)}.")
     modules, noise = [step.module for step in todo.changes], ties(net)
     with all_or_nothing(modules, values=todo.kind.rewrites):
         for module in modules:
@@ -62,9 +62,20 @@ def convert(
     return net
 
 
-def _nothing(todo: Plan) -> str:
+def _nothing(net: nn.Module, todo: Plan, where: Where | list[Where] | None) -> str:
     if not todo.skips:
         return "the net has no modules with parameters"
+    about = {s.name for s in todo.steps}
+    bare = [
+        f"'{name}' ({type(m).__name__})"
+        for name, m in net.named_modules()
+        if where is not None and name not in about and selects(where, m, name)
+    ]
+    if bare and not any(s.reason != NOT_SELECTED for s in todo.skips):
+        return (
+            f"`where` selects {listed(bare)}, without weights or heads of their own that could be "
+            "noisy or gated. Name the layers inside"
+        )
     return f"every module is skipped: {'; '.join(todo.grouped_skips())}"
 
 

@@ -51,6 +51,7 @@ def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool =
     return make(recipe, modules, everywhere)
 
 
+NOT_SELECTED = "not selected by `where`"
 _MANY = 24  # modules, beyond which a plan is printed in groups
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
 
@@ -153,7 +154,7 @@ noisy_bias=False)
         if (why := kind.reason(module)) is None:
             continue
         if not selects(where, module, name):
-            why = "not selected by `where`"
+            why = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
         steps.append(Step(name, module, why))

@@ -222,7 +222,8 @@ class MultiheadAttention(_Heads, Variational, nn.MultiheadAttention):
         `noise` is a pair: what the estimator takes for each of the input projections that are
         drawn apart, in a tuple, and for the output projection.
         """
-        _check_padding(key_padding_mask)
+        _check_mask("key_padding_mask", key_padding_mask)
+        _check_mask("attn_mask", attn_mask)
         drawing = self.is_sampling or self.out_proj.is_sampling or noise is not None
         if self.gate is None and not (drawing and (self.posterior is not None or self.dropout)):
             return super().forward(
@@ -435,16 +436,16 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
 
 
-def _check_padding(mask: Tensor | None) -> None:
-    """Refuse a sequence without keys, over which a softmax is not defined."""
+def _check_mask(name: str, mask: Tensor | None) -> None:
+    """Refuse a mask without a key for some query, over which a softmax is not defined."""
     if mask is None or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return
     hidden = (mask if mask.dtype == torch.bool else mask == float("-inf")).all(-1)
     if bool(hidden.any()):
-        row = int(hidden.flatten().nonzero()[0])
+        row = tuple(hidden.nonzero()[0].tolist())
         raise VardropError(
-            f"Expected `key_padding_mask` to leave a key in every sequence, but got one that hides "
-            f"all of row {row}. Leave out empty sequences."
+            f"Expected `{name}` to leave a key in every sequence, but got one that hides all of "
+            f"row {row[0] if len(row) == 1 else row}. Leave out empty sequences."
         )
 
 

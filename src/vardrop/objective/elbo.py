@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from vardrop.calls import call, one_tensor, plain_batch, untouched
+from vardrop.calls import call, check_named, one_tensor, plain_batch, untouched
 from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop.errors import VardropError
 from vardrop.functional import cached_step
@@ -163,9 +163,11 @@ class ELBO(nn.Module):
 
     def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
+        if not _traced():  # a check of values would break the graph
+            check_named(plain_batch(x))
         if head is None:
             output = self._picked(call(self.net, untouched(plain_batch(x))))
-            if not _traced():  # a check of values would break the graph
+            if not _traced():
                 _check_batch(self.likelihood, output, y)
             nll = self.likelihood(output, y)
             return nll, nll, None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import Picked, mapped, parts, plain_batch, rows, tensors_in
+from vardrop.calls import Picked, check_named, mapped, parts, plain_batch, rows, tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing
@@ -225,6 +225,7 @@ def _check_values(x: Any) -> None:
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if rows(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")
+    check_named(x)
     named = x if isinstance(x, Mapping) else {"x": x}
     for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
         # The sum is one cheap pass, and finite unless a value is not, or it overflows.
