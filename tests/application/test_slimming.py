@@ -10,7 +10,7 @@ from torch import nn
 
 import vardrop as vd
 from experiments.trainings import mlp
-from tests.compression.nets import NETS as SHRINKABLE
+from tests.compression.nets import NETS as SHRINKABLE, Classifier
 from vardrop.application import latencies, slimmed, slimming
 from vardrop.application.supplied import Batches
 from vardrop.compression.budgets import UnitGates
@@ -93,6 +93,33 @@ def test_the_budget_is_kept_and_used(name, quantity):
     assert found.net(data[0]).shape == net(data[0]).shape
     types = {nn.Conv2d, nn.Linear, nn.BatchNorm2d}
     assert {type(m) for m in found.net.modules()} <= {type(m) for m in net.modules()} | types
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_loses_heads_and_units_to_a_budget_and_still_knows_its_words(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randint(1, 20, (400, 6))
+    x[::3, 4:] = 0
+    y = ((x == 3) | (x == 7)).any(1).long()
+    net = Classifier().train()
+    optimizer = torch.optim.Adam(net.parameters(), 5e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    train, held = (x[:300], y[:300]), (x[300:], y[300:])
+    small = vd.slim(net.eval(), train, held, macs=0.5, epochs=30, lr=5e-3, ways=["torch"])
+    assert small.before.score > 0.95
+    assert small.left("macs") <= 0.5
+    assert small.after.score > 0.9
+    heads = [layer.self_attn.num_heads for layer in small.net.encoder.layers]
+    assert sum(heads) < 8
+    # Per word: the projections, the products of queries, keys and values, two layers after it.
+    attention = 4 * 12 * 12 + 2 * 12 * 6
+    assert small.before.macs == 6 * 2 * (attention + 2 * 12 * 20) + 12 * 2
+    vd.save(small.net, tmp_path / "small.safetensors")
+    again = vd.load(tmp_path / "small.safetensors", into=Classifier())
+    assert torch.equal(again(held[0]), small.net(held[0]))
 
 
 def test_layers_keep_multiples_of_units():

@@ -49,6 +49,20 @@ def llama(layers=2, width=WIDTH, forward=FORWARD):
     return transformers.LlamaForCausalLM(config)
 
 
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=50,
+        n_embd=WIDTH,
+        n_layer=2,
+        n_head=HEADS,
+        n_inner=FORWARD,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
 def vit():
     config = transformers.ViTConfig(
         hidden_size=WIDTH,
@@ -82,23 +96,26 @@ MODELS = {
     "bert": (bert, tokens),
     "distilbert": (distilbert, tokens),
     "llama": (llama, tokens),
+    "gpt2": (gpt2, tokens),
     "vit": (vit, lambda: torch.randn(2, 3, 8, 8)),
     "t5": (t5, lambda: (tokens(), torch.ones(2, 6, dtype=torch.long), tokens()[:, :4])),
 }
-OUTPUTS = ("attention.output.dense", ".out_lin", ".o_proj", "Attention.o")
-DOWN = (".output.dense", ".lin2", ".down_proj", ".fc2", ".wo")
+OUTPUTS = ("attention.output.dense", ".out_lin", ".o_proj", "Attention.o", ".attn.c_proj")
+DOWN = (".output.dense", ".lin2", ".down_proj", ".fc2", ".wo", ".mlp.c_proj")
 
 
 @torch.no_grad()
 def kill(net, heads=(0, 1)):
     """Zero what reads some heads and every second feed-forward unit."""
     for name, module in net.named_modules():
-        if name.endswith(OUTPUTS):
-            size = module.weight.shape[1] // HEADS
-            for head in heads:
-                module.weight[:, head * size : (head + 1) * size] = 0
-        elif name.endswith(DOWN):
-            module.weight[:, ::2] = 0
+        if name.endswith((*OUTPUTS, *DOWN)):
+            weight = module.weight.t() if name.endswith("c_proj") else module.weight
+            size = weight.shape[1] // HEADS
+            if name.endswith(OUTPUTS):
+                for head in heads:
+                    weight[:, head * size : (head + 1) * size] = 0
+            else:
+                weight[:, ::2] = 0
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -110,7 +127,7 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
     plan = vd.plan_shrink(net, inputs)
     small = plan.apply(net)
     for layer in plan.layers:
-        if layer.name.endswith((*OUTPUTS, *DOWN)) and "EncDec" not in layer.name:
+        if layer.name.endswith((*OUTPUTS, *DOWN)):
             assert layer.after.inputs == layer.before.inputs // 2
             assert layer.after.outputs == layer.before.outputs
     assert "Equal on the example and on 5 random inputs" in plan.proof
@@ -120,6 +137,47 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
     with torch.no_grad():
         before, after = net(*arguments), again(*arguments)
     torch.testing.assert_close(after.logits, before.logits)
+
+
+def test_named_arguments_are_an_example(tmp_path):
+    torch.manual_seed(0)
+    net = bert().eval()
+    kill(net)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    batch = transformers.BatchEncoding({"input_ids": tokens(), "attention_mask": mask})
+    small = vd.shrink(net, batch)
+    assert small.bert.encoder.layer[1].attention.self.query.out_features == WIDTH // 2
+    with torch.no_grad():
+        torch.testing.assert_close(small(**batch).logits, net(**batch).logits)
+    program = vd.export_program(small, batch)
+    other = {name: value[:1].repeat(3, 1) for name, value in batch.items()}
+    torch.testing.assert_close(program.module()(**other).logits, small(**other).logits)
+
+
+def test_a_noisy_model_loses_what_its_gates_close():
+    torch.manual_seed(0)
+    net = vd.convert(bert(), vd.l0(), where="*.output.dense")
+    with torch.no_grad():
+        for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
+            gate.logit.fill_(5.0)
+            gate.logit[SIZE : 2 * SIZE] = -20.0
+    small = vd.shrink(net, tokens()).bert.encoder.layer[0]
+    assert small.attention.self.value.out_features == WIDTH - SIZE
+    assert small.intermediate.dense.out_features == FORWARD - SIZE
+
+
+def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
+    torch.manual_seed(0)
+    net = t5().eval()
+    inputs = MODELS["t5"][1]()
+    with torch.no_grad():
+        net.encoder.block[0].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
+    assert vd.shrink(net, inputs).encoder.block[0].layer[0].SelfAttention.n_heads == HEADS
+    with torch.no_grad():
+        net.encoder.block[1].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
+    small = vd.shrink(net, inputs)
+    assert small.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS - 1
+    assert small.decoder.block[0].layer[0].SelfAttention.n_heads == HEADS
 
 
 def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vardrop.calls import tensors_in
 from vardrop.checks import check_choice
 from vardrop.compression import ShrinkPlan, export_onnx
-from vardrop.compression.running import Inputs, race
+from vardrop.compression.running import Inputs, called, race
 from vardrop.errors import needed
 
 WAYS = ("torch", "compiled", "onnxruntime")
@@ -125,7 +126,7 @@ def latencies(
 
 
 def _compiled(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    return partial(torch.compile(net), *inputs)
+    return partial(called, torch.compile(net), inputs)
 
 
 def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
@@ -139,12 +140,12 @@ def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
             path.read_bytes(), options, providers=["CPUExecutionProvider"]
         )
     names = [given.name for given in session.get_inputs()]
-    feed = dict(zip(names, (t.cpu().numpy() for t in inputs), strict=True))
+    feed = dict(zip(names, (t.cpu().numpy() for t in tensors_in(inputs)), strict=True))
     return partial(session.run, None, feed)
 
 
 _CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
-    "torch": lambda net, inputs: partial(net, *inputs),
+    "torch": lambda net, inputs: partial(called, net, inputs),
     "compiled": _compiled,
     "onnxruntime": _in_onnxruntime,
 }

@@ -21,15 +21,17 @@ from torch.utils._pytree import tree_map_only
 
 from vardrop.application.slimmed import WAYS, Cost, Slimmed, dead_ends, latencies, timed
 from vardrop.application.supplied import Batches, Loss, judge_for
-from vardrop.calls import tensors_in
+from vardrop.calls import one_tensor, tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.compression import ShrinkPlan, reestimate_batchnorm
 from vardrop.compression.budgets import Quantity, UnitGates
+from vardrop.compression.masks import taken_apart
 from vardrop.compression.running import (
     Data,
     Inputs,
     as_inputs,
     batches,
+    called,
     check_plain,
     check_runs,
     first_rows,
@@ -199,10 +201,10 @@ class _Work:
 
     def trained(self, kind: str, limit: float) -> _Trained:
         """A net within a budget, trained to the end; the plan of the cut, and what had to stay."""
-        net = copy.deepcopy(self.net)
+        net = taken_apart(copy.deepcopy(self.net), {})
         gates = UnitGates(net, self.example)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
-        goal = self._macs_for(gates, limit) if kind == "latency" else limit
+        goal = self._macs_for(net, gates, limit) if kind == "latency" else limit
         fraction = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
         most = min(max(1, round(fraction * self.steps)), max(1, self.steps - 1))
         passes = self.steps // self.train.count
@@ -270,7 +272,7 @@ class _Work:
         y: Tensor,
         penalty: Tensor | float = 0.0,
     ) -> None:
-        value = self.judge.loss(net(*x), y) + penalty
+        value = self.judge.loss(one_tensor(called(net, x)), y) + penalty
         if not bool(value.isfinite()):
             raise NotFiniteError(
                 f"Expected a finite loss, but got {float(value.detach())}. Lower `lr`."
@@ -293,12 +295,12 @@ class _Work:
         found = latencies(nets, self.timed, ("torch",))["torch"]
         return found["after"] / found["before"]
 
-    def _macs_for(self, gates: UnitGates, limit: float) -> float:
+    def _macs_for(self, net: nn.Module, gates: UnitGates, limit: float) -> float:
         """The fraction of the MACs at which a net that is narrowed evenly is as fast as asked."""
         low, high = 0.0, 1.0
         for _ in range(_TRIES):
             middle = (low + high) / 2
-            fast = self._time(self.net, gates, gates.evenly(middle)) <= limit
+            fast = self._time(net, gates, gates.evenly(middle)) <= limit
             low, high = (middle, high) if fast else (low, middle)
         return float(gates.cost(gates.evenly(low)))
 

@@ -27,16 +27,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from vardrop.calls import arguments
 from vardrop.checks import check_integer, check_net, check_type
 from vardrop.compression.finishing import SparseLinear
 from vardrop.compression.kinds import (
-    KINDS,
     Scale,
     Select,
     affine,
     affine_layers,
+    kind_of,
     replaced,
     selected,
+    settle_sizes,
     units,
 )
 from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, run
@@ -186,7 +188,7 @@ def describe(net: nn.Module) -> dict[str, Any]:
     sizes: dict[str, list[int]] = {}
     select, identity = {}, []
     for name, module in net.named_modules():
-        kind = KINDS.get(type(module))
+        kind = kind_of(module)
         if kind is not None and kind.sizes:
             sizes[name] = [getattr(module, key) for key in kind.sizes]
             if (view := affine(module)) is not None:
@@ -232,6 +234,7 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         _resize(name, _find(net, name), list(sizes))
     for layer in modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
+    settle_sizes(net)
     settle_fused_path(net)
     for name in plan.get("unfused", []):
         leave_fused_path(_find(net, name))
@@ -271,7 +274,7 @@ def _count(name: str, value: Any, most: int) -> int:
 
 def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
     """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
-    kind = KINDS.get(type(module))
+    kind = kind_of(module)
     if kind is None or not kind.sizes:
         raise VardropError(
             f"Expected '{name}' of `into` to be a plain torch layer, but got "
@@ -362,10 +365,13 @@ def _program(
 ) -> torch.export.ExportedProgram:
     axes = batch_axes or (0,) * len(inputs)
     batch = torch.export.Dim("batch")
-    shapes = tuple({axis: batch} for axis in axes)
+    args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
+    shapes: Any = {name: {0: batch} for name in kwargs}
+    if not kwargs:
+        shapes = _named(net, tuple({axis: batch} for axis in axes))
     with torch.no_grad(), evaluating(net):
         try:
-            return torch.export.export(net, inputs, dynamic_shapes=_named(net, shapes))
+            return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
         except Exception as failure:
             raise VardropError(
                 f"Expected `net` to be exportable by torch.export, but got: {failure}"

@@ -18,6 +18,7 @@ from vardrop.compression.kinds import replaced, selected
 from vardrop.compression.running import (
     Inputs,
     as_inputs,
+    called,
     check_plain,
     check_runs,
     hooks,
@@ -159,7 +160,9 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
             if best is not layer:
                 fast = _if_it_runs(fast, name, best.eval(), inputs)
     with torch.no_grad(), evaluating(net), evaluating(fast):
-        times = race({"fast": partial(fast, *inputs), "net": partial(net, *inputs)}, rounds=5)
+        times = race(
+            {"fast": partial(called, fast, inputs), "net": partial(called, net, inputs)}, rounds=5
+        )
     return fast if times["fast"] < times["net"] else copy.deepcopy(net)
 
 
@@ -217,7 +220,7 @@ def fine_tune(
             batches = 0
             for x, y in data:
                 optimizer.zero_grad(set_to_none=True)
-                value = loss(net(*as_inputs(x)), y)
+                value = loss(called(net, as_inputs(x)), y)
                 if not bool(value.isfinite()):
                     raise VardropError(
                         f"Expected a finite loss, but got {value.item()} in batch {batches} of "

@@ -7,7 +7,7 @@ input unit goes) are found, zeroed and cut out in one way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,21 @@ _UNITS: dict[type[nn.Module], UnitKind] = {
     nn.PReLU: UnitKind(("num_parameters",), ("weight",)),
     Scale: UnitKind((), ("factor",)),
 }
-KINDS: dict[type[nn.Module], AffineKind | UnitKind] = {**_AFFINE, **_UNITS}
+# Layers of packages that need not be installed, by their full name.
+_ELSEWHERE = {
+    "transformers.pytorch_utils.Conv1D": AffineKind("nx", "nf", groups=None, transposed=True),
+}
+# Sizes that a module keeps beside its layers, and reads in its forward.
+_DERIVED: dict[str, dict[str, Callable[[Any], int]]] = {
+    "transformers.models.gpt2.modeling_gpt2.GPT2Attention": {
+        "split_size": lambda module: module.c_proj.nx,
+        "num_heads": lambda module: module.c_proj.nx // module.head_dim,
+    },
+    "transformers.models.t5.modeling_t5.T5Attention": {
+        "inner_dim": lambda module: module.o.in_features,
+        "n_heads": lambda module: module.o.in_features // module.key_value_proj_dim,
+    },
+}
 
 
 def _replace(module: nn.Module, name: str, value: Tensor) -> None:
@@ -292,14 +306,34 @@ def _by_block(keep: Sequence[int], count: int, groups: int) -> list[list[int]]:
     return found
 
 
+def _full_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def kind_of(module: nn.Module) -> AffineKind | UnitKind | None:
+    """The kind of a module by its exact type; None where the table has none."""
+    return _affine_kind(module) or _UNITS.get(type(module))
+
+
+def _affine_kind(module: nn.Module) -> AffineKind | None:
+    return _AFFINE.get(type(module)) or _ELSEWHERE.get(_full_name(module))
+
+
 def is_known(module: nn.Module) -> bool:
     """Whether a module is of a kind that the table has, by its exact type."""
-    return type(module) in KINDS
+    return kind_of(module) is not None
+
+
+def settle_sizes(net: nn.Module) -> None:
+    """Set the sizes that modules keep beside their layers to those of the layers."""
+    for module in net.modules():
+        for name, size in _DERIVED.get(_full_name(module), {}).items():
+            setattr(module, name, size(module))
 
 
 def affine(module: nn.Module) -> Affine | None:
     """The view of an affine layer; None for others, subclasses with their own behaviour too."""
-    kind = _AFFINE.get(type(module))
+    kind = _affine_kind(module)
     return None if kind is None else Affine(module, kind)
 
 

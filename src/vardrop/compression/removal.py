@@ -19,6 +19,7 @@ from vardrop.compression.kinds import (
     affine_layers,
     inside,
     is_known,
+    settle_sizes,
     unit_modules,
 )
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
@@ -265,7 +266,8 @@ def _effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
         view.axis % seen.dim(), index, seen.index_select(view.axis, index)
     )
     twin = copy.copy(view.layer)
-    twin._parameters = {"weight": view.layer.weight, "bias": None}
+    zero = None if view.bias is None else torch.zeros_like(view.bias)
+    twin._parameters = {"weight": view.layer.weight, "bias": zero}
     twin._forward_hooks, twin._forward_pre_hooks = {}, {}
     y = twin(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
@@ -339,6 +341,7 @@ def cut_out(net: nn.Module, gone: list[Unit], deviations: dict[str, Tensor]) -> 
             if weight in kept:
                 kept[weight] = module.cut(kept[weight], units)
             module.resize(units)
+    settle_sizes(net)
     return kept
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop.calls import tensors_in, untouched
+from vardrop.calls import call, one_tensor, plain_batch, tensors_in, untouched
 from vardrop.checks import check_net, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.heads import Head
@@ -38,8 +38,14 @@ class Removable(Protocol):
 
 
 def as_inputs(example_input: Any) -> Inputs:
-    """The positional arguments of a net, from one tensor or a tuple of them."""
-    return example_input if isinstance(example_input, tuple) else (example_input,)
+    """The arguments of a net: those of a tuple, or one, which may be a dictionary of named ones."""
+    return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
+
+
+def called(net: Any, inputs: Inputs) -> Any:
+    """What a net returns for its arguments."""
+    named = len(inputs) == 1 and isinstance(inputs[0], dict)
+    return call(net, inputs[0] if named else inputs)
 
 
 def first_rows(inputs: Inputs) -> Inputs:
@@ -63,18 +69,23 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
     tensors = tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
-            "Expected `example_input` to be a tensor or a tuple of arguments with at least one "
-            f"row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
+            "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
+            f"at least one row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
         )
     for tensor in tensors:
         if is_float(tensor) and not bool(tensor.isfinite().all()):
             raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
     try:
-        run(net, inputs)
+        found = run(net, inputs)
     except Exception as failure:
         raise VardropError(
             f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
         ) from failure
+    if not found:
+        raise VardropError(
+            "Expected `net` to return tensors, in tuples, lists or dictionaries, but got none to "
+            "compare. Wrap it in a module that returns the tensors."
+        )
 
 
 @contextmanager
@@ -90,7 +101,7 @@ def hooks(*handles: Removable) -> Iterator[None]:
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(net(*untouched(inputs)))
+        return tensors_in(called(net, untouched(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -119,7 +130,7 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     check_net(net)
     found = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [net(*untouched(as_inputs(x))) for x, _ in found]
+        predicted = [one_tensor(called(net, untouched(as_inputs(x)))) for x, _ in found]
     return torch.cat(predicted), torch.cat([y for _, y in found])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from vardrop.compression.removal import Removal, cut_out, data_flow, fixed_layer
 from vardrop.compression.running import (
     Inputs,
     Probes,
+    Removable,
     as_inputs,
     check_runs,
     hooks,
@@ -178,7 +180,8 @@ def shrink(
 
     Args:
         net: a noisy net, or a plain one whose zeros are its dead weights.
-        example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
+        example_input: one input of the usual shape: a tensor, a tuple of arguments, or a dictionary
+            of named ones.
         threshold: on each method's relevance (`vardrop.relevance`): one number, one by module name,
             the result of `choose_threshold`; the methods' own rules where None.
         drop_inputs: put a `Select` in front of layers that do not read all of their inputs.
@@ -373,27 +376,45 @@ def _only(found: list[Unit], shape: tuple[tuple[str, ...], ...]) -> list[Unit]:
 
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
-    """The cost of every affine layer at one example."""
-    positions: dict[str, int] = {}
+    """The cost of every affine layer at one example; attention counts as dense layers.
+
+    The products of queries with keys are counted with the keys, those of weights with values with
+    the values.
+    """
+    if any(type(m) is nn.MultiheadAttention for m in net.modules()):
+        net = taken_apart(copy.deepcopy(net), {})
+    layers, attention = affine_layers(net), modules_of(net, SlimAttention)
+    macs: Counter[str] = Counter()
 
     def count(name: str, view: Affine) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Inputs, output: Tensor) -> None:
             # A transposed layer multiplies its kernel once per input position, others per output.
             where, each = (args[0], view.inputs) if view.kind.transposed else (output, view.outputs)
-            positions[name] = positions.get(name, 0) + where.numel() // each
+            macs[name] += view.weight.numel() * (where.numel() // each)
 
         return hook
 
-    layers = affine_layers(net)
+    def count_pairs(name: str) -> Callable[..., None]:
+        def hook(layer: SlimAttention, args: Inputs, kwargs: dict[str, Any], output: Any) -> None:
+            for part in ("k_proj", "v_proj"):
+                macs[inside(name, part)] += layer.pairs(*args, **kwargs) * layer.head_dim
+
+        return hook
+
+    handles: list[Removable] = [
+        v.layer.register_forward_hook(count(n, v)) for n, v in layers.items()
+    ]
+    for name, layer in attention.items():
+        handles.append(layer.register_forward_hook(count_pairs(name), with_kwargs=True))
     batch = next((len(t) for t in tensors_in(inputs) if t.dim()), 1)
-    with hooks(*(v.layer.register_forward_hook(count(n, v)) for n, v in layers.items())):
+    with hooks(*handles):
         run(net, inputs)
     return {
         name: LayerCost(
             int(view.weight.count_nonzero()),
             view.inputs,
             view.outputs,
-            macs=view.weight.numel() * positions.get(name, 0) // max(batch, 1),
+            macs=macs[name] // max(batch, 1),
             bytes=sum(p.numel() * p.element_size() for p in view.layer.parameters()),
         )
         for name, view in layers.items()

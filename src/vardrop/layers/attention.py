@@ -331,6 +331,11 @@ class SlimAttention(_Heads, nn.Module):
         left = sorted({unit // self.head_dim for unit in units})
         self.heads = self.heads[left]
 
+    def pairs(self, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+        """How many pairs of a query and a key these arguments have, over all heads."""
+        axis = 0 if query.dim() == 2 or not self.batch_first else 1
+        return self.num_heads * (query.numel() // query.shape[-1]) * key.shape[axis]
+
     @torch.no_grad()
     def fold_constants(self) -> None:
         """Add the values that are biases alone to the output's bias: attention averages them."""
