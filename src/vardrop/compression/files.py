@@ -45,7 +45,7 @@ from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, ru
 from vardrop.errors import VardropError, needed
 from vardrop.estimators import LocalReparameterization
 from vardrop.files import digest, tensor_bytes, write_atomically
-from vardrop.layers import NOISY_TYPES, SlimAttention, Variational
+from vardrop.layers import NOISY_TYPES, SlimAttention, Variational, resized
 from vardrop.noisy import (
     evaluating,
     leave_fused_path,
@@ -201,7 +201,11 @@ def describe(net: nn.Module) -> dict[str, Any]:
     plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
     attention = list(modules_of(net, SlimAttention))
     unfused = [name for name, m in net.named_modules() if off_fused_path(m)]
-    more = {"attention": attention, "unfused": unfused}
+    recurrent = {
+        name: [m.input_size, m.hidden_size, m.proj_size, int(m.bias)]
+        for name, m in modules_of(net, nn.RNNBase).items()
+    }
+    more = {"attention": attention, "unfused": unfused, "recurrent": recurrent}
     return plan | {key: names for key, names in more.items() if names}
 
 
@@ -232,6 +236,8 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         net = replaced(net, name, nn.Identity())
     for name, sizes in plan["sizes"].items():
         _resize(name, _find(net, name), list(sizes))
+    for name, sizes in plan.get("recurrent", {}).items():
+        net = replaced(net, name, _resized(name, _find(net, name), sizes))
     for layer in modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     settle_sizes(net)
@@ -239,6 +245,26 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for name in plan.get("unfused", []):
         leave_fused_path(_find(net, name))
     return net
+
+
+def _resized(name: str, module: nn.Module, sizes: list[Any]) -> nn.Module:
+    """A recurrent layer with these sizes, none larger than before."""
+    if type(module) not in (nn.RNN, nn.LSTM, nn.GRU):
+        raise VardropError(
+            f"Expected '{name}' of `into` to be a recurrent layer of torch, but got "
+            f"{type(module).__name__}. Give a net of the class that was saved."
+        )
+    like: Any = module
+    inputs, units, projected, bias = sizes
+    layer = resized(
+        like,
+        input_size=_count(name, inputs, like.input_size),
+        hidden_size=_count(name, units, like.hidden_size),
+        proj_size=_count(name, projected, like.proj_size) if like.proj_size else 0,
+        bias=bool(bias),
+    )
+    weight = next(module.parameters())
+    return layer.to_empty(device=weight.device).to(weight.dtype).eval()
 
 
 def _slim(name: str, module: nn.Module) -> SlimAttention:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
+from vardrop.layers import Recurring
 
 
 class Select(nn.Module):
@@ -104,6 +105,7 @@ class UnitKind:
 _NORM = UnitKind(("num_features",), ("weight", "bias", "running_mean", "running_var"))
 _AFFINE: dict[type[nn.Module], AffineKind] = {
     nn.Linear: AffineKind("in_features", "out_features", groups=None),
+    Recurring: AffineKind("in_features", "out_features", groups=None),
     nn.Conv1d: AffineKind(),
     nn.Conv2d: AffineKind(),
     nn.Conv3d: AffineKind(),

@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatch
-from typing import SupportsFloat, cast
+from typing import Any, SupportsFloat, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from vardrop.compression.kinds import Scale, inside, is_known, replaced
 from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
-from vardrop.layers import SlimAttention, Variational, per_unit, plain_types
+from vardrop.layers import SlimAttention, Unrolled, Variational, per_unit, plain_types
 from vardrop.noisy import (
     NoisyTensor,
     Relevance,
@@ -123,8 +123,21 @@ def gated_ties(net: nn.Module) -> list[str]:
     ]
 
 
+_APART: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
+    nn.MultiheadAttention: SlimAttention,
+    nn.RNN: Unrolled,
+    nn.LSTM: Unrolled,
+    nn.GRU: Unrolled,
+}
+
+
+def is_whole(module: nn.Module) -> bool:
+    """Whether a module is one that can be taken apart into dense layers."""
+    return type(module) in _APART
+
+
 def taken_apart(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
-    """A net with its attention layers as dense layers, and the deviations by their names.
+    """A net with its attention and recurrent layers as dense layers, and deviations by their names.
 
     In place; layers that share their weights, and those with keys of their own (`add_bias_kv`),
     stay as they are.
@@ -133,10 +146,11 @@ def taken_apart(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
     owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
     names = Counter(id(m) for _, m in named)
     for name, module in named:
+        make = _APART.get(type(module))
         shared = names[id(module)] > 1 or any(owners[id(p)] > 1 for p in module.parameters())
-        if type(module) is not nn.MultiheadAttention or module.bias_k is not None or shared:
+        if make is None or shared or getattr(module, "bias_k", None) is not None:
             continue
-        layer = SlimAttention(module)
+        layer = make(module)
         for own, (whole, part, parts) in layer.origins().items():
             if (deviation := deviations.get(inside(name, whole))) is not None:
                 deviations[inside(name, own)] = deviation.chunk(parts)[part]
@@ -149,8 +163,9 @@ def taken_apart(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
 
 
 def put_together(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
-    """The net with torch's attention wherever no head is missing, in place."""
-    for name, layer in modules_of(net, SlimAttention).items():
+    """The net with torch's recurrent layers, and its attention where no head is missing."""
+    apart: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
+    for name, layer in apart.items():
         if (whole := layer.together()) is None:
             continue
         parts: dict[str, list[Tensor]] = {}

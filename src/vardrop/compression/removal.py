@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -24,7 +25,8 @@ from vardrop.compression.kinds import (
 )
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
 from vardrop.compression.tracing import TO_THE_OUTPUT, Place, PlainAttention, Unit, unmarked
-from vardrop.layers import SlimAttention
+from vardrop.errors import VardropError
+from vardrop.layers import Recurring, SlimAttention, Unrolled
 from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
@@ -109,9 +111,23 @@ def _stop_at_zero(layer: Any, args: Inputs, output: Tensor) -> Tensor:
     return output.index_fill(layer.axis, closed, 0.0)
 
 
-_FLOW: dict[type[nn.Module], Callable[..., Tensor]] = {
+def _mark_moving(layer: Any, args: Inputs, output: Any) -> Any:
+    """A state that changes from step to step is no constant: other sequences are longer."""
+    y, state = output
+    values = y.data if isinstance(y, PackedSequence) else y
+    if layer.steps(y) < 2:
+        raise VardropError("a recurrent layer sees one step: give an example with two or more")
+    rows = values.flatten(0, -2)
+    values.masked_fill_(rows.amin(0) != rows.amax(0), torch.nan)
+    for tensor in tensors_in(state):
+        tensor.masked_fill_(tensor != 0, torch.nan)
+    return output
+
+
+_FLOW: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Embedding: _mark_embedding,
     Scale: _stop_at_zero,
+    Unrolled: _mark_moving,
 }
 
 
@@ -149,7 +165,7 @@ def fixed_layers(net: nn.Module, inputs: Inputs) -> dict[str, str]:
     owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
     found = {}
     for name, module in net.named_modules():
-        if name in layers and calls[name] != 1:
+        if name in layers and calls[name] != 1 and type(module) is not Recurring:
             found[name] = f"'{name}' runs {calls[name]} times"
         elif is_known(module) and any(owners[id(p)] > 1 for p in module.parameters()):
             found[name] = f"'{name}' shares its weights"
@@ -180,6 +196,7 @@ class Removal:
         """Rounds, because a unit without readers leaves the units before it without readers."""
         while True:
             self._look(flow)
+            self._look_at_states(waiting)
             self.stays.clear()
             start = len(self.removed)
             waiting = [unit for unit in waiting if not self._remove(unit)]
@@ -196,7 +213,32 @@ class Removal:
             self._constant[name] = (~torch.stack(marked).any(0) if marked else never).tolist()
             self._unread[name] = view.unread()
             if seen:
-                self._flow[name] = seen[0]
+                alike = len({s.shape for s in seen}) == 1
+                self._flow[name] = torch.stack(seen) if alike and len(seen) > 1 else seen[0]
+
+    def _look_at_states(self, waiting: list[Unit]) -> None:
+        """Units of a state that only such units read, themselves among them, are unread."""
+        recurring = [n for n, view in self.layers.items() if type(view.layer) is Recurring]
+        for name in recurring:
+            weight = self.layers[name].weight.ne(0)
+            dead = [u for u in waiting if u.reason is None and self._only_state_reads(u, name)]
+            while dead:
+                own = [i for u in dead for n, i in u.emitters if n == name]
+                others = weight.index_fill(0, torch.tensor(own, dtype=torch.long), False).any(0)
+                left = [u for u in dead if not any(others[i] for n, i in u.readers if n == name)]
+                if len(left) == len(dead):
+                    break
+                dead = left
+            for unit in dead:
+                for i in self._readers(unit)[name]:
+                    self._unread[name][i] = True
+
+    def _only_state_reads(self, unit: Unit, name: str) -> bool:
+        """Whether a layer reads a unit of the state that it feeds, and no other layer does."""
+        readers = self._readers(unit)
+        fed = any(n == name for n, _ in unit.emitters)
+        own = readers.pop(name, None) is not None
+        return fed and own and all(self._unread[n][i] for n, at in readers.items() for i in at)
 
     def _remove(self, unit: Unit) -> bool:
         """Whether a unit goes; a dead one that has to stay is counted with the reason."""
@@ -209,7 +251,9 @@ class Removal:
             if obstacle is None and not all(self._unread[name][i] for i in indices):
                 effect = _effect(self.layers[name], self._flow[name], indices)
                 if effect is None:
-                    obstacle = f"its constant meets the padding border of '{name}'"
+                    step = type(self.layers[name].layer) is Recurring
+                    how = "changes from step to step in" if step else "meets the padding border of"
+                    obstacle = f"its constant {how} '{name}'"
                 else:
                     folds.append((self.layers[name], effect))
         if obstacle is None:
@@ -282,9 +326,26 @@ def rebalanced(net: nn.Module, removed: list[Unit]) -> list[Unit]:
     All of them are zero by now, so this changes shapes and nothing else.
     """
     layers, gone = affine_layers(net), list(removed)
-    while (back := _missing(layers, gone)) is not None:
+    alike = [
+        [inside(name, part) for part in parts]
+        for name, layer in modules_of(net, Unrolled).items()
+        for parts in layer.alike()
+    ]
+    while (back := _missing(layers, gone) or _uneven(layers, alike, gone)) is not None:
         gone.remove(back)
     return gone
+
+
+def _uneven(layers: dict[str, Affine], alike: list[list[str]], gone: list[Unit]) -> Unit | None:
+    """A unit of a layer that keeps fewer outputs than another with which it has one size."""
+    emitted = {place: unit for unit in gone for place in unit.emitters}
+    for names in alike:
+        lost = {n: [i for i in range(layers[n].outputs) if (n, i) in emitted] for n in names}
+        least = min((len(units) for units in lost.values()), default=0)
+        for name, units in lost.items():
+            if len(units) > least:
+                return emitted[name, units[0]]
+    return None
 
 
 def _missing(layers: dict[str, Affine], gone: list[Unit]) -> Unit | None:

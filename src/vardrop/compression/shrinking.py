@@ -18,6 +18,7 @@ from vardrop.compression.kinds import Affine, Select, affine_layers, inside, rep
 from vardrop.compression.masks import (
     Thresholds,
     gated_ties,
+    is_whole,
     masked,
     put_together,
     rules,
@@ -241,7 +242,7 @@ def planned(
 
 
 def _apart(plain: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
-    """A copy of a plain net with its attention layers as dense layers."""
+    """A copy of a plain net with its attention and recurrent layers as dense layers."""
     net = taken_apart(copy.deepcopy(plain), deviations)
     for layer in modules_of(net, SlimAttention).values():
         layer.fold_constants()
@@ -376,12 +377,12 @@ def _only(found: list[Unit], shape: tuple[tuple[str, ...], ...]) -> list[Unit]:
 
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
-    """The cost of every affine layer at one example; attention counts as dense layers.
+    """The cost of every affine layer at one example; others are taken apart into such.
 
     The products of queries with keys are counted with the keys, those of weights with values with
     the values.
     """
-    if any(type(m) is nn.MultiheadAttention for m in net.modules()):
+    if any(map(is_whole, net.modules())):
         net = taken_apart(copy.deepcopy(net), {})
     layers, attention = affine_layers(net), modules_of(net, SlimAttention)
     macs: Counter[str] = Counter()

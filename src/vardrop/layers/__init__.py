@@ -33,7 +33,10 @@ from vardrop.layers.recurrent import (
     RNN as RNN,
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
+    Recurring as Recurring,
     RNNCell as RNNCell,
+    Unrolled as Unrolled,
+    resized as resized,
 )
 
 # The torch layer, by exact type, and the noisy layer that takes its place.

@@ -15,7 +15,7 @@ from vardrop.estimators import Affine, Estimator, local_reparameterization
 from vardrop.functional import Dense
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
-from vardrop.layers.dense import Linear
+from vardrop.layers.dense import Linear, dense
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 
@@ -418,15 +418,6 @@ class SlimAttention(_Heads, nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, head_dim={self.head_dim}, embed_dim={self.embed_dim}"
-
-
-def dense(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A dense layer with copies of these tensors."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
-    return layer
 
 
 def joined(tensors: Sequence[Tensor]) -> nn.Parameter:

@@ -137,3 +137,12 @@ class Embedding(Variational, nn.Embedding):
             return y
         mean = functional.embedding(input, self.weight, self.padding_idx)
         return torch.where((input == self.padding_idx).unsqueeze(-1), mean, y)
+
+
+def dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
+    """A plain dense layer with copies of these tensors."""
+    layer = kind(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return layer
