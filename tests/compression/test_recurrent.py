@@ -206,6 +206,34 @@ def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
     assert rounded.layer.hidden_size == 7
 
 
+def test_words_without_a_vector_share_one_entry(tmp_path):
+    torch.manual_seed(0)
+    net, x = vd.convert(Reader(), vd.sparse_vd()), example()
+    with torch.no_grad():
+        net.words.log_sigma2[5:] = 10.0
+    plan = vd.plan_shrink(net, x, drop_inputs=True)
+    small = plan.apply(net)
+    assert (small.words[1].num_embeddings, small.words[0].index.tolist()[3:7]) == (6, [3, 4, 5, 5])
+    assert "'words' keeps 5 of 20 entries, and a zero." in plan.notes
+    every = torch.arange(20).view(4, 5)
+    whole = vd.shrink(net, x)
+    assert whole.words.num_embeddings == 20
+    torch.testing.assert_close(small(every), whole(every))
+    for wrong in (-1, 20):
+        with pytest.raises(IndexError):
+            small(torch.full((1, 2), wrong))
+    vd.save(small, tmp_path / "small.safetensors")
+    again = vd.load(tmp_path / "small.safetensors", into=Reader())
+    assert torch.equal(again(every), small(every))
+    vd.pack(small, tmp_path / "small.vdp", plan=plan)
+    rounded = vd.unpack(tmp_path / "small.vdp", into=Reader())
+    assert torch.equal(rounded.words[0].index, small.words[0].index)
+    other = Reader()
+    other.words = nn.Linear(20, 6)
+    with pytest.raises(vd.VardropError, match="'words' of `into` to be an nn.Embedding"):
+        vd.load(tmp_path / "small.safetensors", into=other)
+
+
 def test_gates_on_inputs_and_state_take_units_out():
     torch.manual_seed(0)
     net, x = vd.convert(Reader(), vd.l0(), exclude="words"), example()

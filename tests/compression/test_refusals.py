@@ -55,8 +55,8 @@ class Broken(nn.Module):
 
 SHRINK = [
     (None, X, {}, "Expected `net` to be a torch.nn.Module, but got None"),
-    (noisy, None, {}, "Expected `example_input` to be a tensor, or a tuple or dictionary .* but got None"),
-    (noisy, "x", {}, "Expected `example_input` to be a tensor, or a tuple or dictionary .* but got 'x'"),
+    (noisy, None, {}, "Expected `example_input` to be a tensor, .* but got None"),
+    (noisy, "x", {}, "Expected `example_input` to be a tensor, .* but got 'x'"),
     (noisy, X[:0], {}, r"with at least one row, but got a tensor of shape \(0, 4\)"),
     (noisy, X * NAN, {}, "Expected `example_input` to be finite"),
     (noisy, torch.zeros(1, 9), {}, "Expected `net` to take `example_input`, but got RuntimeError"),

@@ -25,6 +25,7 @@ from vardrop.compression.finishing import (
     sparsify as sparsify,
 )
 from vardrop.compression.kinds import (
+    Lookup as Lookup,
     Scale as Scale,
     Select as Select,
 )

@@ -31,11 +31,13 @@ from vardrop.calls import arguments
 from vardrop.checks import check_integer, check_net, check_type
 from vardrop.compression.finishing import SparseLinear
 from vardrop.compression.kinds import (
+    Lookup,
     Scale,
     Select,
     affine,
     affine_layers,
     kind_of,
+    looked_up,
     replaced,
     selected,
     settle_sizes,
@@ -205,7 +207,8 @@ def describe(net: nn.Module) -> dict[str, Any]:
         name: [m.input_size, m.hidden_size, m.proj_size, int(m.bias)]
         for name, m in modules_of(net, nn.RNNBase).items()
     }
-    more = {"attention": attention, "unfused": unfused, "recurrent": recurrent}
+    lookup = {n: len(f.index) for n, m in net.named_modules() if (f := looked_up(m)) is not None}
+    more = {"lookup": lookup, "attention": attention, "unfused": unfused, "recurrent": recurrent}
     return plan | {key: names for key, names in more.items() if names}
 
 
@@ -217,6 +220,8 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     net = copy.deepcopy(into).eval()
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
+    for name, count in plan.get("lookup", {}).items():
+        net = replaced(net, name, _with_lookup(name, _find(net, name), count))
     for name in plan.get("attention", []):
         net = replaced(net, name, _slim(name, _find(net, name)))
     for name, (count, axis) in plan["select"].items():
@@ -265,6 +270,22 @@ def _resized(name: str, module: nn.Module, sizes: list[Any]) -> nn.Module:
     )
     weight = next(module.parameters())
     return layer.to_empty(device=weight.device).to(weight.dtype).eval()
+
+
+def _with_lookup(name: str, module: nn.Module, count: Any) -> nn.Module:
+    """An embedding behind a `Lookup` of so many entries."""
+    there, inner = looked_up(module), module
+    if there is not None:
+        inner = module.get_submodule("1")
+    if not isinstance(inner, nn.Embedding):
+        raise VardropError(
+            f"Expected '{name}' of `into` to be an nn.Embedding, but got {type(inner).__name__}. "
+            "Give a net of the class that was saved."
+        )
+    most = inner.num_embeddings if there is None else len(there.index)
+    inner.padding_idx = None
+    index = torch.zeros(_count(name, count, most), dtype=torch.long)
+    return nn.Sequential(Lookup(index), inner).eval()
 
 
 def _slim(name: str, module: nn.Module) -> SlimAttention:

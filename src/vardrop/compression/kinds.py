@@ -45,6 +45,31 @@ class Select(nn.Module):
         return f"units={len(self.index)}, axis={self.axis}"
 
 
+class Lookup(nn.Module):
+    """Number the entries of a vocabulary anew: the ones that are left, and one for all others.
+
+    Args:
+        index: the new number of every entry, (entries,) integers.
+
+    >>> import torch
+    >>> Lookup(torch.tensor([1, 0, 1]))(torch.tensor([[2, 1]]))
+    tensor([[1, 0]])
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The new numbers."""
+        return self.index.index_select(0, input.flatten()).view(input.shape)
+
+    def extra_repr(self) -> str:
+        return f"entries={len(self.index)}"
+
+
 class Scale(nn.Module):
     """Multiply every unit along one axis by a constant: what is left of a gate on its own.
 
@@ -359,6 +384,13 @@ def selected(module: nn.Module) -> tuple[Select, nn.Module] | None:
     """A `Select` and the layer that it feeds, where a module is made of the two."""
     if type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is Select:
         return module[0], module[1]
+    return None
+
+
+def looked_up(module: nn.Module) -> Lookup | None:
+    """The `Lookup` before an embedding, where a module is made of the two."""
+    if type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is Lookup:
+        return module[0]
     return None
 
 

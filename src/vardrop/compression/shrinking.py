@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from vardrop.calls import tensors_in, untouched
 from vardrop.checks import check_net, check_type
-from vardrop.compression.kinds import Affine, Select, affine_layers, inside, replaced
+from vardrop.compression.kinds import (
+    Affine,
+    Lookup,
+    Select,
+    affine,
+    affine_layers,
+    inside,
+    replaced,
+)
 from vardrop.compression.masks import (
     Thresholds,
     gated_ties,
@@ -73,7 +81,8 @@ class ShrinkPlan:
         deviations: posterior deviations of the weights that are left, by name, for `pack`.
         thresholds: on each module's relevance, by name.
         units: what goes, and what is zero but stays to keep shapes whole.
-        selects: the inputs that a layer still reads, by its name, where it drops some.
+        selects: the inputs (the entries of an embedding) that a layer still reads, by its name,
+            where it drops some.
         example: the example input.
     """
 
@@ -103,7 +112,7 @@ class ShrinkPlan:
             flow = data_flow(apart, self.example) if self.units else {}
             trial = _Trial(apart, self.example, list(self.units), flow, {}, False)
             for name, keep in self.selects.items():
-                layer = _selecting(affine_layers(trial.net)[name], keep)
+                layer = _selecting(trial.net.get_submodule(name), keep)
                 trial.net = replaced(trial.net, name, layer)
             same = trial.equals(Probes(plain, self.example))
             if len(trial.zeroed) != len(self.units) or not same:
@@ -185,7 +194,8 @@ def shrink(
             of named ones.
         threshold: on each method's relevance (`vardrop.relevance`): one number, one by module name,
             the result of `choose_threshold`; the methods' own rules where None.
-        drop_inputs: put a `Select` in front of layers that do not read all of their inputs.
+        drop_inputs: put a `Select` in front of layers that do not read all of their inputs, and a
+            `Lookup` in front of embeddings, whose entries that are zero then share one.
 
     Returns:
         The small net, in evaluation mode.
@@ -316,29 +326,54 @@ class _Trial:
         attention = modules_of(self.net, SlimAttention).items()
         whole = {inside(name, part) for name, m in attention for part, _ in m.named_children()}
         for name, view in affine_layers(self.net).items():
-            unread, weight = view.unread(), inside(name, "weight")
-            if view.groups > 1 or not any(unread) or name in whole:
-                continue
-            keep = tuple(i for i, u in enumerate(unread) if not u) or (0,)
-            net = replaced(self.net, name, _selecting(view, keep))
-            try:
-                run(net, inputs)
-            except Exception as failure:  # other code reads what the layer has
-                self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
-                self.net = replaced(net, name, view.layer)
-                continue
-            self.net, self.selects[name] = net, keep
-            if weight in self.deviations:
-                left = view.cut(self.deviations.pop(weight), keep, range(view.outputs))
-                self.deviations[inside(name, "1.weight")] = left
+            unread = view.unread()
+            if view.groups == 1 and any(unread) and name not in whole:
+                keep = tuple(i for i, u in enumerate(unread) if not u) or (0,)
+                self._select(name, view.layer, keep, inputs)
+        tied = Counter(id(p) for m in self.net.modules() for p in m.parameters(recurse=False))
+        for name, layer in modules_of(self.net, nn.Embedding).items():
+            keep = tuple(layer.weight.detach().any(1).nonzero().flatten().tolist())
+            own = type(layer) is nn.Embedding and tied[id(layer.weight)] == 1
+            if own and layer.max_norm is None and len(keep) < layer.num_embeddings - 1:
+                self._select(name, layer, keep, inputs)
+                text = f"'{name}' keeps {len(keep)} of {layer.num_embeddings} entries, and a zero."
+                self.notes += [text] if name in self.selects else []
+
+    def _select(self, name: str, layer: Any, keep: tuple[int, ...], inputs: Inputs) -> None:
+        """Put a layer that reads these inputs only in the place of another, if that runs."""
+        net = replaced(self.net, name, _selecting(layer, keep))
+        try:
+            run(net, inputs)
+        except Exception as failure:  # other code reads what the layer has
+            self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
+            self.net = replaced(net, name, layer)
+            return
+        self.net, self.selects[name] = net, keep
+        if (deviation := self.deviations.pop(inside(name, "weight"), None)) is not None:
+            self.deviations[inside(name, "1.weight")] = _kept_inputs(layer, deviation, keep)
 
 
-def _selecting(view: Affine, keep: tuple[int, ...]) -> nn.Module:
-    """A copy of a layer that reads some of its inputs only, after a `Select`."""
-    layer = copy.deepcopy(view.layer)
-    Affine(layer, view.kind).resize(keep, range(view.outputs))
-    index = torch.tensor(keep, device=view.weight.device)
-    return nn.Sequential(Select(index, view.axis), layer).eval()
+def _selecting(layer: Any, keep: tuple[int, ...]) -> nn.Module:
+    """A copy of a layer that reads some of its inputs only, after a `Select` or a `Lookup`."""
+    layer = copy.deepcopy(layer)
+    index = torch.tensor(keep, device=layer.weight.device, dtype=torch.long)
+    if (view := affine(layer)) is not None:
+        view.resize(keep, range(view.outputs))
+        return nn.Sequential(Select(index, view.axis), layer).eval()
+    numbers = torch.full((layer.num_embeddings,), len(keep), device=index.device)
+    numbers[index] = torch.arange(len(keep), device=index.device)
+    rows = _kept_inputs(layer, layer.weight.detach(), keep)
+    layer.weight = nn.Parameter(rows, layer.weight.requires_grad)
+    layer.num_embeddings, layer.padding_idx = len(rows), None
+    return nn.Sequential(Lookup(numbers), layer).eval()
+
+
+def _kept_inputs(layer: Any, tensor: Tensor, keep: tuple[int, ...]) -> Tensor:
+    """The part of a tensor like a weight for these inputs; an embedding keeps one of the others."""
+    if (view := affine(layer)) is not None:
+        return view.cut(tensor, keep, range(view.outputs))
+    other = next(i for i in range(len(tensor)) if i not in set(keep))
+    return tensor[[*keep, other]]
 
 
 def _followed(
