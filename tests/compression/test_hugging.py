@@ -8,6 +8,7 @@ import torch
 import vardrop as vd
 
 transformers = pytest.importorskip("transformers")
+fit_config = pytest.importorskip("vardrop.integrations.huggingface").fit_config
 
 WIDTH, HEADS, SIZE, FORWARD = 32, 4, 8, 48  # of a model, its heads, one head and the units after
 
@@ -137,6 +138,35 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
     with torch.no_grad():
         before, after = net(*arguments), again(*arguments)
     torch.testing.assert_close(after.logits, before.logits)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_even_models_are_read_by_their_own_class(model, tmp_path):
+    torch.manual_seed(0)
+    build, example = MODELS[model]
+    net, inputs = build().eval(), example()
+    kill(net, heads=(0, 1) if model in ("llama", "vit", "t5") else ())
+    small = fit_config(vd.shrink(net, inputs))
+    small.save_pretrained(tmp_path)
+    again = type(net).from_pretrained(tmp_path).eval()
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    with torch.no_grad():
+        torch.testing.assert_close(again(*arguments).logits, net(*arguments).logits)
+    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("heads", [(0,), ()])
+def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
+    torch.manual_seed(0)
+    net = bert().eval()
+    kill(net, heads)
+    if not heads:  # uneven layers instead
+        with torch.no_grad():
+            net.bert.encoder.layer[1].output.dense.weight[:, 1] = 0
+    small = vd.shrink(net, tokens())
+    with pytest.raises(vd.VardropError, match=r"config of a bert model .* Use vardrop.save"):
+        fit_config(small)
+    assert small.config.intermediate_size == FORWARD
 
 
 def test_named_arguments_are_an_example(tmp_path):

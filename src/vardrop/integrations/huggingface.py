@@ -183,3 +183,78 @@ def noise_in(path: str | os.PathLike[str], **options: Any) -> dict[str, Tensor]:
             "saved, or load the plain model with the class's own from_pretrained."
         ) from missing
     return read_tensors(Path(file))[0]
+
+
+# What a config has one number for in all layers: the layers that show it, and which size of theirs.
+_UNITS = {
+    "bert": ("intermediate_size", "intermediate.dense", "out_features"),
+    "distilbert": ("hidden_dim", "ffn.lin1", "out_features"),
+    "gpt2": ("n_inner", "mlp.c_fc", "nf"),
+    "llama": ("intermediate_size", "mlp.gate_proj", "out_features"),
+    "t5": ("d_ff", ".wo", "in_features"),
+    "vit": ("intermediate_size", "mlp.fc1", "out_features"),
+}
+# The same for heads, where the width of one is a number of its own: over which the size counts.
+_HEADS = {
+    "llama": {"num_attention_heads": "self_attn.q_proj", "num_key_value_heads": "self_attn.k_proj"},
+    "t5": {"num_heads": "Attention.q"},
+    "vit": {"num_attention_heads": "attention.q_proj"},
+}
+
+
+def fit_config(model: Any) -> Any:
+    """Let the config of a shrunken model say its sizes, so that `from_pretrained` reads it again.
+
+    A config has one number of feed-forward units, and where the width of a head is its own (Llama,
+    ViT, T5) one of heads, for all layers. Where layers differ, or a config cannot say it, this is
+    an error, and `vardrop.save` the way.
+
+    Args:
+        model: a plain model of transformers, such as the result of `vardrop.shrink`.
+
+    Returns:
+        The model.
+
+    >>> import torch, vardrop as vd
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> size = dict(vocab_size=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    >>> model = GPT2LMHeadModel(GPT2Config(**size))
+    >>> _ = model.transformer.h[0].mlp.c_proj.weight.data[5:].zero_()
+    >>> fit_config(vd.shrink(model, torch.zeros(1, 3, dtype=torch.long))).config.n_inner
+    5
+    """
+    check_type("model", model, PreTrainedModel, "a model of transformers")
+    kind = model.config.model_type
+    sizes = _sizes(model, kind)
+    config = copy.deepcopy(model.config)
+    config.update(sizes)
+    with torch.device("meta"):
+        fresh = type(model)(config).state_dict()
+    for name, tensor in model.state_dict().items():
+        if name not in fresh or fresh[name].shape != tensor.shape:
+            raise VardropError(
+                f"Expected sizes that the config of a {kind} model can express, but got "
+                f"'{name}' of shape {tuple(tensor.shape)}. Use vardrop.save(model, path) and "
+                "vardrop.load(path, into=...)."
+            )
+    model.config.update(sizes)
+    return model
+
+
+def _sizes(model: Any, kind: str) -> dict[str, int]:
+    """What the config should say, by the first layer that shows it."""
+
+    def shown(layers: str, size: str) -> int:
+        found = (m for name, m in model.named_modules() if name.endswith(layers))
+        return getattr(next(found), size)
+
+    config, sizes = model.config, {}
+    if kind in _UNITS:
+        name, layers, size = _UNITS[kind]
+        sizes[name] = shown(layers, size)
+    if kind in _HEADS:
+        whole = config.hidden_size // config.num_attention_heads
+        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or whole
+        sizes |= {n: shown(at, "out_features") // width for n, at in _HEADS[kind].items()}
+        sizes |= {} if kind == "t5" else {"head_dim": width}
+    return sizes
