@@ -92,8 +92,8 @@ def slim(
         train: inputs and targets as two tensors, or batches of them, read once per epoch.
         validation: the same, of held-out data, to score on.
         macs, latency, bytes: the fraction to be left, in (0, 1), of the multiplications per example
-            (of dense and convolutional layers), of the measured time in torch for a batch of at
-            most 64 rows of `validation`, or of the bytes of all tensors.
+            (of dense, convolutional, recurrent and attention layers), of the measured time in torch
+            for a batch of at most 64 rows of `validation`, or of the bytes of all tensors.
         max_drop: instead, the smallest of a few nets that loses at most this much on validation
             data: of accuracy, so that 0.002 is 0.2 points; by which fraction the RMSE may grow; or
             how much a `loss` of your own may grow. Trains several nets.

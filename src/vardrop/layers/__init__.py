@@ -4,10 +4,7 @@ from torch import nn
 
 from vardrop.checks import shown
 from vardrop.errors import VardropError
-from vardrop.layers.attention import (
-    MultiheadAttention as MultiheadAttention,
-    SlimAttention as SlimAttention,
-)
+from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
 from vardrop.layers.base import (
     Ties as Ties,
     Variational as Variational,
@@ -27,14 +24,17 @@ from vardrop.layers.dense import (
     Embedding as Embedding,
     Linear as Linear,
 )
+from vardrop.layers.headwise import SlimAttention as SlimAttention
 from vardrop.layers.recurrent import (
     GRU as GRU,
     LSTM as LSTM,
     RNN as RNN,
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
-    Recurring as Recurring,
     RNNCell as RNNCell,
+)
+from vardrop.layers.unrolled import (
+    Recurring as Recurring,
     Unrolled as Unrolled,
     resized as resized,
 )
