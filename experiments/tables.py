@@ -67,7 +67,7 @@ def defaults(
 def _source(table: str, task: Task | None, folder: Path) -> dict[str, Any]:
     """The arguments of `fit` that name the data; a packed file is unpacked into the folder."""
     if table in DATASETS:
-        return {"data": table}
+        return {"data": table, "stratify": False}
     root = (data_directory() or Path()) / "uci"
     path, packed = root / f"{table}.csv", root / f"{table}.csv.gz"
     if not path.is_file():
@@ -80,7 +80,8 @@ def _source(table: str, task: Task | None, folder: Path) -> dict[str, Any]:
         path.write_bytes(gzip.decompress(packed.read_bytes()))
     found = read_table(path)
     constant = [str(name) for name in found.columns if found[name].nunique() < 2]
-    return {"data": path, "target": "target", "task": task, "drop": constant}
+    parted = {"stratify": False}  # by chance alone, for all three alike
+    return {"data": path, "target": "target", "task": task, "drop": constant, **parted}
 
 
 def _run(out: Path, arguments: dict[str, Any], watch: Watch | None, part: float) -> Run:

@@ -14,7 +14,11 @@ from vardrop import recipes
 
 __version__ = "0.1.0"
 
-_WITH_EXTRAS = ("vardrop.application", "vardrop.compression")  # loaded when they are asked for
+_WITH_EXTRAS = (
+    "vardrop.application",
+    "vardrop.compression",
+    "vardrop.data",
+)  # loaded when they are asked for
 
 # The public names by the modules that they come from. They are written once, in __init__.pyi, where
 # type checkers read them too; the recipes name theirs.

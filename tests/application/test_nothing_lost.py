@@ -25,7 +25,7 @@ from vardrop.application import (
 )
 from vardrop.application.config import working
 from vardrop.application.run import predicted
-from vardrop.data import catalog
+from vardrop.data import catalog, splits
 from vardrop.files import read_tensors, sealed
 from vardrop.training import NotFiniteError
 from vardrop.training.observers import Observer
@@ -79,13 +79,13 @@ def test_another_seed_would_mix_the_rows_and_is_refused(run):
 
 def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "_VALIDATION", 0.2)
+        patch.setitem(splits._FRACTIONS, "validation", 0.2)
         with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
             resume(run, observer=Observer(), epochs=4)
         with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
             evaluate(load_run(run))
-    shuffled = catalog.shuffled
-    monkeypatch.setattr(catalog, "shuffled", lambda n, s, seed, name: shuffled(n, s, 9, name))
+    parted = catalog.parted
+    monkeypatch.setattr(catalog, "parted", lambda n, seed, *more: parted(n, 9, *more))
     with pytest.raises(vd.VardropError, match="training rows .* but they show something else"):
         resume(run, observer=Observer(), epochs=4)
 

@@ -118,7 +118,7 @@ BROKEN = {
     "identifiers": (houses().assign(k=[f"n{i}" for i in range(60)]), {}, "at most 50 categories in column 'k'.*--drop k"),
     "text to regress": (houses(), {"target": "town", "task": "regression"}, "'town' .* in row"),
     "many classes": (houses(400), {"task": "classification"}, "at most 50 classes in column"),
-    "unknown drop": (houses(), {"drop": ["k"]}, "to have the column 'k' to drop"),
+    "unknown drop": (houses(), {"drop": ["k"]}, "to have the column 'k' for `drop`"),
     "only target": (houses()[["price"]], {}, "columns besides the target"),
     "two rows": (houses(2), {}, "at least 4 rows to split"),
 }  # fmt: skip

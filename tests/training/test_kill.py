@@ -33,7 +33,7 @@ def test_twenty_kills_change_nothing(tmp_path):
         assert all(torch.equal(found[key], expected[key]) for key in expected), name
     histories = [[{**r, "seconds": 0} for r in read_history(d)] for d in (whole, broken)]
     assert histories[0] == histories[1]
-    assert len(histories[0]) == 9
+    assert len(histories[0]) == 11
     results = [json.loads((d / "results.json").read_text()) for d in (whole, broken)]
     assert results[0] == results[1]
     assert not (whole / "trials").exists()

@@ -37,7 +37,7 @@ def data(classes, counts=(10, 10, 10)):
     for count in counts:
         x = torch.randn(count, 4, generator=generator)
         y = torch.randint(classes, (count,), generator=generator) if classes else x[:, :1].sin()
-        pairs.append((x, y))
+        pairs.append((x, y, None))
     return pairs
 
 
@@ -79,7 +79,9 @@ def test_each_ends_where_it_would_alone(classes, recipe):
                 order.append([batch[k] - 10 * k for batch in loop._batches()])
                 loop._shuffle = loop._generator.get_state()
             own = torch.optim.Adam(groups(elbo))
-            list(Fixed(order, elbo, own, *rows[k], EPOCHS, BATCH, betas[k], lambda e: 1.0).run())
+            list(
+                Fixed(order, elbo, own, *rows[k][:2], EPOCHS, BATCH, betas[k], lambda e: 1.0).run()
+            )
         list(together.run())
     for elbo, state in zip(elbos, together.states(), strict=True):
         for name, tensor in elbo.state_dict().items():
@@ -107,7 +109,7 @@ def test_sets_of_rows_may_differ_in_size():
 
 def test_a_loss_that_is_not_finite_is_told():
     rows = data(0)
-    rows[1] = (rows[1][0], rows[1][1] * float("nan"))
+    rows[1] = (rows[1][0], rows[1][1] * float("nan"), None)
     with pytest.raises(NotFiniteError, match="in epoch 1, step 1. Lower the learning rate"):
         trained(objectives(vd.sparse_vd(), vd.Gaussian, 1), rows, [lambda e: 1.0] * 3)
 

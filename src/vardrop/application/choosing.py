@@ -24,10 +24,11 @@ Scores = dict[str, float]
 
 
 class Held(NamedTuple):
-    """A prediction of rows that did not train the net, and their targets."""
+    """A prediction of rows that did not train the net, their targets and weights."""
 
     prediction: Prediction
     y: Tensor
+    weight: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +139,6 @@ def weights_to_try(rows: int) -> tuple[float, ...]:
     return (1.0, 0.3, 0.1) if rows < FEW else (1.0, 0.1, 0.01)
 
 
-def together(first: Part, second: Part) -> Part:
-    """The rows of two parts."""
-    return Part(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
-
-
 def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> list[tuple[Part, Part]]:
     """Rows to train on and rows to judge on, every row judged once, classes spread evenly."""
     check_integer("folds", folds, 2)
@@ -154,25 +150,30 @@ def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> list[tuple[Part
         order = order[rows.y[order].argsort(stable=True)]
     fold = torch.empty(count, dtype=torch.long)
     fold[order] = torch.arange(count) % folds
-    return [
-        (Part(*(t[fold != k] for t in rows)), Part(*(t[fold == k] for t in rows)))
-        for k in range(folds)
-    ]
+    return [(rows.take(fold != k), rows.take(fold == k)) for k in range(folds)]
 
 
 def judged(held: Sequence[Held], log_scale: float, unit: float) -> Judgement:
     """What a net is worth on rows that did not train it; `unit` scales targets back."""
-    scaled = [Held(p.rescaled(math.exp(log_scale)), y) for p, y in held]
+    scaled = [(p.rescaled(math.exp(log_scale)), y) for p, y, _ in held]
+    share = _shares([one.weight for one in held])
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
-    if scaled[0].prediction.classifies:
+    if held[0].prediction.classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
-        scores = {"nll": float(rows.mean()), "accuracy": float(right.double().mean())}
+        rows = rows * share
+        scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
         return Judgement(scores, rows, torch.zeros(0))
-    rows = rows + math.log(unit)
-    missed = torch.cat([(y - p.mean).double() for p, y in scaled])
-    rmse = unit * float(missed.square().mean().sqrt())
+    rows = (rows + math.log(unit)) * share
+    missed = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
+    rmse = unit * math.sqrt(float((missed * share).mean()))
     found = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
     return Judgement({"nll": float(rows.mean()), "rmse": rmse}, rows, found)
+
+
+def _shares(weights: Sequence[Tensor]) -> Tensor:
+    """Weights of all rows, one on average."""
+    found = torch.cat(list(weights))
+    return found / found.mean()
 
 
 def without_net(
@@ -181,18 +182,20 @@ def without_net(
     """What the targets of the training rows alone say: their mean and deviation, or frequencies."""
     rows, missed = [], []
     for trained, held in pairs:
+        weight = trained.weights
         if classes:
-            frequencies = (torch.bincount(trained.y, minlength=classes) + 1.0) / (
-                len(trained.y) + classes
-            )
-            rows.append(-frequencies.double().log()[held.y])
-            missed.append((held.y != frequencies.argmax()).double())
+            counts = torch.bincount(trained.y, weight, classes) + 1.0
+            rows.append(-(counts / counts.sum()).log()[held.y])
+            missed.append((held.y != counts.argmax()).double())
         else:
-            mean, std = trained.y.mean(), trained.y.std(correction=0).clamp(min=1e-6)
-            normal = torch.distributions.Normal(mean.double(), std.double())
+            y = trained.y.double().flatten()
+            mean = (weight * y).sum() / weight.sum()
+            spread = (weight * (y - mean).square()).sum() / weight.sum()
+            normal = torch.distributions.Normal(mean, spread.sqrt().clamp(min=1e-6))
             rows.append(math.log(unit) - normal.log_prob(held.y.double()).flatten())
             missed.append((held.y - mean).double().square().flatten())
-    nll, error = torch.cat(rows), float(torch.cat(missed).mean())
+    share = _shares([held.weights for _, held in pairs])
+    nll, error = torch.cat(rows) * share, float((torch.cat(missed) * share).mean())
     scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
     name = "majority" if classes else "mean"
     return name, Judgement({"nll": float(nll.mean()), **scores}, nll, torch.zeros(0))

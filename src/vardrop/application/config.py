@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vardrop.checks import check_choice, check_integer, check_type
-from vardrop.data import About, Dataset, Preprocessing, load_dataset
-from vardrop.data.preprocessing import Task
+from vardrop.data import About, Dataset, Preprocessing, Roles, load_dataset
 from vardrop.errors import VardropError
 from vardrop.files import (
     LOCK,
@@ -56,17 +55,47 @@ ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Which data: the arguments of `load_dataset`, but for the seed."""
+    """Which data: the arguments of `load_dataset`, but for the seed.
+
+    `given` is true where they, or parts of them, were handed over in memory: then they have to be
+    handed over again.
+    """
 
     name: str
-    target: str | None = None
-    task: Task | None = None
-    drop: tuple[str, ...] = ()
+    roles: Roles = dataclasses.field(default_factory=Roles)
     directory: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    given: bool = False
 
     def load(self, seed: int) -> Dataset:
         """The data themselves."""
-        return load_dataset(self.name, self.target, self.task, self.drop, self.directory, seed)
+        if self.given:
+            raise VardropError(
+                f"Expected the data of the run, because they were handed over in memory "
+                f"({self.name}), but got none. Pass `data`, as to `fit`."
+            )
+        return self.read(self.name, self.validation, self.test, seed)
+
+    def read(self, data: Any, validation: Any, test: Any, seed: int) -> Dataset:
+        """Data that were handed over, in the parts and roles of these."""
+        roles = vars(self.roles)
+        return load_dataset(
+            data, directory=self.directory, seed=seed, validation=validation, test=test, **roles
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored: flat."""
+        own = {k: v for k, v in vars(self).items() if k != "roles"}
+        return {**own, **dataclasses.asdict(self.roles)}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Data:
+        """What `to_json` described; version 0.1 did not stratify."""
+        names = {f.name for f in dataclasses.fields(Roles)}
+        roles = {"stratify": False, **{k: v for k, v in stored.items() if k in names}}
+        others = {k: v for k, v in stored.items() if k not in names}
+        return cls(roles=Roles(**{**roles, "drop": tuple(roles["drop"])}), **others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +140,7 @@ class Config:
             "where": self.where,
             "exclude": self.exclude,
             "seed": self.settings.seed,
-            "data": {**dataclasses.asdict(self.data), "task": about.task},
+            "data": {**self.data.to_json(), "task": about.task},
             "kind": about.kind,
             "shape": about.shape,
             "classes": about.classes,
@@ -152,7 +181,7 @@ class Config:
             check_type(name, stored[name], (str, type(None)), "a text, or null")
         check_type("own_net", stored["own_net"], bool, "true or false")
         return cls(
-            Data(**{**data, "drop": tuple(data["drop"])}),
+            Data.from_json(data),
             _about(stored, preprocessing),
             stored["net"],
             stored["own_net"],

@@ -28,9 +28,9 @@ from vardrop.application.named import build_net, usual_method, usual_net
 from vardrop.application.phases import read_phase
 from vardrop.application.run import Run, load_same_data
 from vardrop.application.trials import Order, carried_out
-from vardrop.checks import check_choice, check_type
+from vardrop.checks import check_choice
 from vardrop.conversion import convert
-from vardrop.data import About, Dataset, describe
+from vardrop.data import About, Dataset, Roles, describe
 from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError, needed
 from vardrop.files import remove
@@ -40,10 +40,13 @@ from vardrop.training.observers import Observer, ProgressBar, on_terminal
 from vardrop.training.processes import World, joined, own_generators
 
 Auto = Literal["auto"]
+_ROLES = tuple(
+    f.name for f in dataclasses.fields(Roles) if f.name not in ("target", "task", "drop")
+)
 
 
 def fit(
-    data: str | Path,
+    data: Any,
     net: str | nn.Module = "auto",
     recipe: BaseRecipe | Auto | None = "auto",
     *,
@@ -51,29 +54,34 @@ def fit(
     target: str | None = None,
     task: Task | None = None,
     drop: Sequence[str] = (),
+    validation: Any = None,
+    test: Any = None,
     directory: str | Path | None = None,
     where: str | None = None,
     exclude: str | None = None,
     force: bool = False,
     observer: Observer | None = None,
-    **settings: Any,
+    **more: Any,
 ) -> Run:
     """Train a net on named data or a table, keep everything in a directory, score it on test data.
 
     Args:
-        data: a name such as "digits" or "mnist", or a CSV or Parquet file; see `load_dataset`.
+        data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
+            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
         recipe: the method; None leaves the net as it is, plain or converted by you. By default
             `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for images.
         out: the directory; runs/<data>-<number> by default. One that holds files is an error.
         target, task, drop: of a table; see `load_dataset`.
+        validation, test: data of your own for these parts, of the same kind as `data`.
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
         observer: is told about steps and epochs; a progress bar on a terminal by default.
-        settings: how to train; see `Settings`. What is not given follows from the data, and the
-            KL weight, the scale of the noise and the width of intervals from held-out rows.
+        more: what other columns of a table are for, see `vardrop.data.Roles`; and how to train, see
+            `Settings`. What is not given follows from the data, and the KL weight, the scale of
+            the noise and the width of intervals from held-out rows.
 
     >>> import tempfile, vardrop as vd
     >>> from vardrop.application import fit
@@ -82,17 +90,14 @@ def fit(
     ...     list(run.results["metrics"])[:3]
     ['accuracy', 'balanced_accuracy', 'auroc']
     """
-    wanted = "the name of a data set, or the path of a CSV or Parquet file"
-    check_type("data", data, str | os.PathLike, wanted)
-    data_path = Path(data)
-    name = str(data_path.resolve()) if data_path.is_file() else str(data)
-    source = Data(name, target, task, tuple(drop), None if directory is None else str(directory))
-    path = Path(out) if out is not None else free_directory(name)
-    chosen = Settings.from_json(settings)
+    roles = {name: more.pop(name) for name in _ROLES if name in more}
+    source = _source(data, validation, test, directory, Roles(target, task, tuple(drop), **roles))
+    path = Path(out) if out is not None else free_directory(source.name)
+    chosen = Settings.from_json(more)
     needed("safetensors", "compress")  # told before anything is trained
     device = chosen.torch_device()
     with joined(device) as world:
-        dataset = source.load(chosen.seed)
+        dataset = source.read(data, validation, test, chosen.seed)
         config = _config(source, dataset.about, net, recipe, where, exclude, chosen)
         model = _fresh(config) if isinstance(net, str) else net
         if config.method is not None:  # what cannot be converted is told before anything is written
@@ -110,6 +115,24 @@ def fit(
             if observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
             return _train(config, path, dataset, model, observer, world, resuming=False)
+
+
+def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
+    """Which data, as it is kept: files by their path, what was handed over by what it is."""
+    parts = {"name": data, "validation": validation, "test": test}
+    in_memory = any(d is not None and _path(d) is None for d in parts.values())
+    names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
+    where = None if directory is None else str(directory)
+    return Data(
+        names["name"] or "None", roles, where, names["validation"], names["test"], in_memory
+    )
+
+
+def _path(data: Any) -> str | None:
+    if not isinstance(data, str | os.PathLike):
+        return None
+    path = Path(data)
+    return str(path.resolve()) if path.is_file() else str(data)
 
 
 def _config(
@@ -139,12 +162,27 @@ def _config(
         usual_method(about.kind) if isinstance(recipe, str) else recipe,
         where,
         exclude,
-        given.for_data(rows, about.kind == "image"),
+        _settings(source, given, rows, about.kind == "image"),
     )
 
 
+def _settings(source: Data, given: Settings, rows: int, images: bool) -> Settings:
+    """Parts that were given are no folds: they would mix what was to be kept apart."""
+    roles = source.roles
+    apart = (source.validation, roles.split, roles.group, roles.time)
+    if given.folds is None and any(part is not None for part in apart):
+        given = dataclasses.replace(given, folds=1)
+    return given.for_data(rows, images)
+
+
 def resume(
-    out: str | Path, net: nn.Module | None = None, observer: Observer | None = None, **changes: Any
+    out: str | Path,
+    net: nn.Module | None = None,
+    observer: Observer | None = None,
+    data: Any = None,
+    validation: Any = None,
+    test: Any = None,
+    **changes: Any,
 ) -> Run:
     """Go on with a run from its last checkpoint, as if it had never stopped.
 
@@ -156,13 +194,14 @@ def resume(
         out: the directory of the run.
         net: a fresh net of your own, where `fit` was given one.
         observer: as for `fit`.
+        data, validation, test: again what `fit` was given, where that was no name and no file.
         changes: settings to change from here on, such as a lower `lr`.
     """
     path = Path(out)
     device = _changed(Config.read(path), path, changes).settings.torch_device()
     with joined(device) as world, working(path) if world.first else nullcontext():
         config = _changed(Config.read(path), path, changes)  # by now nobody else can change it
-        dataset = load_same_data(config, path)
+        dataset = load_same_data(config, path, data, validation, test)
         model = _fresh(config, net)
         if changes and world.first:
             config.write(path)

@@ -129,7 +129,7 @@ def _members(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> Members:
     still = not has_noise(elbos[0].net)
     return Members(
         elbos,
-        [(t.train.x.to(device), t.train.y.to(device)) for t in trainings],
+        [(*t.train.to(device), t.train.weight) for t in trainings],
         lambda elbo: _groups(elbo, settings),
         epochs,
         batch_size,
@@ -183,7 +183,8 @@ def _phase(
     plain = name == "pretrain" or not has_noise(net)
     usual, batch_size, _ = _filled(settings)
     seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
-    x, y = (t.to(device) for t in training.train)
+    part = training.train.to(device)
+    (x, y), weight = part, part.weight
     likelihood = likelihood_for(training.config)
     beta = 0.0 if plain else float(training.beta)
     elbo = ELBO(net, likelihood, len(x), beta, settings.samples).to(device)
@@ -202,6 +203,7 @@ def _phase(
         settings.seed,
         step,
         world,
+        weight,
     )
     recorder = _recorder(training, observer, name, plain)
     if resuming:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vardrop.application.config import check_output
 from vardrop.application.run import SAMPLES, Run
+from vardrop.data import read_table
 from vardrop.errors import VardropError, needed
 from vardrop.files import write_atomically
 
@@ -76,7 +77,18 @@ def write_predictions(
     check_output(Path(out), run.directory, source, run.config.data.name)
     x = _images(run, Path(source)) if run.about.kind == "image" else run.inputs(source)
     table = prediction_table(run, run.predict(x, samples))
+    if (column := run.config.data.roles.id) is not None:
+        table.insert(0, column, _names(read_table(source), column, str(source)))
     write_atomically(Path(out), table.to_csv(index=False).encode())
+
+
+def _names(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
+    """The names of the rows, as they stand in the file."""
+    if column not in rows.columns:
+        raise VardropError(
+            f"Expected {source} to have the column '{column}', which names the rows, but got none."
+        )
+    return [_cell(v) if isinstance(v, str) else v for v in rows[column]]
 
 
 def _images(run: Run, path: Path) -> Tensor:

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from vardrop.application.named import build_net
 from vardrop.checks import check_number, check_type
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, read_table
+from vardrop.data.given import frame_of
 from vardrop.errors import VardropError
 from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -30,9 +31,6 @@ from vardrop.training.checkpoint import load_module
 from vardrop.training.processes import own_generators
 from vardrop.training.recording import BEST, read_standing
 from vardrop.training.step import broken_parameter
-
-if TYPE_CHECKING:
-    import pandas
 
 _BATCH = 1000
 SAMPLES = 32
@@ -147,8 +145,8 @@ class Run:
         found: str = self.results.get("held_out", {}).get("advice", "")
         return found
 
-    def inputs(self, x: Tensor | pandas.DataFrame | str | Path) -> Tensor:
-        """Inputs of the net from a tensor, a table, or a file with one."""
+    def inputs(self, x: Any) -> Tensor:
+        """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
         if isinstance(x, Tensor):
             return x
         if self.about.preprocessing is None:
@@ -156,17 +154,17 @@ class Run:
                 "Expected a tensor for a run on images, but got a table. Pass images of shape "
                 f"(N, {', '.join(map(str, self.about.shape))})."
             )
-        table = read_table(x) if isinstance(x, str | Path) else x
-        source = str(x) if isinstance(x, str | Path) else "the table"
-        return self.about.preprocessing.inputs(table, source)
+        if isinstance(x, str | Path):
+            return self.about.preprocessing.inputs(read_table(x), str(x))
+        names = [column.name for column in self.about.preprocessing.columns]
+        return self.about.preprocessing.inputs(frame_of(x, names), "the table")
 
-    def predict(
-        self, x: Tensor | pandas.DataFrame | str | Path, samples: int = SAMPLES
-    ) -> Prediction:
+    def predict(self, x: Any, samples: int = SAMPLES) -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
 
         Args:
-            x: inputs of the net, or a table (or CSV or Parquet file) like that of the training.
+            x: a table like that of the training: a DataFrame, an array with its columns, a CSV or
+                Parquet file; or a tensor with inputs of the net.
             samples: draws of the noise.
         """
         inputs = self.inputs(x)
@@ -243,9 +241,15 @@ def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
     return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, seed=seed)
 
 
-def load_same_data(config: Config, path: Path) -> Dataset:
-    """The data of a run; an error where they are not what it was trained on."""
-    data = config.data.load(config.settings.seed)
+def load_same_data(
+    config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
+) -> Dataset:
+    """The data of a run, or those handed over for it, if they are what it was trained on."""
+    seed = config.settings.seed
+    if handed is None:
+        data = config.data.load(seed)
+    else:
+        data = config.data.read(handed, validation, test, seed)
     if data.checksum != config.about.checksum:
         raise VardropError(
             f"Expected the data {data.name} that {path} was trained on, with "

@@ -23,7 +23,6 @@ from vardrop.application.choosing import (
     Scores,
     fold_pairs,
     judged,
-    together,
     weights_to_try,
     without_net,
 )
@@ -36,7 +35,7 @@ from vardrop.data import Dataset, Part
 from vardrop.files import read_tensors, write_atomically, write_tensors
 from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
-from vardrop.prediction import Prediction, fit_log_scale
+from vardrop.prediction import fit_log_scale
 from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Observer
 from vardrop.training.processes import World, own_generators
@@ -68,7 +67,7 @@ class Order:
     def rows(self) -> Part:
         """The rows that the run's own net is trained on."""
         data = self.data
-        return together(data.train, data.validation) if self.folded else data.train
+        return data.train.join(data.validation) if self.folded else data.train
 
     @property
     def unit(self) -> float:
@@ -224,7 +223,7 @@ def _together(
     found: dict[float | None, list[Held]] = {}
     for (weight, fold), elbo in zip(asked, elbos or [], strict=elbos is not None):
         held = pairs[fold][1]
-        found.setdefault(weight, []).append(Held(_prediction(elbo, held, order), held.y))
+        found.setdefault(weight, []).append(_held(elbo, held, order))
     return found
 
 
@@ -248,15 +247,16 @@ def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int)
     what = "plain net" if beta is None else f"KL weight {beta:g}"
     observer = order.observer.trial(f"{what}, fold {fold + 1}" if order.folded else what)
     elbo = trained(training, copy.deepcopy(order.net), observer, order.world, order.resuming)
-    return Held(_prediction(elbo, held, order), held.y)
+    return _held(elbo, held, order)
 
 
 def _validation(order: Order, part: Part) -> Validate:
     return lambda elbo: validation_scores(elbo, part, order.config)
 
 
-def _prediction(elbo: ELBO, part: Part, order: Order) -> Prediction:
-    return predicted(elbo, part.x, _SAMPLES, order.config.settings.seed)
+def _held(elbo: ELBO, part: Part, order: Order) -> Held:
+    found = predicted(elbo, part.x, _SAMPLES, order.config.settings.seed)
+    return Held(found, part.y, part.weights)
 
 
 def _plain(order: Order, pairs: Pairs) -> dict[str, Judgement]:
@@ -274,7 +274,7 @@ def _plain(order: Order, pairs: Pairs) -> dict[str, Judgement]:
 def _calibrated(choice: Choice, elbo: ELBO, order: Order) -> Choice:
     """The scale and the deviations that the validation rows give the run's own net."""
     part = order.data.validation
-    held = [Held(_prediction(elbo, part, order), part.y)]
+    held = [_held(elbo, part, order)]
     log_scale = fit_log_scale(held)
     scores, rows, deviations = judged(held, log_scale, order.unit)
     return dataclasses.replace(

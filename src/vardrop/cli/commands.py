@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import typer
 
@@ -16,7 +17,6 @@ from vardrop import application
 from vardrop.application import NETS, load_run, method_named
 from vardrop.application.config import free_directory
 from vardrop.cli import options as o, printing
-from vardrop.data.preprocessing import Task
 from vardrop.errors import VardropError
 from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
@@ -69,9 +69,8 @@ def fit(
     method: o.METHOD = None,
     option: o.OPTION = None,
     out: o.OUT = None,
-    target: o.TARGET = None,
-    task: o.TASK = None,
-    drop: o.DROP = None,
+    validation: o.VALIDATION = None,
+    test: o.TEST = None,
     data_dir: o.DATA_DIR = None,
     where: o.WHERE = None,
     exclude: o.EXCLUDE = None,
@@ -79,15 +78,16 @@ def fit(
     force: o.FORCE = False,
     json: o.JSON = False,
     tensorboard: o.TENSORBOARD = False,
-    **settings: Any,
+    **more: Any,
 ) -> None:
     """Train a net on data and keep everything in a directory; go on with it after a stop."""
-    settings = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in more.items() if value is not None}
+    settings = {f.name: given.pop(f.name) for f in fields(Settings) if f.name in given}
     with o.usage():
         Settings.from_json(settings).torch_device()
     if resume:
-        fixed = (data, net, method, option, target, task, drop, data_dir, where, exclude, force)
-        path = _resumed(out, any(fixed))
+        fixed = (data, net, method, option, validation, test, data_dir, where, exclude, force)
+        path = _resumed(out, any(fixed) or bool(given))
         watch = _observer(json, path if tensorboard else None)
         printing.run(application.resume(path, None, watch, **settings), json)
         return
@@ -95,7 +95,7 @@ def fit(
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     with o.usage():
         recipe = _recipe(method, option)
-        o.check_choice("--task", task, ("classification", "regression"))
+        o.check_choice("--task", given.get("task"), ("classification", "regression"))
         o.check_choice("--net", net, tuple(NETS))
     path = out or free_directory(data)
     run = application.fit(
@@ -103,14 +103,14 @@ def fit(
         net or "auto",
         recipe,
         out=path,
-        target=target,
-        task=cast(Task | None, task),
-        drop=drop or (),
+        validation=validation,
+        test=test,
         directory=data_dir,
         where=where,
         exclude=exclude,
         force=force,
         observer=_observer(json, path if tensorboard else None),
+        **given,
         **settings,
     )
     printing.run(run, json)

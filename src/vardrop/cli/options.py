@@ -16,7 +16,7 @@ import typer
 
 from vardrop.application import METHODS, NETS
 from vardrop.application.compressing import MAX_DROPS
-from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION
+from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION, Roles
 from vardrop.errors import VardropError
 from vardrop.training import Settings
 from vardrop.training.settings import FEW
@@ -59,13 +59,10 @@ OPTION = Annotated[
 OUT = Annotated[
     Path | None, typer.Option(help="The directory of the run; runs/<data>-<number> by default.")
 ]
-TARGET = Annotated[str | None, typer.Option(help="The target column of a file.")]
-TASK = Annotated[
-    str | None, typer.Option(help="classification or regression; inferred by default.")
+VALIDATION = Annotated[
+    Path | None, typer.Option(help="A file of your own for validation, like that of DATA.")
 ]
-DROP = Annotated[
-    list[str] | None, typer.Option(help="A column of a file to leave out; may be repeated.")
-]
+TEST = Annotated[Path | None, typer.Option(help="A file of your own for the test, likewise.")]
 DATA_DIR = Annotated[
     Path | None,
     typer.Option(help="Where the image sets lie; VARDROP_DATA by default, else a download."),
@@ -131,11 +128,11 @@ ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the see
 
 
 def with_settings(command: Command) -> Command:
-    """Give a command that takes `**settings` one option per field of `Settings`, None by default.
+    """Give a command that takes `**more` one option per field of `Roles` and `Settings`.
 
-    Names, types and defaults are those of the fields, the help is that of the docstring.
+    Names, types and defaults are those of the fields, the help is that of the docstring; what is
+    not given is None.
     """
-    helps, types = _arguments(Settings), get_type_hints(Settings)
     settings = [
         inspect.Parameter(
             field.name,
@@ -143,7 +140,9 @@ def with_settings(command: Command) -> Command:
             default=None,
             annotation=_option(field, types[field.name], helps[field.name]),
         )
-        for field in dataclasses.fields(Settings)
+        for value in (Roles, Settings)
+        for helps, types in [(_arguments(value), get_type_hints(value))]
+        for field in dataclasses.fields(value)
     ]
     own = inspect.signature(command, eval_str=True)
     others = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -162,7 +161,7 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """The option for a field of this type."""
     if isinstance(kind, UnionType):  # with None, which is an option that is not given
         kind = get_args(kind)[0]
-    usual = "" if field.default is None or field.default is False else field.default
+    usual = "" if field.default in (None, False, ()) else field.default
     shown = f"{usual:g}" if isinstance(usual, float) else "on" if usual is True else str(usual)
     word = field.name.replace("_", "-")
     name = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
@@ -170,6 +169,8 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     if get_origin(kind) is Literal:
         words = _begin_with(get_args(kind))
         return Annotated[str | None, typer.Option(name, help=told, autocompletion=words)]
+    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
+        return Annotated[list[str] | None, typer.Option(name, help=f"{told} May be repeated.")]
     if get_origin(kind) is tuple:
         option = typer.Option(name, help=told, parser=_pair, metavar="<start,end>")
         return Annotated[str | None, option]

@@ -7,6 +7,7 @@ from vardrop.data.catalog import (
     load_dataset as load_dataset,
     load_images as load_images,
     load_out_of_distribution as load_out_of_distribution,
+    register_dataset as register_dataset,
 )
 from vardrop.data.cifar import load_cifar10 as load_cifar10
 from vardrop.data.images import (
@@ -20,6 +21,7 @@ from vardrop.data.splits import (
     About as About,
     Dataset as Dataset,
     Part as Part,
+    Roles as Roles,
 )
 from vardrop.data.tables import (
     describe as describe,

@@ -1,7 +1,8 @@
-"""Data by name: embedded sets, image sets, CSV and Parquet files."""
+"""Data by name and data as people hold them, in three parts: the one way in."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from vardrop.data.cifar import load_cifar10
+from vardrop.data.given import KINDS, Table, Tensors, given
 from vardrop.data.images import Images, ImageSet, idx_set
-from vardrop.data.preprocessing import Preprocessing, Task
-from vardrop.data.splits import Dataset, Part, checksum, shuffled
-from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn, read_table
+from vardrop.data.preprocessing import Preprocessing, Task, label, numbers
+from vardrop.data.splits import Dataset, Part, Roles, checksum, parted, parts_named
+from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn
 from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
@@ -49,68 +51,178 @@ IMAGE_SETS: dict[str, ImageSet] = {
 _TRAINABLE = tuple(name for name, known in IMAGE_SETS.items() if "train" in known.splits)
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
 OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "photos")
-_VALIDATION, _TEST = 0.1, 0.2
+_REGISTERED: dict[str, Callable[[], Any]] = {}
+
+
+def register_dataset(name: str, load: Callable[[], Any]) -> None:
+    """Make data of your own known by a name, to `fit` and to the command line.
+
+    Args:
+        name: how it is asked for; no name that is taken.
+        load: gives the data: a DataFrame, a pair (X, y), or whatever else `load_dataset` takes.
+
+    >>> import vardrop as vd
+    >>> vd.register_dataset("two moons", lambda: ([[0.0, 1.0]] * 10, [0, 1] * 5))
+    >>> vd.load_dataset("two moons").sizes()
+    {'train': 7, 'validation': 1, 'test': 2}
+    """
+    if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or _is_file(name):
+        raise VardropError(f"Expected `name` to be a text that is not taken, but got {name!r}.")
+    if not callable(load):
+        raise VardropError(f"Expected `load` to be a function that gives data, but got {load!r}.")
+    _REGISTERED[name] = load
 
 
 def load_dataset(
-    name: str | Path,
+    data: Any,
     target: str | None = None,
     task: Task | None = None,
     drop: Sequence[str] = (),
     directory: str | Path | None = None,
     seed: int = 0,
+    validation: Any = None,
+    test: Any = None,
+    **roles: Any,
 ) -> Dataset:
     """Load data for training, validation and test.
 
-    A tenth is held out for validation; a fifth for test, where the data have no usual test set.
+    A tenth is held out for validation and a fifth for test, where they are not given and the data
+    have no usual test set; every class in proportion.
 
     Args:
-        name: one of `DATASETS`, such as "digits" or "mnist"; or a CSV or Parquet file.
-        target: the target column of a file; only a file takes one.
+        data: a name of `DATASETS` or of `register_dataset`, such as "digits"; a CSV or Parquet
+            file; a DataFrame with its `target`; a pair (X, y) of arrays, tensors or DataFrames; a
+            torch `Dataset` or `DataLoader`, which is read into memory.
+        target: the target column of a table.
         task: "classification" or "regression"; inferred from the target where None.
-        drop: columns of a file to leave out; only a file takes some.
+        drop: columns of a table to leave out.
         directory: of the image sets; see `data_directory`.
         seed: of the split.
+        validation, test: data of your own for these parts, of the same kind as `data`.
+        roles: what other columns are for; see `Roles`.
 
     >>> load_dataset("digits").sizes()
     {'train': 1258, 'validation': 180, 'test': 359}
     """
-    name = str(name)
+    wanted = _roles(target, task, tuple(drop), roles)
+    own = {"validation": validation, "test": test}
+    name = str(data) if isinstance(data, str | Path) else None
     if name in DATASETS:
-        _check_named(name, target, task, drop)
-    if name == "digits":
-        return _digits(seed)
-    if name in _TABLES:
-        return _embedded(name, seed)
-    if name in _TRAINABLE:
-        return _images(name, directory, seed)
-    if Path(name).suffix.lower() in SUFFIXES:
-        return _file(Path(name), target, task, drop, seed)
-    raise VardropError(
-        f"Expected data to be one of {', '.join(DATASETS)}, or a file that ends in "
-        f"{', '.join(SUFFIXES)}, but got {name!r}."
-    )
+        _check_named(name, wanted, own)
+        return _named(name, directory, seed, wanted.stratify)
+    if name in _REGISTERED:
+        data = _REGISTERED[name]()
+    elif name is not None and not _is_file(name):
+        raise VardropError(
+            f"Expected data to be one of {', '.join((*DATASETS, *_REGISTERED))}, or a file that "
+            f"ends in {', '.join(SUFFIXES)}, but got {name!r}."
+        )
+    return _together({"train": data, **own}, wanted, seed, name)
 
 
-def _check_named(name: str, target: str | None, task: Task | None, drop: Sequence[str]) -> None:
+def _roles(target: str | None, task: Task | None, drop: tuple[str, ...], more: Any) -> Roles:
+    known = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
+    if unknown := sorted(set(more) - known):
+        raise VardropError(f"Expected roles among {', '.join(sorted(known))}, but got {unknown}.")
+    return Roles(target, task, drop, **more)
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def _check_named(name: str, roles: Roles, own: dict[str, Any]) -> None:
     """What a set of a known name decides for itself cannot be asked of it."""
-    own = _TABLES.get(name, "classification")
-    if target is None and not drop and task in (None, own):
-        return
-    given = {"target": target, "task": None if task == own else task, "drop": list(drop) or None}
-    wrong = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
-    raise VardropError(
-        f"Expected no `target`, `drop` or other task for the data {name}, whose target is known "
-        f"and whose task is {own}, but got {wrong}. They are for CSV and Parquet files."
+    task = _TABLES.get(name, "classification")
+    usual = Roles(task=roles.task if roles.task == task else None, stratify=roles.stratify)
+    asked = dataclasses.asdict(roles).items() - dataclasses.asdict(usual).items()
+    asked |= {(k, type(v).__name__) for k, v in own.items() if v is not None}
+    if asked:
+        wrong = ", ".join(f"{k}={v!r}" for k, v in sorted(asked, key=str))
+        raise VardropError(
+            f"Expected no `target`, `drop`, other parts or other task for the data {name}, whose "
+            f"target is known and whose task is {task}, but got {wrong}. They are for tables."
+        )
+
+
+def _named(name: str, directory: str | Path | None, seed: int, stratify: bool) -> Dataset:
+    if name == "digits":
+        found = digits()
+        return _inputs(Tensors(*found, "digits"), None, seed, stratify)
+    if name in _TABLES:
+        return _table(
+            _embedded(name), Roles("target", _TABLES[name], stratify=stratify), seed, None
+        )
+    train, test = (load_images(name, s, directory) for s in ("train", "test"))
+    x, y = (torch.cat(pair) for pair in zip(train, test, strict=True))
+    known = ["train"] * len(train.y) + ["test"] * len(test.y)
+    total = checksum(*train, *test)
+    return _inputs(Tensors(x, y, name), known, seed, stratify, total)
+
+
+def _inputs(
+    found: Tensors, known: list[str] | None, seed: int, stratify: bool, total: str | None = None
+) -> Dataset:
+    x, y, name = found
+    rows = parted(len(x), seed, name, known, y if stratify else None)
+    train, validation, test = (
+        Part(x[rows[part]], y[rows[part]]) for part in ("train", "validation", "test")
     )
+    total = total or found.checksum
+    return Dataset(name, "image", "classification", train, validation, test, _names(y), total)
 
 
-def _digits(seed: int) -> Dataset:
-    x, y = digits()
-    test, validation, train = shuffled(len(x), (_TEST, _VALIDATION), seed, "digits")
-    first, second, last = (Part(x[rows], y[rows]) for rows in (train, validation, test))
-    total = checksum(x, y)
-    return Dataset("digits", "image", "classification", first, second, last, _names(y), total)
+def _together(data: dict[str, Any], roles: Roles, seed: int, name: str | None) -> Dataset:
+    """All rows at once, with the part of those that were given for one."""
+    found = {part: given(d, roles.target) for part, d in data.items() if d is not None}
+    tables = {part: one for part, one in found.items() if isinstance(one, Table)}
+    tensors = {part: one for part, one in found.items() if isinstance(one, Tensors)}
+    if tables and tensors:
+        raise VardropError(f"Expected `validation` and `test` of the kind of `data`: {KINDS}.")
+    total = _total([one.checksum for one in found.values()])
+    if tensors:
+        _check_tensors(roles)
+        first, known = tensors["train"], _known({p: len(one.y) for p, one in tensors.items()})
+        x, y = (
+            torch.cat([o.x for o in tensors.values()]),
+            torch.cat([o.y for o in tensors.values()]),
+        )
+        everything = Tensors(x, y, name or first.name)
+        return _inputs(everything, known, seed, roles.stratify, total)
+    frames, own = {part: one.frame for part, one in tables.items()}, tables["train"]
+    _check_columns(frames, own.name)
+    known = _known({part: len(frame) for part, frame in frames.items()})
+    frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
+    table = Table(frame if known else own.frame, name or own.name, own.target, total)
+    return _table(table, dataclasses.replace(roles, target=own.target), seed, known)
+
+
+def _known(sizes: dict[str, int]) -> list[str] | None:
+    """The part of every row, where some were given."""
+    if len(sizes) == 1:
+        return None
+    return [part for part, size in sizes.items() for _ in range(size)]
+
+
+def _check_tensors(roles: Roles) -> None:
+    others = dataclasses.replace(roles, stratify=True, task=None)
+    if others != Roles() or roles.task == "regression":
+        raise VardropError(f"Expected classes and no columns for tensors, but got {roles}.")
+
+
+def _total(sums: list[str]) -> str:
+    if len(sums) == 1:
+        return sums[0]
+    return f"sha256:{hashlib.sha256(''.join(sums).encode()).hexdigest()}"
+
+
+def _check_columns(frames: dict[str, pandas.DataFrame], name: str) -> None:
+    for part, frame in frames.items():
+        if absent := sorted(set(frames["train"].columns) - set(frame.columns)):
+            raise VardropError(
+                f"Expected the {part} data to have the columns of {name}, but got none named "
+                f"{', '.join(map(repr, absent))}."
+            )
 
 
 def digits() -> Images:
@@ -118,14 +230,6 @@ def digits() -> Images:
     found = needed("sklearn.datasets").load_digits()
     x = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
     return Images(x, torch.tensor(found.target))
-
-
-def _images(name: str, directory: str | Path | None, seed: int) -> Dataset:
-    (x, y), (test_x, test_y) = (load_images(name, s, directory) for s in ("train", "test"))
-    validation, train = shuffled(len(x), (_VALIDATION,), seed, name)
-    parts = Part(x[train], y[train]), Part(x[validation], y[validation]), Part(test_x, test_y)
-    total = checksum(x, y, test_x, test_y)
-    return Dataset(name, "image", "classification", *parts, _names(y), total)
 
 
 def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
@@ -146,7 +250,7 @@ def _names(y: Tensor) -> tuple[str, ...]:
     return tuple(map(str, range(int(y.max()) + 1)))
 
 
-def _embedded(name: str, seed: int) -> Dataset:
+def _embedded(name: str) -> Table:
     datasets = needed("sklearn.datasets")
     loaders: dict[str, Callable[..., Any]] = {n: getattr(datasets, f"load_{n}") for n in _TABLES}
     found = loaders[name](as_frame=True)
@@ -154,43 +258,92 @@ def _embedded(name: str, seed: int) -> Dataset:
     if _TABLES[name] == "classification":
         table["target"] = [str(found.target_names[i]) for i in found.target]
     total = f"sha256:{hashlib.sha256(table.to_csv().encode()).hexdigest()}"
-    return _table(name, table, "target", _TABLES[name], (), total, seed)
+    return Table(table, name, "target", total)
 
 
-def _file(
-    path: Path, target: str | None, task: Task | None, drop: Sequence[str], seed: int
-) -> Dataset:
-    table = read_table(path)
-    target = check_target(table, target, str(path))
-    if unknown := [name for name in drop if name not in table.columns]:
-        raise VardropError(
-            f"Expected {path} to have the column '{unknown[0]}' to drop, but it has none."
-        )
-    total = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    return _table(
-        str(path), table, target, task or infer_task(table[target], str(path)), drop, total, seed
+def _table(found: Table, roles: Roles, seed: int, known: list[str] | None) -> Dataset:
+    table, name = found.frame, found.name
+    _check_present(table, roles, name)
+    target = check_target(table, roles.target, name)
+    task = roles.task or infer_task(table[target], name)
+    rows = _rows(table, roles, task, seed, known, name)
+    learned = learn(table, rows["train"].tolist(), target, task, roles.apart, name)
+    weight = None if roles.weight is None else _weights(table[roles.weight], name)
+    train, validation, test = (
+        _part(table.iloc[rows[part].tolist()], learned, name, weight, rows[part])
+        for part in ("train", "validation", "test")
+    )
+    return Dataset(
+        name, "table", task, train, validation, test, learned.classes, found.checksum, learned
     )
 
 
-def _table(
-    name: str,
+def _check_present(table: pandas.DataFrame, roles: Roles, name: str) -> None:
+    single = ("id", "weight", "split", "group", "time")
+    asked = [("drop", c) for c in roles.drop] + [(role, getattr(roles, role)) for role in single]
+    for role, column in asked:
+        if column is not None and column not in table.columns:
+            known = ", ".join(map(repr, map(str, table.columns)))
+            raise VardropError(
+                f"Expected {name} to have the column '{column}' for `{role}`, but it has {known}."
+            )
+
+
+def _rows(
     table: pandas.DataFrame,
-    target: str,
+    roles: Roles,
     task: Task,
-    drop: Sequence[str],
-    total: str,
     seed: int,
-) -> Dataset:
-    test, validation, train = shuffled(len(table), (_TEST, _VALIDATION), seed, name)
-    found = learn(table, train.tolist(), target, task, drop, name)
-    first, second, last = (
-        _part(table.iloc[rows.tolist()], found, name) for rows in (train, validation, test)
-    )
-    return Dataset(name, "table", task, first, second, last, found.classes, total, found)
+    known: Sequence[str | None] | None,
+    name: str,
+) -> dict[str, Tensor]:
+    """The rows of every part, by what is known of them."""
+    pandas = needed("pandas")
+    if roles.split is not None:
+        known = parts_named(table[roles.split], roles.split, name)
+    codes = {
+        "classes": table[roles.target].map(label) if task == "classification" else None,
+        "groups": None if roles.group is None else table[roles.group],
+    }
+    found = {
+        k: None if v is None else torch.tensor(pandas.factorize(v, use_na_sentinel=False)[0])
+        for k, v in codes.items()
+    }
+    times = None if roles.time is None else torch.tensor(_times(table[roles.time], name))
+    classes = found["classes"] if roles.stratify else None
+    return parted(len(table), seed, name, known, classes, found["groups"], times)
 
 
-def _part(table: pandas.DataFrame, found: Preprocessing, source: str) -> Part:
-    return Part(found.inputs(table, source), found.targets(table[found.target], source))
+def _times(values: pandas.Series, source: str) -> Any:
+    """Numbers that rise with time."""
+    pandas = needed("pandas")
+    if pandas.api.types.is_numeric_dtype(values):
+        return numbers(values, source).to_numpy(copy=True)
+    found = pandas.to_datetime(values, errors="coerce", format="mixed")
+    if bool(found.isna().any()):
+        first = int(found.isna().to_numpy().argmax())
+        raise VardropError(
+            f"Expected dates or numbers in column '{values.name}' of {source}, but got "
+            f"'{values.iloc[first]}' in row {first + 1}."
+        )
+    return found.astype("int64").to_numpy(copy=True)
+
+
+def _weights(values: pandas.Series, source: str) -> Tensor:
+    found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
+    if not bool((found >= 0).all()) or float(found.sum()) == 0:
+        raise VardropError(
+            f"Expected weights in column '{values.name}' of {source} that are at least 0 and not "
+            "all 0, one in every row."
+        )
+    return found
+
+
+def _part(
+    table: pandas.DataFrame, found: Preprocessing, source: str, weight: Tensor | None, rows: Tensor
+) -> Part:
+    x, y = found.inputs(table, source), found.targets(table[found.target], source)
+    return Part(x, y, None if weight is None else weight[rows])
 
 
 def load_out_of_distribution(

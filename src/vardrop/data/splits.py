@@ -1,11 +1,11 @@
-"""A data set as the application uses it: three parts, a task, a checksum."""
+"""A data set as the application uses it: three parts, a task, a checksum; and who is in which."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +13,88 @@ from torch import Tensor
 from vardrop.data.preprocessing import Preprocessing, Task
 from vardrop.errors import VardropError
 
+if TYPE_CHECKING:
+    import pandas
+
 Kind = Literal["image", "table"]
+PARTS = ("test", "validation", "train")
+_FRACTIONS = {"test": 0.2, "validation": 0.1}
+_NAMES = {
+    **dict.fromkeys(("train", "training", "fit"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "holdout"), "test"),
+}
 
 
-class Part(NamedTuple):
-    """Inputs and targets."""
-
+class _Pair(NamedTuple):
     x: Tensor
     y: Tensor
+
+
+class Part(_Pair):
+    """Inputs and targets, a pair; and for how many rows each stands, where that is not one."""
+
+    weight: Tensor | None
+
+    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Part:
+        found = super().__new__(cls, x, y)
+        found.weight = weight
+        return found
+
+    def to(self, device: torch.device) -> Part:
+        """The same on a device."""
+        weight = None if self.weight is None else self.weight.to(device)
+        return Part(self.x.to(device), self.y.to(device), weight)
+
+    @property
+    def weights(self) -> Tensor:
+        """(N,) in double precision: ones, where there are none."""
+        found = torch.ones(len(self.y)) if self.weight is None else self.weight
+        return found.double()
+
+    def take(self, rows: Tensor) -> Part:
+        """Some rows, by number or by mask."""
+        return Part(self.x[rows], self.y[rows], None if self.weight is None else self.weight[rows])
+
+    def join(self, other: Part) -> Part:
+        """The rows of both."""
+        weights = [part.weight for part in (self, other) if part.weight is not None]
+        weight = torch.cat(weights) if len(weights) == 2 else None
+        return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), weight)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are for.
+
+    Args:
+        target: what is predicted.
+        task: classification or regression; inferred from the target unless given.
+        drop: columns that are left out.
+        id: a column that names the rows; predictions carry it, the net does not see it.
+        weight: a column that says for how many rows each stands.
+        split: a column that says which part each row is in: train, validation or test.
+        group: rows with the same value here stay in one part.
+        time: the latest rows by this column are the test part, those before them validation.
+        stratify: each part has about the same fraction of every class.
+    """
+
+    target: str | None = None
+    task: Task | None = None
+    drop: tuple[str, ...] = ()
+    id: str | None = None
+    weight: str | None = None
+    split: str | None = None
+    group: str | None = None
+    time: str | None = None
+    stratify: bool = True
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The columns that are no inputs."""
+        named = (self.target, self.id, self.weight, self.split, self.time)
+        groups = () if self.group is None else (self.group,)
+        return (*self.drop, *(name for name in named if name is not None), *groups)
 
 
 @dataclass(frozen=True)
@@ -88,16 +162,106 @@ class Dataset:
         return {name: len(part.y) for name, part in parts.items()}
 
 
-def shuffled(count: int, fractions: tuple[float, ...], seed: int, name: str) -> list[Tensor]:
-    """Row numbers in random order: a part per fraction, at least one row each, then the rest."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    sizes = [max(1, round(fraction * count)) for fraction in fractions]
+def parted(
+    count: int,
+    seed: int,
+    name: str,
+    given: Sequence[str | None] | None = None,
+    classes: Tensor | None = None,
+    groups: Tensor | None = None,
+    times: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Row numbers of the three parts: a fifth for test, a tenth for validation, the rest to train.
+
+    Args:
+        count: how many rows there are.
+        seed: of the shuffling.
+        name: of the data, for errors.
+        given: the part of each row, where it is known; rows without one are parted.
+        classes: class numbers, of which every part gets its fraction.
+        groups: numbers of groups that stay together.
+        times: order in time; the latest rows are the test part.
+    """
+    known: list[str | None] = [None] * count if given is None else list(given)
+    found = {part: [i for i, own in enumerate(known) if own == part] for part in PARTS}
+    free = torch.tensor([i for i, own in enumerate(known) if own is None], dtype=torch.long)
+    if given is not None and any(known) and found["train"]:  # those that are absent come from train
+        free = torch.tensor([i for i, own in enumerate(known) if own in (None, "train")])
+        found["train"] = []
+    wanted = {part: _FRACTIONS[part] for part in _FRACTIONS if not found[part]}
+    taken = _sizes(len(free), wanted, name)
+    order = _ordered(free, seed, classes, groups, times)
+    cuts = _cuts(order, taken, groups, name)
+    for part, rows in zip((*wanted, "train"), cuts, strict=True):
+        found[part] += rows.tolist()
+    return {part: torch.tensor(rows, dtype=torch.long) for part, rows in found.items()}
+
+
+def _sizes(count: int, wanted: dict[str, float], name: str) -> list[int]:
+    sizes = [max(1, round(fraction * count)) for fraction in wanted.values()]
     if sum(sizes) >= count:
         raise VardropError(
-            f"Expected at least {len(fractions) + 2} rows to split {name} for training, validation "
-            f"and test, but got {count}. Give more data."
+            f"Expected at least {len(sizes) + 2} rows to split {name} for training, validation and "
+            f"test, but got {count}. Give more data."
         )
-    return list(order.split([*sizes, count - sum(sizes)]))
+    return sizes
+
+
+def _ordered(
+    free: Tensor, seed: int, classes: Tensor | None, groups: Tensor | None, times: Tensor | None
+) -> Tensor:
+    """The rows so that slices of them are the parts: test first, training last."""
+    generator = torch.Generator().manual_seed(seed)
+    if times is not None:
+        return free[times[free].argsort(descending=True, stable=True)]
+    order = free[torch.randperm(len(free), generator=generator)]
+    if groups is not None:
+        own = groups[order]
+        place = torch.randperm(int(groups.max()) + 1, generator=generator)
+        return order[place[own].argsort(stable=True)]
+    if classes is None:
+        return order
+    # The rows of a class at even distances from 0 to 1, with an offset of its own: a slice has the
+    # same fraction of every class. A class's last row is trained on.
+    own, key = classes[order], torch.empty(len(order), dtype=torch.float64)
+    for number in own.unique().tolist():
+        rows = (own == number).nonzero().flatten()
+        offset = float(torch.rand((), generator=generator)) if len(rows) > 1 else 1 - 1e-9
+        key[rows] = (torch.arange(len(rows), dtype=torch.float64) + offset) / len(rows)
+    return order[key.argsort(stable=True)]
+
+
+def _cuts(order: Tensor, sizes: list[int], groups: Tensor | None, name: str) -> list[Tensor]:
+    """Slices of these sizes and the rest; none divides a group."""
+    if groups is None:
+        return list(order.split([*sizes, len(order) - sum(sizes)]))
+    own = groups[order]
+    edges = [0, *((own[1:] != own[:-1]).nonzero().flatten() + 1).tolist(), len(own)]
+    if len(edges) < len(sizes) + 2:
+        raise VardropError(
+            f"Expected at least {len(sizes) + 1} groups to split {name}, but got {len(edges) - 1}."
+        )
+    cuts: list[int] = []
+    inner, wanted = edges[1:-1], 0
+    for later, size in zip(range(len(sizes) - 1, -1, -1), sizes, strict=True):
+        wanted += size
+        allowed = [e for e in inner[: len(inner) - later] if not cuts or e > cuts[-1]]
+        cuts.append(min(allowed, key=lambda e: abs(e - wanted)))
+    return list(order.tensor_split(cuts))
+
+
+def parts_named(values: pandas.Series, column: str, source: str) -> list[str | None]:
+    """The part that every row names; an empty cell names none."""
+    found: list[str | None] = []
+    for row, (value, absent) in enumerate(zip(values, values.isna(), strict=True)):
+        text = "" if absent else str(value).strip().lower()
+        if text and text not in _NAMES:
+            raise VardropError(
+                f"Expected train, validation or test in column '{column}' of {source}, but got "
+                f"'{value}' in row {row + 1}."
+            )
+        found.append(_NAMES.get(text))
+    return found
 
 
 def checksum(*tensors: Tensor) -> str:

@@ -121,8 +121,18 @@ class ELBO(nn.Module):
                 f"{likelihood!r}."
             )
 
-    def forward(self, x: Any, y: Any) -> ELBOParts:
-        """The loss and its parts on one batch."""
+    def forward(self, x: Any, y: Any, weight: Tensor | None = None) -> ELBOParts:
+        """The loss and its parts on one batch.
+
+        Args:
+            x: inputs of the net.
+            y: targets of the likelihood.
+            weight: (N,), for how many examples each one stands; a weight of 2 is an example that
+                is there twice. `num_data` counts each once all the same.
+        """
+        if weight is not None:
+            with cached_step():
+                return self.parts(x, y, None, weight)
         if not torch.compiler.is_compiling():
             with cached_step():
                 return self.counted(self.parts, x, y)
@@ -141,9 +151,11 @@ class ELBO(nn.Module):
             self._latest_kl = found.kl.detach().clone()  # a graph may write over its outputs
         return found
 
-    def parts(self, x: Any, y: Any, latest: Tensor | None = None) -> ELBOParts:
+    def parts(
+        self, x: Any, y: Any, latest: Tensor | None = None, weight: Tensor | None = None
+    ) -> ELBOParts:
         """The loss and its parts; with `latest` in the place of the value of the KL."""
-        fits = [self._fit(x, y) for _ in range(self.samples)]
+        fits = [self._fit(x, y, weight) for _ in range(self.samples)]
         loss, nll = _mean([f[0] for f in fits]), _mean([f[1] for f in fits])
         divergence = self._kl(latest) if has_noise(self.net) else torch.zeros_like(nll)
         loss = loss + self.beta * divergence / self.num_data
@@ -161,7 +173,9 @@ class ELBO(nn.Module):
             return self.output(output)
         return one_tensor(output) if isinstance(self.likelihood, Likelihood) else output
 
-    def _fit(self, x: Any, y: Any) -> tuple[Tensor, Tensor, HeadParts | None]:
+    def _fit(
+        self, x: Any, y: Any, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor, HeadParts | None]:
         head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
         if not _traced():  # a check of values would break the graph
             check_named(plain_batch(x))
@@ -169,10 +183,31 @@ class ELBO(nn.Module):
             output = self._picked(call(self.net, untouched(plain_batch(x))))
             if not _traced():
                 _check_batch(self.likelihood, output, y)
-            nll = self.likelihood(output, y)
+            nll = self.likelihood(output, y) if weight is None else self._weighed(output, y, weight)
             return nll, nll, None
+        if weight is not None:
+            raise VardropError(
+                f"Expected no `weight` for a net with a head, whose loss is its own, but got "
+                f"{shown(weight)}. Repeat the examples instead."
+            )
         parts = head.loss(head.features(self.net, untouched(x)), y)
         return parts.loss, parts.nll, parts
+
+    def _weighed(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:
+        """The mean over examples of weight times NLL."""
+        if not isinstance(self.likelihood, Likelihood):
+            raise VardropError(
+                f"Expected `likelihood` to be one of vardrop's for a `weight`, but got "
+                f"{shown(self.likelihood)}. Weigh the examples inside of it."
+            )
+        each = self.likelihood.example_nll(output, y)
+        check_tensor("weight", weight)
+        if weight.shape != each.shape:
+            raise VardropError(
+                f"Expected `weight` to have one number for each of {len(each)} examples, but got "
+                f"shape {tuple(weight.shape)}."
+            )
+        return (weight * each).mean()
 
 
 def _counted(elbo: ELBO, x: Any, y: Any) -> ELBOParts:

@@ -117,14 +117,14 @@ def calibrate(
     mode: Mode = "sample" if noisy else "mean"
     p = predict(model, x, samples if noisy else 1, mode=mode, likelihood=given, seed=seed)
     given.check_target(p.mean, y)
-    return given.scaled(math.exp(fit_log_scale([(p, y)])))
+    return given.scaled(math.exp(fit_log_scale([(p, y, 1.0)])))
 
 
-def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor]]) -> float:
-    """The c of `calibrate` from predictions that kept their draws, and their targets."""
+def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]]) -> float:
+    """The c of `calibrate` from predictions that kept their draws, their targets and weights."""
 
     def loss(c: float) -> float:
-        logs = (p.rescaled(math.exp(c)).log_prob(y).double().sum() for p, y in held_out)
+        logs = ((p.rescaled(math.exp(c)).log_prob(y).double() * w).sum() for p, y, w in held_out)
         return _PENALTY * c * c - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2

@@ -47,6 +47,7 @@ class Loop:
         seed: of the shuffling, which has a generator of its own.
         step: how to make one step; a plain `Step` by default.
         world: the processes that share each batch.
+        weight: for how many examples each one stands; see `ELBO.forward`.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Loop:
         seed: int = 0,
         step: Step | None = None,
         world: World = ALONE,
+        weight: Tensor | None = None,
     ) -> None:
         _check(x, y, batch_size)
+        self.weight = weight
         self.elbo, self.optimizer, self.x, self.y = elbo, optimizer, x, y
         self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
         self.step, self.world = step or Step(elbo, optimizer), world
@@ -102,9 +105,10 @@ class Loop:
         return order.split(self.batch_size)[self.position :]
 
     def _step(self, batch: Tensor) -> None:
-        rows, weight = self.world.slice(batch)
+        rows, share = self.world.slice(batch)
+        weight = None if self.weight is None else self.weight[rows]
         try:
-            self.sums += self.step(self.x[rows], self.y[rows], weight)
+            self.sums += self.step(self.x[rows], self.y[rows], share, weight)
         except NotFiniteError as found:
             raise NotFiniteError(
                 f"Expected a finite loss, but got {found} in epoch {self.epoch + 1}, step "

@@ -17,6 +17,7 @@ from vardrop.errors import NotFiniteError
 from vardrop.objective import ELBO
 from vardrop.training.loop import Loop, Schedule
 
+Rows = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, weights
 Groups = Callable[[nn.Module], list[dict[str, Any]]]
 
 
@@ -28,7 +29,7 @@ class Members(Loop):
 
     Args:
         elbos: objectives that differ in their numbers alone.
-        rows: inputs and targets of each.
+        rows: inputs, targets and weights (or None) of each.
         groups: the parameter groups of one objective, with learning rates.
         epochs: how many in all.
         batch_size: examples per step and net.
@@ -38,7 +39,7 @@ class Members(Loop):
 
     >>> import vardrop as vd
     >>> elbos = [vd.ELBO(nn.Linear(2, 1), vd.Gaussian(), 8, beta=0) for _ in range(3)]
-    >>> rows = [(torch.randn(8, 2), torch.randn(8, 1)) for _ in elbos]
+    >>> rows = [(torch.randn(8, 2), torch.randn(8, 1), None) for _ in elbos]
     >>> groups = lambda elbo: [{"params": list(elbo.parameters()), "lr": 0.1}]
     >>> loop = Members(elbos, rows, groups, 2, 4, [lambda epoch: 0.0] * 3, lambda epoch: 1.0)
     >>> [done.epoch for done in loop.run()], len(loop.states())
@@ -48,7 +49,7 @@ class Members(Loop):
     def __init__(
         self,
         elbos: Sequence[ELBO],
-        rows: Sequence[tuple[Tensor, Tensor]],
+        rows: Sequence[Rows],
         groups: Groups,
         epochs: int,
         batch_size: int,
@@ -64,10 +65,12 @@ class Members(Loop):
             {**group, "params": [self.parameters[names[p]] for p in group["params"]]}
             for group in groups(first)
         ]
-        self.betas, self.counts = betas, [len(x) for x, _ in rows]
-        x, y = (torch.cat([pair[k] for pair in rows]) for k in (0, 1))
+        self.betas, self.counts = betas, [len(x) for x, *_ in rows]
+        x, y = torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows])
+        weights = [weight for _, _, weight in rows if weight is not None]
         optimizer = torch.optim.Adam(stacked, fused=True)
         super().__init__(first, optimizer, x, y, epochs, batch_size, None, rate, seed)
+        self.weight = torch.cat(weights) if weights else None
 
     @property
     def steps(self) -> int:
@@ -81,10 +84,11 @@ class Members(Loop):
             found = functional_call(self.elbo, state[:2], state[2:])
             return found.loss, found.nll, found.kl
 
+        data = [self.x[rows], self.y[rows]]
+        if self.weight is not None:
+            data.append(self.weight[rows])
         run = torch.vmap(one, randomness="different")
-        found: tuple[Tensor, Tensor, Tensor] = run(
-            self.parameters, buffers, self.x[rows], self.y[rows]
-        )
+        found: tuple[Tensor, Tensor, Tensor] = run(self.parameters, buffers, *data)
         return found
 
     def probe(self) -> None:

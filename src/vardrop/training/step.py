@@ -52,13 +52,16 @@ class Step:
         wrapped = world.wrap(elbo)
         self.forward: Any = torch.compile(wrapped) if compile else wrapped
 
-    def __call__(self, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-        """Step on a batch whose examples count `weight` times in the mean over processes."""
+    def __call__(
+        self, x: Tensor, y: Tensor, share: float = 1.0, weight: Tensor | None = None
+    ) -> Tensor:
+        """Step on a batch whose examples count `share` times in the mean over processes."""
+        given = (x, y) if weight is None else (x, y, weight)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed):
-            out = self.forward(x, y)
+            out = self.forward(*given)
         loss = out.loss
-        if weight != 1.0:  # the KL is whole in every process, the likelihood a part of it
-            loss = loss + (weight - 1) * (loss - out.beta * out.kl / self.elbo.num_data)
+        if share != 1.0:  # the KL is whole in every process, the likelihood a part of it
+            loss = loss + (share - 1) * (loss - out.beta * out.kl / self.elbo.num_data)
         if not math.isfinite(float(loss.detach())):
             raise NotFiniteError(f"{float(loss.detach())} ({locate_nan(self.elbo, x, y)})")
         self.optimizer.zero_grad(set_to_none=True)
@@ -66,7 +69,7 @@ class Step:
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.elbo.parameters(), self.clip)
         self.optimizer.step()
-        return torch.stack([loss.detach(), weight * out.nll.detach(), out.kl.detach()])
+        return torch.stack([loss.detach(), share * out.nll.detach(), out.kl.detach()])
 
 
 def broken_parameter(module: nn.Module) -> str | None:
