@@ -81,7 +81,7 @@ def test_the_factor_minimises_the_penalised_likelihood():
     best = math.log(found.temperature)
     assert best > 0.1, "the net was trained until it was too sure"
     assert all(value(best) <= value(best + step) for step in (-0.5, -0.01, 0.01, 0.5))
-    assert fit_log_scale([(p, y)]) == pytest.approx(best, abs=1e-6)
+    assert fit_log_scale([(p, y, 1.0)]) == pytest.approx(best, abs=1e-6)
 
 
 def test_few_rows_that_are_all_right_do_not_say_much():

@@ -43,7 +43,7 @@ class Choice:
         held_out: their scores by who predicts them: "net", "plain" (the plain net), and "mean" or
             "majority" (no net).
         rows: their NLL row by row, by who predicts them.
-        deviations: |y - mean| / std of the held-out rows of a regression; none for classes.
+        deviations: conformal scores of the held-out rows: |y - mean| / std, or of classes 1 - p(y).
     """
 
     beta: float
@@ -160,9 +160,10 @@ def judged(held: Sequence[Held], log_scale: float, unit: float) -> Judgement:
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
     if held[0].prediction.classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
+        missed = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
         rows = rows * share
         scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
-        return Judgement(scores, rows, torch.zeros(0))
+        return Judgement(scores, rows, missed)
     rows = (rows + math.log(unit)) * share
     missed = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
     rmse = unit * math.sqrt(float((missed * share).mean()))

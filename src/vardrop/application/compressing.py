@@ -194,7 +194,7 @@ def _measurements(
     threshold: float | None,
 ) -> dict[str, Any]:
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
-    x, y = run.data.test
+    x, y = run.data.test if len(run.data.test.y) else run.data.validation
     outputs = torch.cat([small(batch) for batch in x.split(1000)])
     return {
         "threshold": threshold,

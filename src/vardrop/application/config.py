@@ -65,7 +65,7 @@ class Data:
     roles: Roles = dataclasses.field(default_factory=Roles)
     directory: str | None = None
     validation: str | None = None
-    test: str | None = None
+    test: str | bool | None = None
     given: bool = False
 
     def load(self, seed: int) -> Dataset:
@@ -217,7 +217,7 @@ def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About
     check_choice("kind", stored["kind"], ("image", "table"))
     check_choice("task", stored["data"]["task"], ("classification", "regression"))
     for name in ("train", "validation", "test"):
-        check_integer("sizes", stored["sizes"][name])
+        check_integer("sizes", stored["sizes"][name], 0 if name == "test" else 1)
     for size in stored["shape"]:
         check_integer("shape", size)
     for text in (stored["data"]["name"], stored["checksum"], *stored["classes"]):

@@ -74,7 +74,8 @@ def fit(
             `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for images.
         out: the directory; runs/<data>-<number> by default. One that holds files is an error.
         target, task, drop: of a table; see `load_dataset`.
-        validation, test: data of your own for these parts, of the same kind as `data`.
+        validation, test: data of your own for these parts, of the same kind as `data`; with
+            test=False all rows are trained on, and only what was held out in turn is scored.
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
@@ -119,13 +120,12 @@ def fit(
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
     """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    parts = {"name": data, "validation": validation, "test": test}
+    parts = {"name": data, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
-    return Data(
-        names["name"] or "None", roles, where, names["validation"], names["test"], in_memory
-    )
+    own_test = False if test is False else names["test"]
+    return Data(names["name"] or "None", roles, where, names["validation"], own_test, in_memory)
 
 
 def _path(data: Any) -> str | None:
@@ -252,5 +252,9 @@ def _train(
         elbo = carried_out(Order(config, path, data, net, watch, world, resuming))
     run = Run(path, config, elbo, data)
     if world.first and not (path / "results.json").is_file():  # else they are of this very net
-        measure(run)
+        if len(data.test.y):
+            measure(run)
+        else:
+            held_out = {} if run.choice is None else run.choice.to_json()
+            run.keep({"task": data.task, "metrics": {}, "held_out": held_out})
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import prod
@@ -121,7 +122,19 @@ def build_net(name: str, shape: Shape, outputs: int) -> nn.Sequential:
 
     >>> build_net("lenet5", (1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
+    >>> build_net("dense-64-32", (3,), 1)[1]
+    Linear(in_features=3, out_features=64, bias=True)
     """
+    check_net_name(name)
     if name not in NETS:
-        raise VardropError(f"Expected a net among {', '.join(NETS)}, but got {name!r}.")
+        return _dense(shape, (*map(int, name.split("-")[1:]), outputs))
     return NETS[name][1](shape, outputs)
+
+
+def check_net_name(name: str) -> None:
+    """Raise unless a net is known by this name."""
+    if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
+        raise VardropError(
+            f"Expected a net among {', '.join(NETS)}, or hidden widths such as dense-64-32, but "
+            f"got {name!r}."
+        )

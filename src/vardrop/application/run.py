@@ -210,6 +210,18 @@ class Run:
         rule = conformal_rule(self.choice.deviations, level)
         return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
 
+    def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
+        """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
+
+        Split-conformal by the held-out rows, see `conformal`; where too few were held out every
+        class is inside.
+        """
+        check_number("level", level, above=0, below=1)
+        if not p.classifies:
+            raise VardropError("Expected classes for `sets`, but got numbers. Use `interval`.")
+        scores = torch.zeros(0) if self.choice is None else self.choice.deviations
+        return conformal_rule(scores, level).classes(p)
+
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one HTML file; its path."""
         from vardrop.report import report

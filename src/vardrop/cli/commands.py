@@ -14,8 +14,9 @@ import typer
 
 import vardrop
 from vardrop import application
-from vardrop.application import NETS, load_run, method_named
+from vardrop.application import load_run, method_named
 from vardrop.application.config import free_directory
+from vardrop.application.named import check_net_name
 from vardrop.cli import options as o, printing
 from vardrop.errors import VardropError
 from vardrop.recipes import BaseRecipe
@@ -95,8 +96,8 @@ def fit(
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     with o.usage():
         recipe = _recipe(method, option)
-        o.check_choice("--task", given.get("task"), ("classification", "regression"))
-        o.check_choice("--net", net, tuple(NETS))
+        if net is not None:
+            check_net_name(net)
     path = out or free_directory(data)
     run = application.fit(
         data,

@@ -161,7 +161,8 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """The option for a field of this type."""
     if isinstance(kind, UnionType):  # with None, which is an option that is not given
         kind = get_args(kind)[0]
-    usual = "" if field.default in (None, False, ()) else field.default
+    none = field.default is None or field.default is False or field.default == ()
+    usual = "" if none else field.default
     shown = f"{usual:g}" if isinstance(usual, float) else "on" if usual is True else str(usual)
     word = field.name.replace("_", "-")
     name = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
@@ -198,12 +199,6 @@ def usage() -> Iterator[None]:
         yield
     except VardropError as wrong:
         raise typer.BadParameter(str(wrong)) from wrong
-
-
-def check_choice(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    """Raise unless the value is one of the known ones, or not given."""
-    if value is not None and value not in known:
-        raise VardropError(f"Expected {name} among {', '.join(known)}, but got {value!r}.")
 
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:

@@ -98,18 +98,20 @@ def load_dataset(
         drop: columns of a table to leave out.
         directory: of the image sets; see `data_directory`.
         seed: of the split.
-        validation, test: data of your own for these parts, of the same kind as `data`.
+        validation, test: data of your own for these parts, of the same kind as `data`; no rows are
+            held out for the test where it is False.
         roles: what other columns are for; see `Roles`.
 
     >>> load_dataset("digits").sizes()
     {'train': 1258, 'validation': 180, 'test': 359}
     """
     wanted = _roles(target, task, tuple(drop), roles)
-    own = {"validation": validation, "test": test}
+    without = "test" if test is False else None
+    own = {"validation": validation, "test": None if without else test}
     name = str(data) if isinstance(data, str | Path) else None
     if name in DATASETS:
         _check_named(name, wanted, own)
-        return _named(name, directory, seed, wanted.stratify)
+        return _named(name, directory, seed, wanted.stratify, without)
     if name in _REGISTERED:
         data = _REGISTERED[name]()
     elif name is not None and not _is_file(name):
@@ -117,7 +119,7 @@ def load_dataset(
             f"Expected data to be one of {', '.join((*DATASETS, *_REGISTERED))}, or a file that "
             f"ends in {', '.join(SUFFIXES)}, but got {name!r}."
         )
-    return _together({"train": data, **own}, wanted, seed, name)
+    return _together({"train": data, **own}, wanted, seed, name, without)
 
 
 def _roles(target: str | None, task: Task | None, drop: tuple[str, ...], more: Any) -> Roles:
@@ -145,26 +147,31 @@ def _check_named(name: str, roles: Roles, own: dict[str, Any]) -> None:
         )
 
 
-def _named(name: str, directory: str | Path | None, seed: int, stratify: bool) -> Dataset:
+def _named(
+    name: str, directory: str | Path | None, seed: int, stratify: bool, without: str | None
+) -> Dataset:
     if name == "digits":
-        found = digits()
-        return _inputs(Tensors(*found, "digits"), None, seed, stratify)
+        return _inputs(Tensors(*digits(), "digits"), None, seed, stratify, without)
     if name in _TABLES:
-        return _table(
-            _embedded(name), Roles("target", _TABLES[name], stratify=stratify), seed, None
-        )
+        roles = Roles("target", _TABLES[name], stratify=stratify)
+        return _table(_embedded(name), roles, seed, None, without)
     train, test = (load_images(name, s, directory) for s in ("train", "test"))
     x, y = (torch.cat(pair) for pair in zip(train, test, strict=True))
     known = ["train"] * len(train.y) + ["test"] * len(test.y)
     total = checksum(*train, *test)
-    return _inputs(Tensors(x, y, name), known, seed, stratify, total)
+    return _inputs(Tensors(x, y, name), known, seed, stratify, without, total)
 
 
 def _inputs(
-    found: Tensors, known: list[str] | None, seed: int, stratify: bool, total: str | None = None
+    found: Tensors,
+    known: list[str] | None,
+    seed: int,
+    stratify: bool,
+    without: str | None,
+    total: str | None = None,
 ) -> Dataset:
     x, y, name = found
-    rows = parted(len(x), seed, name, known, y if stratify else None)
+    rows = parted(len(x), seed, name, known, y if stratify else None, without=without)
     train, validation, test = (
         Part(x[rows[part]], y[rows[part]]) for part in ("train", "validation", "test")
     )
@@ -172,7 +179,9 @@ def _inputs(
     return Dataset(name, "image", "classification", train, validation, test, _names(y), total)
 
 
-def _together(data: dict[str, Any], roles: Roles, seed: int, name: str | None) -> Dataset:
+def _together(
+    data: dict[str, Any], roles: Roles, seed: int, name: str | None, without: str | None
+) -> Dataset:
     """All rows at once, with the part of those that were given for one."""
     found = {part: given(d, roles.target) for part, d in data.items() if d is not None}
     tables = {part: one for part, one in found.items() if isinstance(one, Table)}
@@ -188,13 +197,13 @@ def _together(data: dict[str, Any], roles: Roles, seed: int, name: str | None) -
             torch.cat([o.y for o in tensors.values()]),
         )
         everything = Tensors(x, y, name or first.name)
-        return _inputs(everything, known, seed, roles.stratify, total)
+        return _inputs(everything, known, seed, roles.stratify, without, total)
     frames, own = {part: one.frame for part, one in tables.items()}, tables["train"]
     _check_columns(frames, own.name)
     known = _known({part: len(frame) for part, frame in frames.items()})
     frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
     table = Table(frame if known else own.frame, name or own.name, own.target, total)
-    return _table(table, dataclasses.replace(roles, target=own.target), seed, known)
+    return _table(table, dataclasses.replace(roles, target=own.target), seed, known, without)
 
 
 def _known(sizes: dict[str, int]) -> list[str] | None:
@@ -261,12 +270,14 @@ def _embedded(name: str) -> Table:
     return Table(table, name, "target", total)
 
 
-def _table(found: Table, roles: Roles, seed: int, known: list[str] | None) -> Dataset:
+def _table(
+    found: Table, roles: Roles, seed: int, known: list[str] | None, without: str | None
+) -> Dataset:
     table, name = found.frame, found.name
     _check_present(table, roles, name)
     target = check_target(table, roles.target, name)
     task = roles.task or infer_task(table[target], name)
-    rows = _rows(table, roles, task, seed, known, name)
+    rows = parted(len(table), seed, name, *_known_of(table, roles, task, known, name), without)
     learned = learn(table, rows["train"].tolist(), target, task, roles.apart, name)
     weight = None if roles.weight is None else _weights(table[roles.weight], name)
     train, validation, test = (
@@ -289,29 +300,27 @@ def _check_present(table: pandas.DataFrame, roles: Roles, name: str) -> None:
             )
 
 
-def _rows(
+def _known_of(
     table: pandas.DataFrame,
     roles: Roles,
     task: Task,
-    seed: int,
     known: Sequence[str | None] | None,
     name: str,
-) -> dict[str, Tensor]:
-    """The rows of every part, by what is known of them."""
-    pandas = needed("pandas")
+) -> tuple[Sequence[str | None] | None, Tensor | None, Tensor | None, Tensor | None]:
+    """What is known of the rows: their parts, classes, groups and times."""
+
+    def codes(column: pandas.Series | None) -> Tensor | None:
+        if column is None:
+            return None
+        return torch.tensor(needed("pandas").factorize(column, use_na_sentinel=False)[0])
+
     if roles.split is not None:
         known = parts_named(table[roles.split], roles.split, name)
-    codes = {
-        "classes": table[roles.target].map(label) if task == "classification" else None,
-        "groups": None if roles.group is None else table[roles.group],
-    }
-    found = {
-        k: None if v is None else torch.tensor(pandas.factorize(v, use_na_sentinel=False)[0])
-        for k, v in codes.items()
-    }
+    stratified = task == "classification" and roles.stratify
+    classes = codes(table[roles.target].map(label)) if stratified else None
+    groups = None if roles.group is None else codes(table[roles.group])
     times = None if roles.time is None else torch.tensor(_times(table[roles.time], name))
-    classes = found["classes"] if roles.stratify else None
-    return parted(len(table), seed, name, known, classes, found["groups"], times)
+    return known, classes, groups, times
 
 
 def _times(values: pandas.Series, source: str) -> Any:

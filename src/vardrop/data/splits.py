@@ -170,6 +170,7 @@ def parted(
     classes: Tensor | None = None,
     groups: Tensor | None = None,
     times: Tensor | None = None,
+    without: str | None = None,
 ) -> dict[str, Tensor]:
     """Row numbers of the three parts: a fifth for test, a tenth for validation, the rest to train.
 
@@ -181,6 +182,7 @@ def parted(
         classes: class numbers, of which every part gets its fraction.
         groups: numbers of groups that stay together.
         times: order in time; the latest rows are the test part.
+        without: a part that stays empty.
     """
     known: list[str | None] = [None] * count if given is None else list(given)
     found = {part: [i for i, own in enumerate(known) if own == part] for part in PARTS}
@@ -188,7 +190,7 @@ def parted(
     if given is not None and any(known) and found["train"]:  # those that are absent come from train
         free = torch.tensor([i for i, own in enumerate(known) if own in (None, "train")])
         found["train"] = []
-    wanted = {part: _FRACTIONS[part] for part in _FRACTIONS if not found[part]}
+    wanted = {p: _FRACTIONS[p] for p in _FRACTIONS if not found[p] and p != without}
     taken = _sizes(len(free), wanted, name)
     order = _ordered(free, seed, classes, groups, times)
     cuts = _cuts(order, taken, groups, name)
