@@ -214,3 +214,10 @@ def test_a_function_is_not_drawn_where_code_draws_for_every_call():
         vd.VardropError, match="dropout inside SwitchedLSTM, which draws in every call"
     ):
         vd.draw(net)
+
+
+@pytest.mark.parametrize("name", ["attention", "lstm"])
+def test_a_function_is_not_drawn_without_the_dropout_inside_noisy_layers(name):
+    net = vd.convert(INSIDE[name][0](), vd.bayes_by_backprop())
+    with pytest.raises(vd.VardropError, match="dropout inside .*, which draws in every call"):
+        vd.draw(net)

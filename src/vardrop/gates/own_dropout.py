@@ -127,24 +127,28 @@ def rates_beside_mode(module: nn.Module) -> dict[str, float]:
     A rate is a float under a name with `drop` in it, of the module or of its `config`, or the `p`
     of a dropout module.
     """
-    found = {}
-    for uses in _uses(type(module)):
-        for name, asked in uses if "training" in dict(uses) else ():
-            path = f"{name}.{asked}" if asked else name
-            rate = _rate(module, name, asked)
-            if rate and 0 < rate <= 1:
-                found[path] = rate
-    return dict(sorted(found.items()))
+    cls, found = type(module), {}
+    if cls not in _BESIDE_MODE:
+        asking = (uses for uses in _uses(cls) if "training" in dict(uses))
+        every = {use for uses in asking for use in uses}
+        named = (use for use in every if "drop" in "".join(use) or use[1] == "p")
+        _BESIDE_MODE[cls] = tuple(sorted(named))
+    for name, asked in _BESIDE_MODE[cls]:
+        rate = _rate(module, name, asked)
+        if rate and 0 < rate <= 1:
+            found[f"{name}.{asked}" if asked else name] = rate
+    return found
+
+
+_BESIDE_MODE: dict[type[nn.Module], _Uses] = {}
 
 
 def _rate(module: nn.Module, name: str, asked: str) -> float | None:
-    own, child = vars(module).get(name), module._modules.get(name)
-    if asked == "p" and type(child) in _DROPOUTS:
-        own = getattr(child, "p", None)
-    elif name == "config" and "drop" in asked:
-        own = getattr(own, asked, None)
-    elif "drop" not in name:
-        return None
+    own: Any = vars(module).get(name)
+    if asked == "p" and type(module._modules.get(name)) in _DROPOUTS:
+        own = module._modules[name]
+    if asked:
+        own = getattr(own, asked, None) if asked == "p" or name == "config" else None
     return own if isinstance(own, float) else None
 
 

@@ -153,6 +153,7 @@ class FunctionSampler:
             if copied in inside:
                 continue
             if isinstance(own, Variational):
+                _check_held(own)
                 self._fix_layer(own, cast(Variational, copied))
                 inside.update(copied.get_submodule(name) for name in own.parts())
             elif is_random(own):
@@ -214,13 +215,17 @@ def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None
 
 
 def _hold(module: nn.Module) -> HeldNoise:
+    _check_held(module)
+    return HeldNoise(module)
+
+
+def _check_held(module: nn.Module) -> None:
     if rates := own_rates(module):
         raise VardropError(
             f"Expected noise that can be held fixed, but got dropout inside "
             f"{type(module).__name__}, which draws in every call anew. Set its "
             f"`{next(iter(rates))}` to 0."
         )
-    return HeldNoise(module)
 
 
 def _seeds(seed: int, count: int) -> list[int]:

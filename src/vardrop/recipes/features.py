@@ -84,9 +84,10 @@ def standout(scale: float = 1.0, shift: float = 0.0) -> Recipe:
 def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None) -> SwitchDropout:
     """Monte-Carlo dropout: the dropout that a trained net has becomes noise that can be switched.
 
-    Every dropout module keeps its own rate. In a net without any, gates of `drop_rate` are put
-    before the layers that `where` names; with a prior `length_scale` they add the KL of the
-    paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
+    Every dropout keeps its own rate: dropout modules, and dropout inside torch's attention and
+    recurrent layers and inside the modules of transformers. In a net without any, gates of
+    `drop_rate` are put before the layers that `where` names; with a prior `length_scale` they add
+    the KL of the paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
 
     >>> import torch, vardrop as vd
     >>> net = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(3, 2))

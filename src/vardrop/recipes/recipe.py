@@ -104,11 +104,11 @@ class HeadRecipe(BaseRecipe):
 
 @dataclass(frozen=True)
 class SwitchDropout(BaseRecipe):
-    """The dropout modules that a net has, each with its own rate, as noise that can be switched.
+    """The dropout that a net has, each with its own rate, as noise that can be switched.
 
     Args:
-        gate: what is put before the layers of a net without any dropout module; None leaves such
-            a net alone.
+        gate: what is put before the layers of a net without any dropout; None leaves such a net
+            alone.
 
     >>> import vardrop as vd
     >>> vd.mc_dropout(0.1) == vd.SwitchDropout(vd.BinaryDropout(0.1))
