@@ -221,3 +221,14 @@ def test_a_function_is_not_drawn_without_the_dropout_inside_noisy_layers(name):
     net = vd.convert(INSIDE[name][0](), vd.bayes_by_backprop())
     with pytest.raises(vd.VardropError, match="dropout inside .*, which draws in every call"):
         vd.draw(net)
+
+
+def test_the_switch_of_code_is_seen_by_the_compiler():
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    vd.convert(net, vd.mc_dropout(), where="self_attn").eval()
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    x = torch.randn(2, 3, 8)
+    with vd.sampling(net):
+        assert not torch.equal(compiled(x), compiled(x))
+    assert torch.equal(compiled(x), compiled(x))
+    torch.testing.assert_close(compiled(x), net(x))

@@ -18,6 +18,7 @@ from vardrop.testing import check_layer
 pytest.importorskip("transformers")
 
 from tests.integrations.models import MODELS, batch_of, one_row
+from tests.statistics import z_bound
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 
 RECIPES = {
@@ -307,3 +308,26 @@ def test_other_nets_are_no_checkpoints_of_transformers(tmp_path):
     with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):
         save_pretrained(MODELS["bert"](), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_prediction_has_the_distribution_of_attention_dropout(attention):
+    """Rows and draws are as independent under `predict` as one after another under the switch."""
+    model, batch, count = MODELS["bert"]().eval(), batch_of("bert"), 400
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4 if p.dim() > 1 else 1)  # so that attention attends
+    for name, m in model.named_modules():
+        if isinstance(m, torch.nn.Dropout) and not name.endswith("self.dropout"):
+            m.p = 0.0
+    vd.convert(model, vd.mc_dropout())
+    found = vd.predict(model, batch, samples=count, seed=0, likelihood=vd.Values())
+    with vd.sampling(model):
+        draws = torch.stack([logits(model, batch) for _ in range(count)]).double()
+    spread = draws.var(0) * 2 / count  # of the difference of two means
+    z = (found.mean - draws.mean(0)).abs() / spread.sqrt()
+    assert z.max() < z_bound(z.numel())
+    squares = (draws - draws.mean(0)).square()
+    z = (found.std.square() - draws.var(0)).abs() / (squares.var(0) * 2 / count).sqrt()
+    assert z.max() < z_bound(z.numel())
