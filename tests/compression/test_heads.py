@@ -6,6 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import Classifier
+from vardrop.compression import masked
 from vardrop.layers import SlimAttention
 
 
@@ -51,6 +52,35 @@ def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tm
     rounded = vd.unpack(tmp_path / "small.vdp", into=Classifier(norm_first, pool))
     assert [p.shape for p in rounded.parameters()] == [p.shape for p in small.parameters()]
     assert rounded.encoder.layers[1].self_attn.heads.tolist() == [0, 2, 3]
+
+
+GATES = {
+    "l0": vd.l0(),
+    "beta_bernoulli": vd.beta_bernoulli(),
+    "structured_pruning": vd.structured_pruning(),
+    "bayesian_compression": vd.bayesian_compression(),
+}
+
+
+@pytest.mark.parametrize("recipe", GATES)
+def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
+    torch.manual_seed(0)
+    net, x = Classifier(), sentences()
+    vd.convert(net, GATES[recipe], where="*self_attn")
+    vd.convert(net, GATES[recipe], where="*linear*")
+    with torch.no_grad():
+        for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
+            for tensor in gate.parameters():
+                tensor.add_(torch.randn_like(tensor))
+    scores = {name: r.score for name, r in vd.relevance(net).items()}
+    middle = {n: float(s.median()) for n, s in scores.items() if "attn" in n or "linear" in n}
+    plan = vd.plan_shrink(net, x, threshold=middle)
+    small = plan.apply(net)
+    for layer in small.encoder.layers:
+        assert layer.self_attn.num_heads < 4
+        assert layer.linear1.out_features < 20
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), masked(net, middle)[0](x))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -184,6 +184,22 @@ def test_named_arguments_are_an_example(tmp_path):
     torch.testing.assert_close(program.module()(**other).logits, small(**other).logits)
 
 
+@pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
+def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
+    torch.manual_seed(0)
+    x = torch.randint(1, 50, (48, 6))
+    y = torch.randint(2, (48,))
+    batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
+    net = bert().eval()
+    small = vd.slim(net, batches[:2], batches[2:], macs=0.5, epochs=8, ways=["torch"])
+    assert small.left("macs") <= 0.5
+    widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
+    assert all(width % SIZE == 0 for width in widths)
+    assert sum(widths) < 2 * WIDTH
+    both = vd.compare(net, small.net, batches[2:])
+    assert (both.before.macs, both.after.macs) == (small.before.macs, small.after.macs)
+
+
 def test_a_noisy_model_loses_what_its_gates_close():
     torch.manual_seed(0)
     net = vd.convert(bert(), vd.l0(), where="*.output.dense")
@@ -226,8 +242,8 @@ def test_large_models_are_shrunk_in_half_a_minute(build):
     torch.manual_seed(0)
     net = build().eval()
     kill(net)
-    start = time.perf_counter()
+    start = time.process_time()  # of one thread, whatever else runs
     plan = vd.plan_shrink(net, tokens())
-    assert time.perf_counter() - start <= 30
+    assert time.process_time() - start <= 30
     assert plan.total("macs")[1] < 0.6 * plan.total("macs")[0]
     assert "Equal on the example and on 5 random inputs" in plan.proof

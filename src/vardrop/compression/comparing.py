@@ -23,6 +23,7 @@ from vardrop.compression.running import (
     Metric,
     as_inputs,
     batches,
+    called,
     first_rows,
     outputs,
     score,
@@ -260,7 +261,7 @@ def _measured(net: nn.Module, test: Data, ood: Tensor | None) -> Measurements:
         other = outputs(net, (ood, torch.zeros(len(ood))))[0].double().softmax(1)
         auroc = float(metrics.auroc(_entropy(probs), _entropy(other)))
     with torch.no_grad(), evaluating(net):
-        latency = seconds(lambda: net(*x), budget=0.2)
+        latency = seconds(lambda: called(net, x), budget=0.2)
     with tempfile.TemporaryDirectory() as folder:
         size = save(net, Path(folder) / "net.safetensors")
     return Measurements(

@@ -20,7 +20,6 @@ SEPARATE = tuple(f"{name}_weight" for name in _PROJECTIONS)
 class Heads:
     """Attention of queries to keys, by heads; how it projects into heads and out is its own."""
 
-    num_heads: int
     head_dim: int
     batch_first: bool
     add_zero_attn: bool
@@ -156,7 +155,7 @@ class SlimAttention(Heads, nn.Module):
         self.train(layer.training)
 
     @property
-    def num_heads(self) -> int:  # type: ignore[override]
+    def num_heads(self) -> int:
         """How many heads are left."""
         return self.q_proj.out_features // self.head_dim
 
@@ -218,7 +217,7 @@ class SlimAttention(Heads, nn.Module):
         zero = torch.zeros_like(q.weight[:, 0])
         some = any(b is not None for b in biases)
         whole = joined([zero if b is None else b for b in biases]) if some else None
-        layer.in_proj_bias = whole  # type: ignore[assignment]
+        layer.register_parameter("in_proj_bias", whole)
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
 
