@@ -14,6 +14,7 @@ from tests.compression.nets import NETS as SHRINKABLE, Classifier
 from vardrop.application import latencies, slimmed, slimming
 from vardrop.application.supplied import Batches
 from vardrop.compression.budgets import UnitGates
+from vardrop.compression.masks import taken_apart
 from vardrop.compression.running import Probes, run
 from vardrop.compression.shrinking import planned
 from vardrop.errors import VardropError
@@ -120,6 +121,34 @@ def test_an_encoder_loses_heads_and_units_to_a_budget_and_still_knows_its_words(
     vd.save(small.net, tmp_path / "small.safetensors")
     again = vd.load(tmp_path / "small.safetensors", into=Classifier())
     assert torch.equal(again(held[0]), small.net(held[0]))
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(5, 8, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
+def test_a_recurrent_net_keeps_its_budget_with_as_many_units_in_every_layer():
+    torch.manual_seed(0)
+    x = torch.randn(64, 4, 5)
+    data = x, (x[:, -1, 0] > 0).long()
+    small = vd.slim(Reader().eval(), data, data, macs=0.5, epochs=20, ways=["torch"])
+    assert 0.3 < small.left("macs") <= 0.5
+    assert isinstance(small.net.layer, nn.GRU)
+    assert small.net.layer.hidden_size < 8
+
+
+def test_multiples_count_units_not_heads():
+    net = taken_apart(Classifier(), {})
+    gates = UnitGates(net, (torch.randint(1, 20, (1, 6)),))
+    kept = gates.kept(lambda kept: float(gates.cost(kept)) <= 0.6, multiple=3)
+    heads = sum(bool(k) for k, u in zip(kept, gates.units, strict=True) if len(u[0].emitters) == 9)
+    assert heads not in (0, 8)  # three units are one head
 
 
 def test_layers_keep_multiples_of_units():

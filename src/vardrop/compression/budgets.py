@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.compression.kinds import Affine, affine_layers, unit_modules
-from vardrop.compression.removal import fixed_layers
+from vardrop.compression.removal import alike_layers, fixed_layers
 from vardrop.compression.running import Inputs, hooks
 from vardrop.compression.shrinking import layer_costs
 from vardrop.compression.tracing import TO_THE_OUTPUT, Unit, coupled_units
@@ -58,7 +58,7 @@ class UnitGates(nn.Module):
                 "Expected the units of `net` to be followed from layer to layer, but got: "
                 f"{failure}. Its own code lets no mark through."
             ) from failure
-        sets = _sets(affine_layers(net), units)
+        sets = _sets(affine_layers(net), units, alike_layers(net))
         self.units = [members for members in sets if all(u.reason is None for u in members)]
         self.notes = _notes(sets)
         if not self.units:
@@ -146,10 +146,16 @@ class UnitGates(nn.Module):
         mask = torch.zeros(len(self.units), dtype=torch.bool)
         for emitters, gates in ways.items():
             whole = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
-            least = min(len(gates), multiple if multiple > 1 else int(whole))
+            step = multiple // math.gcd(multiple, self._width(gates[0]))
+            least = min(len(gates), step if multiple > 1 else int(whole))
             count = sum(gate in chosen for gate in gates)
-            mask[gates[: max(least, count // multiple * multiple)]] = True
+            mask[gates[: max(least, count // step * step)]] = True
         return mask
+
+    def _width(self, gate: int) -> int:
+        """How many units of a layer a gate has at least: those of a head, or one."""
+        places = (p for u in self.units[gate] for p in (*u.emitters, *u.readers))
+        return min(Counter(name for name, _ in places).values())
 
     def evenly(self, fraction: float) -> Tensor:
         """A mask that keeps this fraction of the units of every layer, and one at least."""
@@ -271,8 +277,13 @@ def _by_group(view: Affine) -> bool:
     return view.groups > 1 and view.groups in (view.inputs, view.outputs)
 
 
-def _sets(layers: dict[str, Affine], units: list[Unit]) -> list[tuple[Unit, ...]]:
-    """Units joined so that every grouped layer keeps as many units in each of its groups."""
+def _sets(
+    layers: dict[str, Affine], units: list[Unit], alike: list[list[str]]
+) -> list[tuple[Unit, ...]]:
+    """Units joined so that every grouped layer keeps as many units in each of its groups.
+
+    Layers that are `alike` keep as many outputs each.
+    """
     units = _fed(layers, units)
     emits = {place: i for i, u in enumerate(units) for place in u.emitters}
     reads = {place: i for i, u in enumerate(units) for place in u.readers}
@@ -288,6 +299,11 @@ def _sets(layers: dict[str, Affine], units: list[Unit]) -> list[tuple[Unit, ...]
         for together in _ties(view):
             found = [(emits if out else reads).get((name, i)) for out, i in together]
             known = [i for i in found if i is not None]
+            for one, other in pairwise(known):
+                parents[root(one)] = root(other)
+    for names in alike:
+        for i in range(layers[names[0]].outputs if names else 0):
+            known = [emits[name, i] for name in names if (name, i) in emits]
             for one, other in pairwise(known):
                 parents[root(one)] = root(other)
     joined: dict[int, list[Unit]] = defaultdict(list)

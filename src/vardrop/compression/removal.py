@@ -326,14 +326,19 @@ def rebalanced(net: nn.Module, removed: list[Unit]) -> list[Unit]:
     All of them are zero by now, so this changes shapes and nothing else.
     """
     layers, gone = affine_layers(net), list(removed)
-    alike = [
+    alike = alike_layers(net)
+    while (back := _missing(layers, gone) or _uneven(layers, alike, gone)) is not None:
+        gone.remove(back)
+    return gone
+
+
+def alike_layers(net: nn.Module) -> list[list[str]]:
+    """Layers of recurrent layers that have to keep as many outputs as each other."""
+    return [
         [inside(name, part) for part in parts]
         for name, layer in modules_of(net, Unrolled).items()
         for parts in layer.alike()
     ]
-    while (back := _missing(layers, gone) or _uneven(layers, alike, gone)) is not None:
-        gone.remove(back)
-    return gone
 
 
 def _uneven(layers: dict[str, Affine], alike: list[list[str]], gone: list[Unit]) -> Unit | None:

@@ -302,7 +302,8 @@ def _keep_in_place(
         if marked:
             found[place] = torch.ones(1, dtype=torch.bool)
         for tensor in marked if end else ():
-            tensor.copy_(unmarked(tensor))
+            if 0 not in tensor.stride():  # several positions of an expanded one are one number
+                tensor.copy_(unmarked(tensor))
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Any:
         same = args and is_float(args[0]) and is_float(output)
