@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test slow check format bench bench-quick clean
+.PHONY: demo test slow check format pictures bench bench-quick clean
 
 demo: $(STAMP)
 	$(BIN)/python -m vardrop.demo
@@ -23,6 +23,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pictures: $(STAMP)
+	$(BIN)/python -m tests.report.screenshot
+	$(BIN)/vardrop reproduce --page
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py --threads 1 2

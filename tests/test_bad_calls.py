@@ -334,12 +334,6 @@ CALLS: dict[str, tuple[Any, str]] = {
     "load_run path": (lambda: vd.load_run(None), "`path` to be the directory that fit wrote"),
     "ece bins": (lambda: M.ece(PROBS, LABELS, 1.5), "`bins` to be an integer of at least 1"),
     "ece scheme": (lambda: M.ece(PROBS, LABELS, 15, "zz"), "`scheme` to be one of"),
-    "ece seed": (lambda: M.ece_interval(PROBS, LABELS, seed="x"), "`seed` to be an integer"),
-    "ece level": (lambda: M.ece_interval(PROBS, LABELS, level="x"), "`level` to lie strictly"),
-    "pinball quantile": (lambda: M.pinball_loss(X, X, 2), "`quantile` to lie strictly between"),
-    "pinball infinite": (
-        lambda: M.pinball_loss(X / 0, X / 0, 0.5), "`pred_quantile` to be finite|to hold no NaN",
-    ),
     "width of nothing": (
         lambda: M.interval_width(torch.tensor([INF]), torch.tensor([INF])), "numbers inside",
     ),
@@ -374,9 +368,8 @@ METRICS = {
 @pytest.mark.parametrize("arguments, match", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize(
     "metric",
-    ["accuracy", "nll", "brier", "ece", "classwise_ece", "reliability_curve",
-     "brier_decomposition", "ece_interval"],
-)  # fmt: skip
+    ["accuracy", "nll", "brier", "ece", "reliability_curve"],
+)
 def test_metrics_of_classes(metric, arguments, match):
     with pytest.raises(vd.VardropError, match=match):
         getattr(M, metric)(*arguments)
@@ -392,10 +385,9 @@ SCORES = {
 
 
 @pytest.mark.parametrize("arguments, match", SCORES.values(), ids=SCORES)
-@pytest.mark.parametrize("metric", ["auroc", "aupr", "fpr95"])
-def test_metrics_of_scores(metric, arguments, match):
+def test_metrics_of_scores(arguments, match):
     with pytest.raises(vd.VardropError, match=match):
-        getattr(M, metric)(*arguments)
+        M.auroc(*arguments)
 
 
 @pytest.mark.parametrize("bad", [None, [0.0], torch.zeros(8, 4).long(), X[:0], X * NAN])

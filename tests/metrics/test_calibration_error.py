@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from scipy.stats import binom
 from torch import Tensor
 from torchmetrics.functional.classification import (
-    binary_calibration_error,
     multiclass_calibration_error,
 )
 
 from vardrop.errors import VardropError
-from vardrop.metrics import Scheme, classwise_ece, ece, ece_interval, reliability_curve
+from vardrop.metrics import Scheme, ece, reliability_curve
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -36,14 +34,6 @@ def test_ece_matches_torchmetrics(bins: int) -> None:
     probs, y = predictions(500, 4)
     reference = multiclass_calibration_error(probs, y, num_classes=4, n_bins=bins, norm="l1")
     assert ece(probs, y, bins).item() == pytest.approx(reference.item(), abs=1e-6)
-
-
-def test_classwise_ece_matches_torchmetrics() -> None:
-    probs, y = predictions(500, 4)
-    columns = enumerate(probs.T.contiguous())
-    each = [binary_calibration_error(p, (y == k).int(), n_bins=10) for k, p in columns]
-    reference = torch.stack(each).mean().item()
-    assert classwise_ece(probs, y, bins=10).item() == pytest.approx(reference, abs=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "bins"), [(100, 10), (103, 10), (7, 10), (50, 1)])
@@ -110,56 +100,9 @@ def test_perfect_and_worst_predictions() -> None:
     probs = torch.eye(3)
     assert ece(probs, torch.tensor([0, 1, 2])) == 0
     assert ece(probs, torch.tensor([1, 2, 0])) == 1
-    assert classwise_ece(probs, torch.tensor([0, 1, 2])) == 0
 
 
-def test_interval_covers_at_about_its_level() -> None:
-    # Confidence exceeds accuracy by 0.2 everywhere, so the true error is 0.2 for any bins. The test
-    # fails with probability below 1e-6 while the true coverage of the 90 % interval is 85 to 92 %.
-    generator = torch.Generator().manual_seed(1)
-    trials, rows, hits = 200, 400, 0
-    for seed in range(trials):
-        confidence = 0.7 + 0.3 * torch.rand(rows, generator=generator)
-        wrong = torch.rand(rows, generator=generator) > confidence - 0.2
-        lower, upper = ece_interval(
-            binary(confidence), wrong.long(), bins=5, resamples=200, level=0.9, seed=seed
-        )
-        hits += bool(lower <= 0.2 <= upper)
-    assert binom.ppf(5e-7, trials, 0.85) <= hits <= binom.isf(5e-7, trials, 0.92)
-
-
-def test_interval_reaches_down_to_zero_for_a_calibrated_model() -> None:
-    # The plain quantiles of the resampled error would all lie above zero here.
-    confidence = torch.full((400,), 0.75)
-    y = (torch.arange(400) % 4 == 0).long()
-    lower, upper = ece_interval(binary(confidence), y, resamples=100)
-    assert lower == 0
-    assert 0 <= upper < 0.05
-
-
-def test_interval_narrows_with_rows_and_level() -> None:
-    def width(rows: int, level: float) -> float:
-        confidence = torch.full((rows,), 0.9)
-        y = (torch.arange(rows) % 2 == 0).long()
-        lower, upper = ece_interval(binary(confidence), y, resamples=200, level=level)
-        return (upper - lower).item()
-
-    assert width(1600, 0.9) < width(100, 0.9)
-    assert width(100, 0.5) < width(100, 0.9)
-
-
-@pytest.mark.parametrize("scheme", ["width", "mass"])
-def test_interval_depends_on_the_seed_only(scheme: Scheme) -> None:
-    probs, y = predictions(100, 3)
-    state = torch.random.get_rng_state()
-    first = ece_interval(probs, y, 10, scheme, resamples=20, seed=3)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    torch.manual_seed(7)
-    assert ece_interval(probs, y, 10, scheme, resamples=20, seed=3) == first
-    assert ece_interval(probs, y, 10, scheme, resamples=20, seed=4) != first
-
-
-@pytest.mark.parametrize("score", [ece, ece_interval, classwise_ece, reliability_curve])
+@pytest.mark.parametrize("score", [ece, reliability_curve])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,16 +118,3 @@ def test_bad_bins_are_refused(
 ) -> None:
     with pytest.raises(VardropError, match=message):
         score(*predictions(5, 3), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resamples": 0}, r"Expected `resamples` to be an integer of at least 1, but got 0\."),
-        ({"level": 95}, r"Expected `level` to lie strictly between 0 and 1, but got 95\. Write"),
-        ({"level": 0.0}, r"Expected `level` to lie strictly between 0 and 1, but got 0\.0\. "),
-    ],
-)
-def test_bad_resampling_is_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(VardropError, match=message):
-        ece_interval(*predictions(5, 3), **options)

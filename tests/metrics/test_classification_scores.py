@@ -13,10 +13,7 @@ from vardrop.errors import VardropError
 from vardrop.metrics import (
     accuracy,
     brier,
-    brier_decomposition,
-    classwise_ece,
     ece,
-    ece_interval,
     nll,
     nll_from_log_probs,
     reliability_curve,
@@ -28,10 +25,7 @@ FROM_PROBS = [
     accuracy,
     nll,
     brier,
-    brier_decomposition,
     ece,
-    ece_interval,
-    classwise_ece,
     reliability_curve,
 ]
 
@@ -71,45 +65,12 @@ def test_impossible_class_is_allowed_in_log_probs() -> None:
     assert nll_from_log_probs(log_probs, torch.tensor([0])) == 0
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    seed=st.integers(0, 2**31),
-    rows=st.integers(1, 40),
-    classes=st.integers(1, 5),
-    bins=st.integers(1, 20),
-)
-def test_brier_parts_add_up(seed: int, rows: int, classes: int, bins: int) -> None:
-    probs, y = predictions(rows, classes, seed)
-    parts = brier_decomposition(probs, y, bins)
-    torch.testing.assert_close(parts.score, brier(probs, y), atol=1e-13, rtol=1e-13)
-    assert all(part >= 0 for part in parts[:4])
-
-
-def test_brier_parts_add_up_in_single_precision() -> None:
-    probs, y = predictions(5000, 10)
-    parts = brier_decomposition(probs.float(), y)
-    torch.testing.assert_close(parts.score, brier(probs.float(), y), atol=1e-5, rtol=1e-5)
-
-
-def test_brier_parts_match_murphy_for_repeated_forecasts() -> None:
-    # 0.25 comes true in 1 of 4 cases and 0.75 in 4 of 4; each forecast fills its own bin.
-    event = torch.tensor([0.25] * 4 + [0.75] * 4, dtype=torch.float64)
-    y = torch.tensor([1, 0, 0, 0, 1, 1, 1, 1])
-    parts = brier_decomposition(torch.stack([1 - event, event], dim=1), y, bins=2)
-    # Both classes carry the same binary decomposition, hence the factor two.
-    assert parts.reliability.item() == pytest.approx(2 * (0 + 0.25**2) / 2)
-    assert parts.resolution.item() == pytest.approx(2 * (0.375**2))
-    assert parts.uncertainty.item() == pytest.approx(2 * 0.625 * 0.375)
-    assert parts.within_bin_variance.item() == pytest.approx(0)
-    assert parts.within_bin_covariance.item() == pytest.approx(0)
-
-
 def flat(result: Tensor | tuple[Tensor, ...]) -> Tensor:
     parts = result if isinstance(result, tuple) else (result,)
     return torch.cat([part.double().flatten() for part in parts])
 
 
-@pytest.mark.parametrize("score", [f for f in FROM_PROBS if f is not ece_interval])
+@pytest.mark.parametrize("score", FROM_PROBS)
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**31))
 def test_order_of_rows_does_not_matter(score: Callable[..., Tensor], seed: int) -> None:
@@ -135,7 +96,7 @@ def test_strided_input_is_accepted(score: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(flat(score(strided, y)), flat(score(probs, y)), equal_nan=True)
 
 
-@pytest.mark.parametrize("score", [accuracy, nll, brier, ece, classwise_ece])
+@pytest.mark.parametrize("score", [accuracy, nll, brier, ece])
 def test_scalars_have_no_dimension(score: Callable[..., Tensor]) -> None:
     assert score(*predictions(5, 3)).shape == ()
 
@@ -178,10 +139,3 @@ def test_bad_input_is_refused(
 def test_bad_log_probs_are_refused(log_probs: Tensor, y: Tensor, message: str) -> None:
     with pytest.raises(VardropError, match="Expected " + message):
         nll_from_log_probs(log_probs, y)
-
-
-def test_bad_bins_are_refused() -> None:
-    with pytest.raises(
-        VardropError, match=r"Expected `bins` to be an integer of at least 1, but got 0\."
-    ):
-        brier_decomposition(GOOD, LABELS, bins=0)

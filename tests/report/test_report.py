@@ -111,13 +111,24 @@ def test_the_caption_of_log_alpha_is_true_at_every_threshold(tmp_path, threshold
     found = runs.results()
     found["compression"]["threshold"] = threshold
     g = torch.Generator().manual_seed(0)
-    arrays = {"log_alpha.1": torch.randn(3, 3, generator=g)}
+    arrays = {f"{n}.1": torch.randn(3, 3, generator=g) for n in ("log_alpha", "weight_pruned")}
     said = words(page([runs.write(tmp_path / "a", config=MINIMAL, results=found, arrays=arrays)]))
     assert "mostly noise" not in said
     limit = 3.0 if threshold is None else threshold
     done = "would be removed by the usual rule" if threshold is None else "were removed"
     assert f"with alpha above {math.exp(limit):.2g}, {done}." in said
     assert ("removes weights that are larger than their noise" in said) == (limit < 0)
+
+
+def test_noise_that_removes_nothing_has_no_threshold(tmp_path):
+    arrays = {"log_alpha.1.gate": torch.linspace(-2, 9, 30)}
+    run = runs.write(tmp_path / "a", config=MINIMAL, results=runs.results(), arrays=arrays)
+    said = words(page([run]))
+    assert "The method removes nothing by it." in said
+    assert "removed by the usual rule" not in said
+    ax = next(k for k in KINDS if k.title == "log alpha by layer").of(read_run(run))[""]
+    assert ax.get_title(loc="left") == ""
+    assert len(ax.lines) == 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +171,8 @@ def test_what_runs_share_is_said_once_and_the_rest_is_a_table(tmp_path):
 
 
 def test_runs_stand_in_columns_and_share_a_baseline(tmp_path):
-    pair = [runs.classification(tmp_path / n, seed=i) for i, n in enumerate(("one", "two"))]
+    config, results = runs.config("mnist", "vardrop fit mnist"), runs.results()
+    pair = [runs.write(tmp_path / n, config=config, results=results) for n in ("one", "two")]
     said = words(page(pair, out=tmp_path / "r.html"))
     assert "Side by side one two How good: Accuracy 0.9912 0.9912" in said
     assert "On test data one two most frequent class accuracy" in said

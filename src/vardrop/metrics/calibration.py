@@ -4,11 +4,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from vardrop.checks import check_integer
 from vardrop.errors import VardropError
-from vardrop.metrics.checks import check_classification, check_fraction
+from vardrop.metrics.checks import check_classification
 
 Scheme = Literal["width", "mass"]
 
@@ -52,13 +51,6 @@ class ReliabilityCurve(NamedTuple):
     accuracy: Tensor
     # The field hides the method `tuple.count`, which has no use on a curve.
     count: Tensor  # type: ignore[assignment]
-
-
-class ECEInterval(NamedTuple):
-    """Lower and upper end of an interval for the expected calibration error, both scalars."""
-
-    lower: Tensor
-    upper: Tensor
 
 
 def _top_label(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,87 +127,3 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> T
     """
     confidence, correct = _top_label(probs, y)
     return _binned_gap(confidence, correct, bins, scheme)
-
-
-def ece_interval(
-    probs: Tensor,
-    y: Tensor,
-    bins: int = 15,
-    scheme: Scheme = "width",
-    *,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> ECEInterval:
-    """Bootstrap interval for the expected calibration error.
-
-    [2 E - q_(1+level)/2, 2 E - q_(1-level)/2] cut to [0, 1], where E is `ece` and q are quantiles
-    of `ece` over resamples of the rows. Reflecting the quantiles at E (the basic bootstrap) takes
-    out the upward bias that resampling adds a second time; the plain quantiles can lie wholly above
-    the truth. Coverage is close to `level` while the calibration gaps are large against their
-    noise, and falls below it for a nearly calibrated model.
-
-    Args:
-        probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,).
-        bins: number of bins.
-        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
-        resamples: number of bootstrap resamples.
-        level: nominal coverage, such as 0.95.
-        seed: seed of the resampling, which leaves the global random state alone.
-
-    Returns:
-        lower and upper end, both scalars.
-
-    >>> probs = torch.tensor([[0.9, 0.1]]).expand(200, 2)
-    >>> y = (torch.arange(200) % 2 == 0).long()
-    >>> lower, upper = ece_interval(probs, y, resamples=200)
-    >>> bool(lower < 0.4 < upper)
-    True
-
-    Davison & Hinkley 1997, "Bootstrap methods and their application", sec. 5.2.
-    """
-    check_integer("resamples", resamples)
-    check_integer("seed", seed, at_least=0)
-    check_fraction("level", level)
-    confidence, correct = _top_label(probs, y)
-    rows = confidence.numel()
-    # Drawing on the CPU gives the same resamples whatever device holds the predictions.
-    generator = torch.Generator().manual_seed(seed)
-    draws = []
-    for _ in range(resamples):
-        pick = torch.randint(rows, (rows,), generator=generator).to(confidence.device)
-        draws.append(_binned_gap(confidence[pick], correct[pick], bins, scheme))
-    tails = confidence.new_tensor([(1 + level) / 2, (1 - level) / 2])
-    reflected = 2 * _binned_gap(confidence, correct, bins, scheme)
-    lower, upper = (reflected - torch.stack(draws).quantile(tails)).clamp(0, 1)
-    return ECEInterval(lower, upper)
-
-
-def classwise_ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
-    """Calibration error of each class probability, averaged over the classes.
-
-    1/K sum_k sum_b n_bk / N |freq_bk - prob_bk|, where the rows are binned by p_nk and freq_bk is
-    the fraction of rows with label k, prob_bk the mean of p_nk, in bin b.
-
-    Args:
-        probs: class probabilities, shape (N, K).
-        y: class indices, shape (N,).
-        bins: number of bins for each class.
-        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
-
-    Returns:
-        scalar in [0, 1].
-
-    >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
-    tensor(0.2500)
-
-    Kull et al. 2019, "Beyond temperature scaling: obtaining well-calibrated multi-class
-    probabilities with Dirichlet calibration"; Nixon et al. 2019, "Measuring calibration in deep
-    learning".
-    """
-    probs, y = check_classification(probs, y)
-    outcome = one_hot(y, probs.shape[1]).to(probs.dtype)
-    columns = zip(probs.T.contiguous(), outcome.T, strict=True)
-    gaps = [_binned_gap(column, hits, bins, scheme) for column, hits in columns]
-    return torch.stack(gaps).mean()

@@ -1,11 +1,9 @@
 """Checks on the inputs of the metrics, each with a message that says how to repair the input."""
 
-from numbers import Real
-
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_tensor, shown
+from vardrop.checks import check_tensor
 from vardrop.errors import VardropError
 
 
@@ -118,13 +116,3 @@ def check_classification(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     check_sums("probs", checked.sum(dim=1), probs.dtype)
     check_labels(y, *checked.shape)
     return checked, y.long()
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise unless `value` lies strictly between zero and one."""
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (real and 0 < value < 1):
-        raise VardropError(
-            f"Expected `{name}` to lie strictly between 0 and 1, but got {shown(value)}. "
-            "Write 90 percent as 0.9."
-        )

@@ -17,11 +17,6 @@ def _sorted_scores(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tenso
     return scores_in.to(dtype).sort().values, scores_out.to(dtype).sort().values
 
 
-def _count_at_least(ascending: Tensor, thresholds: Tensor) -> Tensor:
-    """Return how many of the `ascending` values reach each threshold."""
-    return ascending.numel() - torch.searchsorted(ascending, thresholds)
-
-
 def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
     """Area under the ROC curve for telling out-of-distribution from in-distribution cases.
 
@@ -47,56 +42,6 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
     # A tie is counted once and a win twice, in whole numbers, so ties are exact.
     twice_wins = (below + not_above).sum().to(scores_in.dtype)
     return twice_wins / (2 * scores_in.numel() * scores_out.numel())
-
-
-def aupr(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """Area under the precision-recall curve with out-of-distribution cases as positives.
-
-    Average precision sum_t (R_t - R_t-1) P_t over the distinct thresholds t, which is the mean over
-    out-of-distribution cases of the precision at their own score. Tied cases enter together.
-
-    Args:
-        scores_in: scores of in-distribution cases, shape (N,).
-        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
-
-    Returns:
-        scalar in [0, 1]; about M / (M + N) for a score that carries no information.
-
-    >>> aupr(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
-    tensor(0.8333)
-
-    Davis & Goadrich 2006, "The relationship between precision-recall and ROC curves"; for this use,
-    Hendrycks & Gimpel 2017, "A baseline for detecting misclassified and out-of-distribution
-    examples in neural networks".
-    """
-    scores_in, scores_out = _sorted_scores(scores_in, scores_out)
-    hits = _count_at_least(scores_out, scores_out).to(scores_out.dtype)
-    false_alarms = _count_at_least(scores_in, scores_out)
-    return (hits / (hits + false_alarms)).mean()
-
-
-def fpr95(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """False-positive rate when at least 95 % of the out-of-distribution cases are detected.
-
-    Fraction of s_in >= t, for the highest t that at least 95 % of s_out reach. Some papers take
-    in-distribution cases as positives instead: `fpr95(-scores_out, -scores_in)` is their number.
-
-    Args:
-        scores_in: scores of in-distribution cases, shape (N,).
-        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
-
-    Returns:
-        scalar in [0, 1]; lower is better.
-
-    >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
-    tensor(0.2500)
-
-    Hendrycks, Mazeika & Dietterich 2019, "Deep anomaly detection with outlier exposure".
-    """
-    scores_in, scores_out = _sorted_scores(scores_in, scores_out)
-    # Detecting 95 % leaves out at most 5 %; whole numbers avoid rounding 0.95 * M.
-    missed = scores_out.numel() * 5 // 100
-    return (scores_in >= scores_out[missed]).to(scores_in.dtype).mean()
 
 
 class RiskCoverage(NamedTuple):

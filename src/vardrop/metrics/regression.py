@@ -8,60 +8,9 @@ from torch import Tensor
 from vardrop.errors import VardropError
 from vardrop.metrics.checks import (
     check_finite,
-    check_fraction,
     check_shape,
     check_values,
 )
-
-
-def _check_draws(draws: Tensor, y: Tensor, least: int) -> tuple[Tensor, Tensor]:
-    """Return draws and observed values, once known to be finite and to match."""
-    draws, y = check_finite("draws", draws), check_finite("y", y)
-    if draws.ndim != y.ndim + 1 or draws.shape[1:] != y.shape:
-        raise VardropError(
-            f"Expected `draws` to have shape (S, *y.shape) with y.shape = {tuple(y.shape)}, "
-            f"but got shape {tuple(draws.shape)}. Move the dimension of the draws to the front."
-        )
-    if draws.shape[0] < least:
-        raise VardropError(
-            f"Expected `draws` to hold at least {least} draws, but got {draws.shape[0]}. "
-            "Take more draws, or pass fair=False to score a single one."
-        )
-    return draws, y
-
-
-def crps(draws: Tensor, y: Tensor, *, fair: bool = True) -> Tensor:
-    """Continuous ranked probability score of an ensemble of draws, averaged over the cases.
-
-    1/S sum_s |x_s - y| - 1/(2 D) sum_s sum_t |x_s - x_t|, with D = S (S - 1) for the fair estimator
-    and D = S^2 for the plain one. The fair one is unbiased for the distribution the draws come from
-    and may be negative for one case; the plain one scores the ensemble itself, as if its draws were
-    the whole distribution, and depends on S.
-
-    Args:
-        draws: draws from the predictive distribution, shape (S, *), with draws first.
-        y: observed values, shape (*).
-        fair: whether to use the fair estimator, which needs at least two draws.
-
-    Returns:
-        scalar in the unit of `y`; lower is better.
-
-    >>> draws, y = torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])
-    >>> crps(draws, y), crps(draws, y, fair=False)
-    (tensor(0.), tensor(0.5000))
-
-    Gneiting & Raftery 2007, "Strictly proper scoring rules, prediction, and estimation"; Ferro
-    2014, "Fair scores for ensemble forecasts".
-    """
-    draws, y = _check_draws(draws, y, least=2 if fair else 1)
-    size = draws.shape[0]
-    # Distances between draws do not change around y, and small numbers lose less precision.
-    ascending = (draws - y).movedim(0, -1).sort(dim=-1).values
-    # Half the double sum is sum_i (2 i - S - 1) x_(i) over sorted draws, so no pairs are formed.
-    rank = torch.arange(1, size + 1, device=draws.device)
-    half_sum = ((2 * rank - size - 1) * ascending).sum(dim=-1)
-    pairs = size * (size - 1) if fair else size**2
-    return (ascending.abs().mean(dim=-1) - half_sum / pairs).mean()
 
 
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
@@ -161,28 +110,3 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     """
     lower, upper = _check_bounds(lower, upper)
     return (upper - lower).mean()
-
-
-def pinball_loss(pred_quantile: Tensor, y: Tensor, quantile: float) -> Tensor:
-    """Pinball loss of predicted quantiles, whose minimiser is the true quantile.
-
-    1/N sum_n max(q (y_n - x_n), (q - 1) (y_n - x_n)) for predictions x_n of quantile q.
-
-    Args:
-        pred_quantile: predicted quantiles, any shape (*).
-        y: observed values, shape (*).
-        quantile: probability q of the quantile, strictly between 0 and 1.
-
-    Returns:
-        scalar in the unit of `y`, at least 0; half the mean absolute error for q = 0.5.
-
-    >>> pinball_loss(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), 0.9)
-    tensor(0.5000)
-
-    Koenker & Bassett 1978, "Regression quantiles".
-    """
-    check_fraction("quantile", quantile)
-    pred_quantile, y = check_finite("pred_quantile", pred_quantile), check_finite("y", y)
-    check_shape("y", y, pred_quantile.shape, "pred_quantile")
-    excess = y - pred_quantile
-    return torch.maximum(quantile * excess, (quantile - 1) * excess).mean()

@@ -1,10 +1,9 @@
-"""The pictures of a report: which there are, the arrays of a run that each needs, their order."""
+"""The pictures of a report: which there are, what each needs of a run, what it says below."""
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 
 from vardrop.errors import VardropError
 from vardrop.report.pictures import certainty, maps, sparsity, training
-from vardrop.report.pictures.canvas import png, short
+from vardrop.report.pictures.canvas import short
 from vardrop.report.run import StoredRun
 
 # A picture may come in several parts, such as one per layer; no part means that data is absent.
@@ -65,24 +64,35 @@ def _training(run: StoredRun) -> Parts:
     return {"": training.training_curves(rows)}
 
 
-def threshold(run: StoredRun) -> float:
-    """The threshold on log alpha that the run pruned with, else the usual 3."""
+def _judged(run: StoredRun) -> dict[str, torch.Tensor]:
+    """log alpha of the layers whose weights the method removes by it."""
+    pruned = run.layers("weight_pruned")
+    return {name: values for name, values in run.layers("log_alpha").items() if name in pruned}
+
+
+def threshold(run: StoredRun) -> float | None:
+    """The threshold on log alpha that the run pruned with, else the usual 3; None without one."""
     found = (run.results.get("compression") or {}).get("threshold")
+    if not _judged(run):
+        return None
     return 3.0 if found is None else float(found)
 
 
 def _alpha(run: StoredRun) -> Parts:
-    layers = {run.label(name): values for name, values in run.layers("log_alpha").items()}
+    found = _judged(run) or run.layers("log_alpha")
+    layers = {run.label(name): values for name, values in found.items()}
     return {"": sparsity.alpha_histograms(layers, threshold(run))} if layers else {}
 
 
 def _alpha_caption(run: StoredRun) -> str:
     """What stands on the two sides of the threshold, whatever it is."""
     limit = threshold(run)
+    text = "alpha is the variance of the noise over the square of what it is on. "
+    if limit is None:
+        return f"{text}The method removes nothing by it."
     pruned = (run.results.get("compression") or {}).get("threshold") is not None
-    text = (
-        "alpha is the variance of the noise of a weight over the square of the weight. Weights to "
-        f"the right of the dashed line, with alpha above {math.exp(limit):.2g}, "
+    text += (
+        f"Weights to the right of the dashed line, with alpha above {math.exp(limit):.2g}, "
         f"{'were removed' if pruned else 'would be removed by the usual rule'}."
     )
     if limit < 0:
@@ -258,91 +268,3 @@ KINDS = (
         _weights,
     ),
 )
-
-
-Drawn = Mapping[Kind, Mapping[str, Parts]]
-
-
-@dataclass(frozen=True)
-class Card:
-    """A picture with its label and caption; without an image where a run has none to show."""
-
-    label: str
-    caption: str
-    style: str
-    alt: str = ""
-    image: str = ""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Cards in so many columns, with a heading where there is one."""
-
-    cards: list[Card]
-    columns: int
-    heading: str = ""
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of pictures, and the titles of those that no run has the data for."""
-
-    title: str
-    grids: list[Grid]
-    missing: list[str]
-
-
-def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
-    """All pictures of the runs: one run's in a grid, several runs' side by side, kind by kind."""
-    return [_section(title, runs) for title in dict.fromkeys(kind.section for kind in KINDS)]
-
-
-def _section(title: str, runs: Mapping[str, StoredRun]) -> Section:
-    drawn = {
-        kind: {name: kind.of(run) if kind.suits(run) else {} for name, run in runs.items()}
-        for kind in KINDS
-        if kind.section == title
-    }
-    grids = (_alone if len(runs) == 1 else _side_by_side)(drawn, runs)
-    missing = [
-        kind.title
-        for kind, found in drawn.items()
-        if not any(found.values()) and any(map(kind.suits, runs.values()))
-    ]
-    return Section(title, [grid for grid in grids if grid.cards], missing)
-
-
-def _alone(drawn: Drawn, runs: Mapping[str, StoredRun]) -> list[Grid]:
-    cards = [
-        _card(kind, name, part, ax, kind.title, kind.says(runs[name]))
-        for kind, found in drawn.items()
-        for name, parts in found.items()
-        for part, ax in parts.items()
-    ]
-    return [Grid(cards, 1)]
-
-
-def _side_by_side(drawn: Drawn, runs: Mapping[str, StoredRun]) -> list[Grid]:
-    grids = []
-    for kind, found in drawn.items():
-        every = dict.fromkeys(part for parts in found.values() for part in parts)
-        alike = {kind.says(runs[name]) for name, parts in found.items() if parts}
-        shared = alike.pop() if len(alike) == 1 else ""
-        cards = [
-            _card(kind, name, part, parts.get(part), name, "" if shared else kind.says(runs[name]))
-            for part in every
-            for name, parts in found.items()
-        ]
-        grids.append(Grid(cards, len(found), kind.title, shared))
-    return grids
-
-
-def _card(kind: Kind, name: str, part: str, ax: Axes | None, label: str, caption: str = "") -> Card:
-    label = f"{label}: {part}" if part else label
-    style = "photo" if kind.photo else "chart"
-    if ax is None:
-        return Card(label, caption, style)
-    about = f"{kind.title}, {part}," if part else kind.title
-    alt = f"{about} of run {name}. {ax.get_title(loc='left')}".strip()
-    return Card(label, caption, style, alt, base64.b64encode(png(ax, clear=kind.photo)).decode())

@@ -12,7 +12,7 @@ import jinja2
 from vardrop.errors import VardropError
 from vardrop.files import check_apart, write_atomically
 from vardrop.metrics.meaning import BASELINES
-from vardrop.report.gallery import sections
+from vardrop.report.cards import sections
 from vardrop.report.run import StoredRun, read_run
 from vardrop.report.summary import Figure, facts, figures, predicts, remarks
 from vardrop.report.tables import Table, beside, compared, confusions, flatten, table

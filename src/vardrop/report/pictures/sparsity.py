@@ -27,7 +27,7 @@ _LOW, _HIGH = -12.0, 20.0
 
 
 def alpha_histograms(
-    log_alpha: Mapping[str, Numbers], threshold: float = 3.0, ax: Axes | None = None
+    log_alpha: Mapping[str, Numbers], threshold: float | None = 3.0, ax: Axes | None = None
 ) -> Axes:
     """Draw a histogram of log alpha for every layer, with the threshold of pruning.
 
@@ -36,7 +36,7 @@ def alpha_histograms(
 
     Args:
         log_alpha: by layer, any shapes, as `vardrop.log_alpha(net)` gives it.
-        threshold: of pruning.
+        threshold: of pruning; None where the method removes nothing by it.
         ax: where to draw; a new figure without it.
 
     >>> from vardrop.report import alpha_histograms
@@ -50,20 +50,24 @@ def alpha_histograms(
     ax = axes(ax, height=max(3.0, 0.9 + 0.5 * len(log_alpha)))
     values = {name: numbers(f"log_alpha[{name!r}]", v).ravel() for name, v in log_alpha.items()}
     known = np.concatenate([v[~np.isnan(v)] for v in values.values()])
-    low, high = np.clip([known.min(initial=0), known.max(initial=threshold)], _LOW, _HIGH)
-    edges = np.linspace(low, max(high, threshold) + 0.5, 61)
+    limit = _HIGH + 1 if threshold is None else threshold
+    shown = known if threshold is None else np.append(known, threshold)
+    low, high = np.clip([shown.min(initial=0), shown.max(initial=0)], _LOW, _HIGH)
+    edges = np.linspace(low, (high if threshold is None else max(high, threshold)) + 0.5, 61)
     labels = []
     for level, (name, value) in enumerate(values.items()):
         inside = np.clip(value[~np.isnan(value)], edges[0], edges[-1])
         # Roots keep the few weights in sight that stay beside the many that go.
         counts = np.sqrt(np.histogram(inside, edges)[0])
         heights = -level + 0.8 * np.append(counts, 0) / max(float(counts.max()), 1.0)
-        for colour, part in ((BLUE, edges <= threshold), (RED, edges >= threshold)):
+        for colour, part in ((BLUE, edges <= limit), (RED, edges >= limit)):
             ax.fill_between(edges, -level, heights, where=part, step="post", color=colour, lw=0)
-        labels.append(f"{short(name)}\n{100 * np.mean(value >= threshold):.1f} % over")
-    ax.axvline(threshold, color=GREY, linestyle="--", linewidth=1)
+        over = "" if threshold is None else f"\n{100 * np.mean(value >= threshold):.1f} % over"
+        labels.append(f"{short(name)}{over}")
+    if threshold is not None:
+        ax.axvline(threshold, color=GREY, linestyle="--", linewidth=1)
     ax.set_yticks([0.3 - i for i in range(len(values))], labels=labels, parse_math=False)
-    tidy(ax, x="log alpha", title=f"threshold {threshold:.3g}")
+    tidy(ax, x="log alpha", title="" if threshold is None else f"threshold {threshold:.3g}")
     ax.tick_params(axis="y", length=0)
     return ax
 
