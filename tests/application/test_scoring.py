@@ -10,6 +10,7 @@ import torch
 from sklearn import metrics as sklearn
 
 from vardrop.application import evaluate, fit, load_run
+from vardrop.application.evaluation import _against
 from vardrop.application.scoring import class_scores, constant, frequencies, majority, number_scores
 from vardrop.cli import printing
 from vardrop.training.observers import Observer
@@ -130,6 +131,12 @@ def test_baselines_know_the_training_rows_alone():
     assert numbers["rmse"] == pytest.approx(math.sqrt(2 / 3))
     assert numbers["r2"] == pytest.approx(0)
     assert numbers["width95"] == pytest.approx(2 * 1.959964, rel=1e-5)
+
+
+def test_the_difference_to_others_has_its_standard_error():
+    rows = {"net": torch.tensor([1.0, 2.0, 3.0, 4.0]), "plain": torch.tensor([1.0, 1.0, 3.0, 3.0])}
+    assert _against(rows) == {"plain": {"nll": 0.5, "error": 0.25}}
+    assert _against({"plain": rows["plain"]}) == {}
 
 
 @pytest.fixture(scope="module")

@@ -82,10 +82,11 @@ def test_what_to_decide_by_comes_first(whole):
         "How good: Accuracy 0.9912 Fraction of rows whose most probable class is right; higher is",
         "The most frequent class alone: 0.1135. 400 test rows leave open 0.976 to 0.997.",
         "How sure: Calibration error (ECE) 0.0043",
-        "Against the plain net: NLL better by 0.0056",
+        "Against the plain net better On held-out rows: NLL (log loss) 0.0355, plain 0.0411; accuracy",
+        "The NLLs differ by 0.0056 \N{PLUS-MINUS SIGN} 0.0021.",
         "The test part has no row of class 7",
         "On test data this net most frequent class accuracy",
-        "On held-out rows",
+        "On held-out rows Rows of the training data",
         "this net plain net most frequent class NLL (log loss)",
         "By class",
         "Confusions",
@@ -190,6 +191,15 @@ def test_uneven_classes_have_no_accuracy_as_headline(tmp_path):
     assert "How good: Balanced accuracy undefined" in said
     assert "Accuracy, which is easy here: 1.0000, and 1.0000 by that class alone." in said
     assert "How good: Accuracy" not in said
+
+
+@pytest.mark.parametrize(
+    ("gap", "word"), [(-0.1, "better"), (0.1, "worse"), (0.03, "no clear difference")]
+)
+def test_the_plain_net_is_told_from_noise(tmp_path, gap, word):
+    found = {**runs.results(), "against": {"plain": {"nll": gap, "error": 0.02}}}
+    said = words(page([runs.write(tmp_path / "a", config=MINIMAL, results=found)]))
+    assert f"Against the plain net {word} On held-out rows" in said
 
 
 def test_images_are_labelled(whole, tmp_path):

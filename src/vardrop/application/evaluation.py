@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,9 +66,10 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
     Returns:
         The content of results.json: `metrics`, those to be read first at the beginning, `by_class`
         and `confusion`; `baseline`, the same scores of the mean or of the most frequent class;
-        `notes`, what the test rows cannot tell; `ood` with areas under the ROC curve; and
-        `held_out`, what rows that were held out of the training decided. A score that is undefined
-        or not finite is None, and `notes` or `not_finite` say why.
+        `notes`, what the test rows cannot tell; `ood` with areas under the ROC curve; `held_out`,
+        what rows that were held out of the training decided, and `against`, by how much the net is
+        worse on them than others. A score that is undefined or not finite is None, and `notes` or
+        `not_finite` say why.
     """
     with working(run.directory):
         return measure(run, ood, samples)
@@ -86,6 +87,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         **run.results,
         "task": run.data.task,
         "held_out": {} if run.choice is None else run.choice.to_json(),
+        "against": {} if run.choice is None else _against(run.choice.rows),
         "layers": _layers(run.net),
     }
     scored, found = (_of_classes if p.classifies else _of_numbers)(p, run)
@@ -132,6 +134,17 @@ def _of_numbers(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tens
     arrays = {"x": data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
     baseline = {"name": "mean", **scoring.constant(known, y)}
     return {**dataclasses.asdict(scored), "baseline": baseline}, arrays
+
+
+def _against(rows: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """By how much the NLL of held-out rows is above that of the others, with its standard error."""
+    found = {}
+    for name, other in rows.items():
+        if "net" in rows and name != "net":
+            worse = rows["net"] - other
+            error = float(worse.std(correction=0)) / math.sqrt(len(worse))
+            found[name] = {"nll": float(worse.mean()), "error": error}
+    return found
 
 
 def _layers(net: nn.Module) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ _PARTS = {
     "metrics": dict,
     "baseline": dict,
     "held_out": dict,
+    "against": dict,
     "ood": dict,
     "compression": dict,
     "curve": list,

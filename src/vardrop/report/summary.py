@@ -131,23 +131,23 @@ def _plausible(run: StoredRun) -> str:
 
 
 def _against(run: StoredRun) -> list[Figure]:
-    """The plain net, where the run was compared with it."""
-    held = run.results.get("held_out") or {}
-    net, plain = held.get("net"), held.get("plain")
-    if not isinstance(net, Mapping) or not isinstance(plain, Mapping):
+    """The plain net, where the run was compared with it; two standard errors tell them apart."""
+    held, against = run.results.get("held_out") or {}, run.results.get("against") or {}
+    net, plain, found = held.get("net"), held.get("plain"), against.get("plain")
+    if not (isinstance(net, Mapping) and isinstance(plain, Mapping) and isinstance(found, Mapping)):
         return []
-    ours, theirs = net.get("nll"), plain.get("nll")
-    if not isinstance(ours, float) or not isinstance(theirs, float):
+    gap, error = found.get("nll"), found.get("error")
+    if not isinstance(gap, float) or not isinstance(error, float):
         return []
-    word = "better" if ours < theirs else "worse"
-    told = "; ".join(
+    word = "no clear difference" if abs(gap) < 2 * error else "better" if gap < 0 else "worse"
+    both = "; ".join(
         f"{title(name)} {number(net[name])}, plain {number(plain[name])}"
         for name in net
         if name in plain
     )
-    text = f"With its noise the net is {word} than without, on held-out rows: {told}."
-    value = f"{word} by {number(abs(ours - theirs))}"
-    return [Figure("Against the plain net: NLL", value, text)]
+    apart = f"{number(abs(gap))} \N{PLUS-MINUS SIGN} {number(error)}"
+    text = f"On held-out rows: {both}. The NLLs differ by {apart}."
+    return [Figure("Against the plain net", word, text)]
 
 
 def _small(run: StoredRun) -> list[Figure]:
