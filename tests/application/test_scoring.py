@@ -13,6 +13,7 @@ from vardrop.application import evaluate, fit, load_run
 from vardrop.application.evaluation import _against
 from vardrop.application.scoring import class_scores, constant, frequencies, majority, number_scores
 from vardrop.cli import printing
+from vardrop.errors import VardropError
 from vardrop.training.observers import Observer
 
 G = torch.Generator().manual_seed(0)
@@ -169,3 +170,18 @@ def test_results_are_json_without_a_test_row_of_a_class(rare):
     assert found["metrics"]["balanced_accuracy"] is None
     json.loads((rare.directory / "results.json").read_text(), parse_constant=pytest.fail)
     assert "undefined" in repr(loaded)
+
+
+def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
+    x = torch.randn(60, 2, generator=G)
+    settings = {**QUICK, "folds": 2, "out": tmp_path / "run"}
+    run = fit((x.numpy(), x[:, 0].numpy()), "mlp", test=False, **settings)
+    found = evaluate(run)
+    assert (found["metrics"], len(found["layers"])) == ({}, 3)
+    assert found["notes"] == ["No rows were kept for a test: the scores are of rows that were held out in turn."]  # fmt: skip
+    printing.run(run, as_json=False)
+    shown = capsys.readouterr().out
+    assert "scores on rows held out in turn" in shown
+    assert "mean of the target" in shown
+    with pytest.raises(VardropError, match="Expected test rows to tell photos from. No rows"):
+        evaluate(run, ["photos"])

@@ -202,6 +202,13 @@ def test_the_plain_net_is_told_from_noise(tmp_path, gap, word):
     assert f"Against the plain net {word} On held-out rows" in said
 
 
+def test_without_a_test_part_held_out_rows_are_the_headline(tmp_path):
+    found = {"task": "classification", "metrics": {}, "held_out": runs.results()["held_out"]}
+    said = words(page([runs.write(tmp_path / "a", config=MINIMAL, results=found)]))
+    assert "How good on held-out rows: Accuracy 0.9900" in said
+    assert "The most frequent class alone: 0.1100." in said
+
+
 def test_images_are_labelled(whole, tmp_path):
     run = read_run(runs.classification(tmp_path / "a"))
     ax = next(k for k in KINDS if k.photo).of(run)[""]

@@ -16,6 +16,7 @@ from vardrop.application.config import Config, working
 from vardrop.application.run import SAMPLES, Run, predicted
 from vardrop.compression import masked
 from vardrop.data import Part, load_out_of_distribution
+from vardrop.errors import VardropError
 from vardrop.files import write_tensors
 from vardrop.functional.normal import LOG_2PI
 from vardrop.gates import Gate
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 16  # images in the report
 _VALIDATION_SAMPLES = 8
+_UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
 
 
 def validation_scores(elbo: ELBO, part: Part, config: Config) -> dict[str, float]:
@@ -77,7 +79,6 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
 
 def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
     """What `evaluate` does, for a caller that has the directory to itself."""
-    p = run.predict(run.data.test.x, samples)
     arrays_path = run.directory / "arrays.safetensors"
     arrays = run.arrays()
     results: dict[str, Any] = {
@@ -89,22 +90,35 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         "held_out": {} if run.choice is None else run.choice.to_json(),
         "against": {} if run.choice is None else _against(run.choice.rows),
         "layers": _layers(run.net),
+        "metrics": {},
+        "notes": [_UNTESTED],
     }
-    scored, found = (_of_classes if p.classifies else _of_numbers)(p, run)
-    results, arrays = {**results, **scored}, {**arrays, **found}
-    for name in ood:
-        other = run.predict(
-            load_out_of_distribution(name, run.about.shape, run.config.data.directory), samples
-        )
-        results["ood"] = {**results["ood"], name: _told_apart(p, other)}
-        arrays[f"entropy_out_{name}"], arrays[f"epistemic_out_{name}"] = (
-            other.entropy,
-            other.epistemic,
-        )
+    if len(run.data.test.y):
+        p = run.predict(run.data.test.x, samples)
+        scored, found = (_of_classes if p.classifies else _of_numbers)(p, run)
+        apart, others = _out_of_distribution(p, run, ood, samples)
+        results |= {**scored, "ood": {**results["ood"], **apart}}
+        arrays |= {**found, **others}
+    elif ood:
+        raise VardropError(f"Expected test rows to tell {', '.join(ood)} from. {_UNTESTED}")
     arrays = {**_layer_arrays(run), **arrays}
     write_tensors(arrays_path, arrays)
     run.keep(results)
     return run.results
+
+
+def _out_of_distribution(
+    p: Prediction, run: Run, names: Sequence[str], samples: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Areas under the ROC curve by set, and the uncertainties of their images."""
+    apart, arrays, directory = {}, {}, run.config.data.directory
+    for name in names:
+        images = load_out_of_distribution(name, run.about.shape, directory)
+        other = run.predict(images, samples)
+        apart[name] = _told_apart(p, other)
+        arrays[f"entropy_out_{name}"] = other.entropy
+        arrays[f"epistemic_out_{name}"] = other.epistemic
+    return apart, arrays
 
 
 def _of_classes(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tensor]]:

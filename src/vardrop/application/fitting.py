@@ -252,9 +252,5 @@ def _train(
         elbo = carried_out(Order(config, path, data, net, watch, world, resuming))
     run = Run(path, config, elbo, data)
     if world.first and not (path / "results.json").is_file():  # else they are of this very net
-        if len(data.test.y):
-            measure(run)
-        else:
-            held_out = {} if run.choice is None else run.choice.to_json()
-            run.keep({"task": data.task, "metrics": {}, "held_out": held_out})
+        measure(run)
     return run

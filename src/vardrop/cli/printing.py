@@ -51,25 +51,35 @@ def run(run: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
         return
-    rows = run.about.sizes["test"]
-    say(f"{run.config.net} on {run.about.name}, scores on {rows:,} rows of test data")
-    baseline = results.get("baseline") or {}
+    rows, columns = run.about.sizes["test"], _columns(results)
+    on = f"{rows:,} rows of test data" if rows else "rows held out in turn"
+    say(f"{run.config.net} on {run.about.name}, scores on {on}")
     table = Table()
     table.add_column("score")
-    for name in ("value", *filter(None, [BASELINES.get(baseline.get("name", ""))])):
+    for name in columns:
         table.add_column(name, justify="right")
     table.add_column("better")
-    for name, value in results["metrics"].items():
-        known = [number(baseline.get(name))] if baseline else []
-        table.add_row(title(name), number(value), *known, _better(name))
+    for name in next(iter(columns.values()), {}):
+        cells = (number(scores.get(name)) for scores in columns.values())
+        table.add_row(title(name), *cells, _better(name))
     for data, scores in results.get("ood", {}).items():
         for name, value in scores.items():
-            gap = [""] if baseline else []
-            table.add_row(f"{data}: {title(name)}", number(value), *gap, _better(name))
+            gaps = [""] * (len(columns) - 1)
+            table.add_row(f"{data}: {title(name)}", number(value), *gaps, _better(name))
     Console().print(table)
     for line in [*results.get("notes", []), *filter(None, [run.advice])]:
         say(line)
     say(f"run: {run.directory}")
+
+
+def _columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Scores on test rows, those of no net beside them; of held-out rows where there is no test."""
+    baseline = results.get("baseline") or {}
+    if results["metrics"]:
+        others = {"majority", "mean"} & {baseline.get("name")}
+        return {"value": results["metrics"], **{BASELINES[name]: baseline for name in others}}
+    held = results.get("held_out") or {}
+    return {label: held[name] for name, label in BASELINES.items() if name in held}
 
 
 def _better(name: str) -> str:

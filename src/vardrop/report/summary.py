@@ -63,7 +63,8 @@ def _kinds(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def predicts(run: StoredRun) -> str:
     """What a run predicts, from what, and by which net and method."""
     config = run.config
-    name = Path(str((config.get("data") or {}).get("name") or "")).name
+    data = config.get("data") or {}
+    name = "data given in Python" if data.get("given") else Path(str(data.get("name") or "")).name
     what = f"a class of {name}" if run.task == "classification" else f"a number of {name}"
     if run.target:
         what = f"{run.target!r} of {name}"
@@ -89,16 +90,31 @@ def predicts(run: StoredRun) -> str:
 def figures(run: StoredRun) -> list[Figure]:
     """How good, against what, how sure, how small."""
     scores, baseline = run.results.get("metrics") or {}, run.results.get("baseline") or {}
+    question = "How good"
+    if not scores:
+        scores, baseline = _held_out(run)
+        question = "How good on held-out rows"
     names = list(scores)
     good = names[: 2 if names[:1] == ["balanced_accuracy"] else 1]
     if run.task == "regression":
         good = [name for name in ("rmse", "r2") if name in scores]
-    found = [_score("How good", name, scores, baseline) for name in good]
-    if good == ["accuracy"]:
+    found = [_score(question, name, scores, baseline) for name in good]
+    if good == ["accuracy"] and question == "How good":
         found[0] = found[0]._replace(text=f"{found[0].text}{_plausible(run)}")
     sure = [name for name in ("ece", "coverage95") if name in scores]
     found += [_score("How sure", name, scores, {}) for name in sure]
     return [*found, *_against(run), *_small(run)]
+
+
+def _held_out(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scores of the net, NLL last, and of none, where rows were held out and none kept to test."""
+    held = run.results.get("held_out") or {}
+    net = dict(held["net"]) if isinstance(held.get("net"), Mapping) else {}
+    net |= {"nll": net.pop("nll")} if "nll" in net else {}
+    for name in ("majority", "mean"):
+        if isinstance(held.get(name), Mapping):
+            return net, {"name": name, **held[name]}
+    return net, {}
 
 
 def _score(
