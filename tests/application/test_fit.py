@@ -319,7 +319,8 @@ def test_methods_know_their_papers_and_options():
 def test_nets_and_errors_of_the_verbs(tmp_path):
     assert build_net("lenet5", (3, 32, 32), 7)(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
     with pytest.raises(
-        vd.VardropError, match="a net among mlp50, mlp, lenet300, lenet5, but got 'vgg'"
+        vd.VardropError,
+        match="a net among mlp50, mlp, lenet300, lenet5, or hidden .*, but got 'vgg'",
     ):
         build_net("vgg", (4,), 3)
     with pytest.raises(vd.VardropError, match="images of at least 4 x 4 for the net lenet5"):

@@ -17,7 +17,7 @@ COMMANDS = (
     "compress {0}",
     "report {0}",
 )
-WIDTH, HEIGHT = 1100, 900
+WIDTH, HEIGHT = 1100, 1100
 
 
 def commanded(line):
