@@ -23,6 +23,7 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
     Returns:
         scalar in [0, 1].
 
+    >>> import torch
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
     tensor(0.5000)
 
@@ -46,6 +47,7 @@ def nll(probs: Tensor, y: Tensor) -> Tensor:
     Returns:
         scalar in nats, at least 0.
 
+    >>> import torch
     >>> nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1]))
     tensor(0.6931)
 
@@ -67,6 +69,7 @@ def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
     Returns:
         scalar in nats, at least 0.
 
+    >>> import torch
     >>> log_probs = torch.tensor([[0.0, -200.0]]).log_softmax(dim=1)
     >>> nll_from_log_probs(log_probs, torch.tensor([1]))
     tensor(200.)
@@ -92,6 +95,7 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
     Returns:
         scalar in [0, 2].
 
+    >>> import torch
     >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 0]))
     tensor(0.2500)
 
