@@ -102,20 +102,12 @@ def changed(column, row, value):
 BROKEN = {
     "no target": (houses(), {}, "a target for .*houses.csv, but got none. .*'area', 'town'"),
     "unknown target": (houses(), {"target": "cost"}, "target column 'cost', but it has 'area'"),
-    "constant column": (houses().assign(k=1), {}, "column 'k' of .*houses.csv to vary.*constant"),
-    "empty column": (houses().assign(k=None), {}, "column 'k' of .* to vary"),
-    "constant columns": (
-        houses().assign(**{"k": 1, "k 2": "x"}),
-        {},
-        r"columns 'k', 'k 2' of .* to vary.*--drop k --drop 'k 2' \(in Python drop=\['k', 'k 2'\]\)",
-    ),
     "overflow": (houses().assign(k=[(-1) ** i * 1.7e308 for i in range(60)]), {}, "'k' .* finite"),
     "rounding": (houses().assign(k=[i * 5e-324 for i in range(60)]), {}, "'k' .* deviation of 0"),
     "constant target": (houses().assign(price=2.0), {}, "target column 'price' .* is constant"),
     "hole in target": (changed("price", 4, None), {}, "target column 'price' .* row 5 has none"),
     "text in target": (changed("price", 6, "dear"), {}, "column 'price' .* got 'dear' in row 7"),
     "infinite": (changed("area", 9, math.inf), {}, "numbers in column 'area' .* 'inf' in row 10"),
-    "identifiers": (houses().assign(k=[f"n{i}" for i in range(60)]), {}, "at most 50 categories in column 'k'.*--drop k"),
     "text to regress": (houses(), {"target": "town", "task": "regression"}, "'town' .* in row"),
     "many classes": (houses(400), {"task": "classification"}, "at most 50 classes in column"),
     "unknown drop": (houses(), {"drop": ["k"]}, "to have the column 'k' for `drop`"),
@@ -129,8 +121,6 @@ def test_broken_tables_are_told(tmp_path, case):
     table, arguments, text = BROKEN[case]
     if case != "no target":
         arguments = {"target": "price", **arguments}
-    if case == "identifiers":
-        table = pd.concat([table] * 2).assign(k=[f"n{i}" for i in range(120)])
     with pytest.raises(vd.VardropError, match=text):
         load_dataset(write(tmp_path, table), **arguments)
 
@@ -149,7 +139,7 @@ def test_broken_files_are_told(tmp_path):
     }.items():
         with pytest.raises(vd.VardropError, match=text):
             read_table(tmp_path / name)
-    with pytest.raises(vd.VardropError, match="a file that ends in .csv, .parquet, .pq"):
+    with pytest.raises(vd.VardropError, match="a file that ends in .csv, .tsv, .*.parquet, .pq"):
         read_table(tmp_path / "table.xls")
     with pytest.raises(vd.VardropError, match="data to be one of digits, iris"):
         load_dataset("imagenet")

@@ -235,7 +235,7 @@ def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
             )
         return net
     with own_generators(seed=config.settings.seed):
-        return build_net(config.net, config.about.shape, config.outputs)
+        return build_net(config.net, config.about.shape, config.outputs, config.about.embeddings)
 
 
 def _train(

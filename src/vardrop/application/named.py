@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vardrop.data.splits import Kind
 from vardrop.errors import VardropError
@@ -19,6 +19,7 @@ from vardrop.recipes import METHODS, BaseRecipe, Recipe, bayes_by_backprop, spar
 from vardrop.training.settings import FEW
 
 PLAIN = "none"
+_WIDEST = 32  # of an embedding
 Shape = tuple[int, ...]
 
 
@@ -117,8 +118,35 @@ def usual_net(kind: Kind, rows: int) -> str:
     return "mlp50" if kind == "table" and rows < FEW else "mlp"
 
 
-def build_net(name: str, shape: Shape, outputs: int) -> nn.Sequential:
-    """A fresh plain net by its name.
+class Embedded(nn.Module):
+    """Rows (N, features) with the numbers of categories replaced by embeddings, at the end.
+
+    Args:
+        counts: by their place, how many numbers a column has.
+        features: how many columns there are.
+    """
+
+    def __init__(self, counts: Mapping[int, int], features: int) -> None:
+        super().__init__()
+        self.places = tuple(counts)
+        self.others = tuple(i for i in range(features) if i not in counts)
+        sizes = [min(_WIDEST, round(1.6 * count**0.56)) for count in counts.values()]
+        self.tables = nn.ModuleList(map(nn.Embedding, counts.values(), sizes))
+        self.features = len(self.others) + sum(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers that no category has count as the nearest one."""
+        found = [x[:, list(self.others)]]
+        for place, table in zip(self.places, self.tables, strict=True):
+            assert isinstance(table, nn.Embedding)
+            found.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
+        return torch.cat(found, 1)
+
+
+def build_net(
+    name: str, shape: Shape, outputs: int, embeddings: Mapping[int, int] | None = None
+) -> nn.Sequential:
+    """A fresh plain net by its name; with embeddings for the columns of these places.
 
     >>> build_net("lenet5", (1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -126,6 +154,9 @@ def build_net(name: str, shape: Shape, outputs: int) -> nn.Sequential:
     Linear(in_features=3, out_features=64, bias=True)
     """
     check_net_name(name)
+    if embeddings:
+        first = Embedded(embeddings, prod(shape))
+        return nn.Sequential(first, *build_net(name, (first.features,), outputs))
     if name not in NETS:
         return _dense(shape, (*map(int, name.split("-")[1:]), outputs))
     return NETS[name][1](shape, outputs)

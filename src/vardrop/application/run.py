@@ -311,7 +311,11 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
     about = config.about
     with own_generators():  # what is drawn here is replaced by what was trained
         try:
-            model = build_net(config.net, about.shape, config.outputs) if net is None else net
+            model = (
+                build_net(config.net, about.shape, config.outputs, about.embeddings)
+                if net is None
+                else net
+            )
             if config.method is not None:
                 convert(model, config.method, config.where, config.exclude)
         except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:

@@ -16,7 +16,7 @@ from vardrop.data.given import KINDS, Table, Tensors, given
 from vardrop.data.images import Images, ImageSet, idx_set
 from vardrop.data.preprocessing import Preprocessing, Task, label, numbers
 from vardrop.data.splits import Dataset, Part, Roles, checksum, parted, parts_named
-from vardrop.data.tables import SUFFIXES, check_target, infer_task, learn
+from vardrop.data.tables import SUFFIXES, check_target, infer_task, is_table, learn
 from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _roles(target: str | None, task: Task | None, drop: tuple[str, ...], more: A
 
 
 def _is_file(name: str) -> bool:
-    return Path(name).suffix.lower() in SUFFIXES
+    return is_table(name)
 
 
 def _check_named(name: str, roles: Roles, own: dict[str, Any]) -> None:
@@ -276,9 +276,9 @@ def _table(
     table, name = found.frame, found.name
     _check_present(table, roles, name)
     target = check_target(table, roles.target, name)
-    task = roles.task or infer_task(table[target], name)
+    task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     rows = parted(len(table), seed, name, *_known_of(table, roles, task, known, name), without)
-    learned = learn(table, rows["train"].tolist(), target, task, roles.apart, name)
+    learned = learn(table, rows["train"].tolist(), target, task, roles.apart, name, note)
     weight = None if roles.weight is None else _weights(table[roles.weight], name)
     train, validation, test = (
         _part(table.iloc[rows[part].tolist()], learned, name, weight, rows[part])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from vardrop.checks import check_choice, check_number, check_type
-from vardrop.errors import VardropError
+from vardrop.data.parsing import Decimal, as_dates, as_numbers, texts, wrong
+from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +25,7 @@ VERSION = 1
 class Number:
     """A numeric column: missing values get the median, then mean 0 and deviation 1.
 
-    With `missing` a second column marks the missing values.
+    With `missing` a second column marks the missing values; `decimal` is the mark before decimals.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Number:
     mean: float
     std: float
     missing: bool
+    decimal: Decimal = "."
 
     def __post_init__(self) -> None:
         check_type("name", self.name, str, "the name of a column")
@@ -39,13 +41,22 @@ class Number:
         check_number("mean", self.mean)
         check_number("std", self.std, above=0)
         check_type("missing", self.missing, bool, "true or false")
+        check_choice("decimal", self.decimal, get_args(Decimal))
 
-    def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
-        """One column of the tensor, or two where missing values are marked."""
-        found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
-        empty = found.isnan()
-        scaled = (torch.where(empty, self.median, found) - self.mean) / self.std
-        return [scaled.float(), empty.float()] if self.missing else [scaled.float()]
+    @property
+    def width(self) -> int:
+        """How many columns of the tensor it has."""
+        return 1 + self.missing
+
+    def apply(self, values: pandas.Series, source: str) -> Tensor:
+        """Its columns of the tensor, (N, width)."""
+        found = _tensor(numbers(values, source, self.decimal))
+        scaled = (torch.where(found.isnan(), self.median, found) - self.mean) / self.std
+        return _with_missing([scaled], found.isnan(), self.missing)
+
+    def __str__(self) -> str:
+        comma = ", decimals after a comma" if self.decimal == "," else ""
+        return f"median {self.median:.4g}{', with missing values' if self.missing else ''}{comma}"
 
 
 @dataclass(frozen=True)
@@ -59,20 +70,123 @@ class Category:
         for text in (self.name, *self.categories):
             check_type("name", text, str, "the name of a column or a category")
 
-    def apply(self, values: pandas.Series, source: str) -> list[Tensor]:
-        """As many columns of the tensor as there are categories."""
-        texts = [
-            None if absent else str(v) for v, absent in zip(values, values.isna(), strict=True)
-        ]
-        return [torch.tensor([float(t == c) for t in texts]) for c in self.categories]
+    @property
+    def width(self) -> int:
+        """How many columns of the tensor it has."""
+        return len(self.categories)
+
+    def codes(self, values: pandas.Series) -> Tensor:
+        """The number of each value's category, -1 for none."""
+        known = needed("pandas").Index(list(self.categories), dtype=object)
+        own = values.map(str, na_action="ignore").astype(object)
+        return torch.tensor(known.get_indexer(own.where(own.notna(), None)))
+
+    def apply(self, values: pandas.Series, source: str) -> Tensor:
+        """Its columns of the tensor, (N, width)."""
+        found = self.codes(values).unsqueeze(1)
+        return (found == torch.arange(self.width)).float()
+
+    def __str__(self) -> str:
+        return ", ".join(self.categories)
 
 
-Column = Number | Category
+@dataclass(frozen=True)
+class ManyCategories(Category):
+    """A column of many categories: its number, from 1 on, for an embedding; 0 is none of them."""
+
+    @property
+    def width(self) -> int:
+        """One column of the tensor, with the number."""
+        return 1
+
+    def apply(self, values: pandas.Series, source: str) -> Tensor:
+        """Its column of the tensor, (N, 1)."""
+        return (self.codes(values) + 1).float().unsqueeze(1)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.categories[:3])
+        return f"{len(self.categories)} with an embedding: {shown}, ..."
+
+
+@dataclass(frozen=True)
+class Date:
+    """A column of dates: days, scaled, and their place in the year and the week, or the day too.
+
+    Days are counted from the year 2000. With `missing` a last column marks the missing values.
+    """
+
+    name: str
+    mean: float
+    std: float
+    hours: bool
+    day_first: bool
+    missing: bool
+
+    def __post_init__(self) -> None:
+        check_type("name", self.name, str, "the name of a column")
+        check_number("mean", self.mean)
+        check_number("std", self.std, above=0)
+        for name in ("hours", "day_first", "missing"):
+            check_type(name, getattr(self, name), bool, "true or false")
+
+    @property
+    def width(self) -> int:
+        """How many columns of the tensor it has."""
+        return 5 + 2 * self.hours + self.missing
+
+    def apply(self, values: pandas.Series, source: str) -> Tensor:
+        """Its columns of the tensor, (N, width)."""
+        found = days(values, self.day_first, source)
+        filled = torch.where(found.isnan(), self.mean, found)
+        parts = [(filled - self.mean) / self.std]
+        for period in (365.2425, 7.0, *([1.0] if self.hours else [])):
+            angle = 2 * math.pi * filled / period
+            parts += [angle.sin(), angle.cos()]
+        return _with_missing(parts, found.isnan(), self.missing)
+
+    def __str__(self) -> str:
+        first = "day first" if self.day_first else "year or month first"
+        return f"{first}{', with hours' if self.hours else ''}"
+
+
+def days(values: pandas.Series, first: bool, source: str) -> Tensor:
+    """Days since the year 2000, NaN where there is no date."""
+    pandas = needed("pandas")
+    found = as_dates(values, first)
+    absent = found.isna() & texts(values).notna()
+    if bool(absent.any()):
+        position = int(absent.to_numpy().argmax())
+        raise VardropError(
+            f"Expected dates in column '{values.name}' of {source}, but got "
+            f"'{values.iloc[position]}' in row {row_number(values, position)}."
+        )
+    return _tensor((found - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
+
+
+def _tensor(values: pandas.Series) -> Tensor:
+    return torch.tensor(values.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
+
+
+def _with_missing(parts: list[Tensor], absent: Tensor, marked: bool) -> Tensor:
+    return torch.stack([*parts, *([absent.double()] if marked else [])], 1).float()
+
+
+Column = Number | Category | ManyCategories | Date
+_KINDS: dict[str, Any] = {
+    "number": Number,
+    "category": Category,
+    "categories": ManyCategories,
+    "date": Date,
+}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the training part of a table showed: its columns, its target, the target's scale."""
+    """What the training part of a table showed: its columns, its target, the target's scale.
+
+    `dropped` holds columns that were left out, each with the reason; `note` what was decided about
+    the target, if anything was.
+    """
 
     target: str
     task: Task
@@ -80,6 +194,9 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    decimal: Decimal = "."
+    dropped: tuple[tuple[str, str], ...] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, ("classification", "regression"))
@@ -91,9 +208,17 @@ class Preprocessing:
     @property
     def features(self) -> int:
         """How many columns the tensor of inputs has."""
-        return sum(
-            1 + c.missing if isinstance(c, Number) else len(c.categories) for c in self.columns
-        )
+        return sum(column.width for column in self.columns)
+
+    @property
+    def embeddings(self) -> dict[int, int]:
+        """By their place in the tensor, the columns with the number of a category: how many."""
+        found, place = {}, 0
+        for column in self.columns:
+            if isinstance(column, ManyCategories):
+                found[place] = 1 + len(column.categories)
+            place += column.width
+        return found
 
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
@@ -102,13 +227,12 @@ class Preprocessing:
                 f"Expected {source} to have the columns of the training data, but got none named "
                 f"{', '.join(map(repr, missing))}."
             )
-        parts = [part for c in self.columns for part in c.apply(table[c.name], source)]
-        return torch.stack(parts, 1)
+        return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
     def targets(self, values: pandas.Series, source: str) -> Tensor:
         """Class numbers (N,), or scaled values (N, 1)."""
         if self.task == "regression":
-            found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float64)
+            found = _tensor(numbers(values, source, self.decimal))
             return ((found - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
         for position, value in enumerate(values):
@@ -125,10 +249,8 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
-        columns = [
-            {"kind": "number" if isinstance(c, Number) else "category", **asdict(c)}
-            for c in self.columns
-        ]
+        kinds = {kind: name for name, kind in _KINDS.items()}
+        columns = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
         return {"version": VERSION, **asdict(self), "columns": columns}
 
     @classmethod
@@ -140,6 +262,7 @@ class Preprocessing:
             )
         fields = {k: _float(v) for k, v in data.items() if k != "version"}
         fields["columns"] = tuple(_column(dict(c)) for c in data["columns"])
+        fields["dropped"] = tuple((name, why) for name, why in data.get("dropped", ()))
         return cls(**{**fields, "classes": tuple(data["classes"])})
 
 
@@ -159,12 +282,13 @@ def _float(value: Any) -> Any:
 
 def _column(data: dict[str, Any]) -> Column:
     kind = data.pop("kind")
-    check_choice("kind", kind, ("number", "category"))
-    if kind == "number":
-        if "holes" in data:  # the word of version 0.1
-            data["missing"] = data.pop("holes")
-        return Number(**{k: _float(v) for k, v in data.items()})
-    return Category(data["name"], tuple(data["categories"]))
+    check_choice("kind", kind, tuple(_KINDS))
+    if "holes" in data:  # the word of version 0.1
+        data["missing"] = data.pop("holes")
+    if "categories" in data:
+        data["categories"] = tuple(data["categories"])
+    found: Column = _KINDS[kind](**{k: _float(v) for k, v in data.items()})
+    return found
 
 
 def label(value: Any) -> str:
@@ -174,14 +298,12 @@ def label(value: Any) -> str:
     return str(value)
 
 
-def numbers(values: pandas.Series, source: str) -> pandas.Series:
+def numbers(values: pandas.Series, source: str, decimal: Decimal = ".") -> pandas.Series:
     """A column as floats, missing values as NaN; an error names the first row of another kind."""
-    import pandas
-
-    found = pandas.to_numeric(values, errors="coerce").astype("float64")
-    wrong = (found.isna() & values.notna()) | found.isin([math.inf, -math.inf])
-    if bool(wrong.any()):
-        first = int(wrong.to_numpy().argmax())
+    found = as_numbers(values, decimal)
+    bad = wrong(values, found) | found.isin([math.inf, -math.inf])
+    if bool(bad.any()):
+        first = int(bad.to_numpy().argmax())
         raise VardropError(
             f"Expected numbers in column '{values.name}' of {source}, but got "
             f"'{values.iloc[first]}' in row {row_number(values, first)}."

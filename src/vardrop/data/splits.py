@@ -114,6 +114,11 @@ class About:
     preprocessing: Preprocessing | None = None
 
     @property
+    def embeddings(self) -> dict[int, int]:
+        """The places of inputs that are numbers of categories, and how many there are."""
+        return {} if self.preprocessing is None else self.preprocessing.embeddings
+
+    @property
     def outputs(self) -> int:
         """How many outputs a net needs."""
         return len(self.classes) if self.task == "classification" else 1
