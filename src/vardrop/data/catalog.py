@@ -62,8 +62,8 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
         load: gives the data: a DataFrame, a pair (X, y), or whatever else `load_dataset` takes.
 
     >>> import vardrop as vd
-    >>> vd.register_dataset("two moons", lambda: ([[0.0, 1.0]] * 10, [0, 1] * 5))
-    >>> vd.load_dataset("two moons").sizes()
+    >>> vd.register_dataset("steps", lambda: ([[float(i)] for i in range(10)], [0, 1] * 5))
+    >>> vd.load_dataset("steps").sizes()
     {'train': 7, 'validation': 1, 'test': 2}
     """
     if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or _is_file(name):
