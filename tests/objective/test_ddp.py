@@ -14,14 +14,36 @@ from torch.nn.parallel import DistributedDataParallel
 import vardrop as vd
 from vardrop.testing import HEADS, RECIPES
 
-ALL = RECIPES | HEADS
+
+class Steps(nn.Module):
+    """A net on the inputs as a sequence of three steps."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.last = layer, nn.Linear(4, 3)
+
+    def forward(self, x):
+        steps = x.view(-1, 3, 2).repeat(1, 1, 2)
+        attends = isinstance(self.layer, nn.MultiheadAttention)
+        found = self.layer(*[steps] * (3 if attends else 1))[0]
+        return self.last(found.mean(1))
+
+
+SEQUENCES = {
+    "attention": lambda: nn.MultiheadAttention(4, 2, batch_first=True),
+    "lstm": lambda: nn.LSTM(4, 4, 2, batch_first=True),
+    "gru": lambda: nn.GRU(4, 4, batch_first=True),
+    "rnn": lambda: nn.RNN(4, 4, batch_first=True),
+}
+ALL = RECIPES | HEADS | dict.fromkeys(SEQUENCES, vd.sparse_vd())
 PARTS = [slice(0, 4), slice(4, 8)]
 
 
 def make(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        net = Steps(SEQUENCES[name]()) if name in SEQUENCES else plain
         vd.convert(net, ALL[name])
     return vd.ELBO(net, vd.Categorical(), num_data=20, samples=2)
 
