@@ -330,7 +330,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "estimate level": (
         lambda: vd.diagnostics.Estimate(1.0, 0.1, 5).interval(2), "`level` to be .* below 1",
     ),
-    "fit data": (lambda: vd.fit(None), "`data` to be the name of a data set, or the path"),
+    "fit data": (lambda: vd.fit(None), "`data` to be a name, a file, a DataFrame"),
     "load_run path": (lambda: vd.load_run(None), "`path` to be the directory that fit wrote"),
     "ece bins": (lambda: M.ece(PROBS, LABELS, 1.5), "`bins` to be an integer of at least 1"),
     "ece scheme": (lambda: M.ece(PROBS, LABELS, 15, "zz"), "`scheme` to be one of"),

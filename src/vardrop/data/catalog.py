@@ -108,6 +108,8 @@ def load_dataset(
     wanted = _roles(target, task, tuple(drop), roles)
     without = "test" if test is False else None
     own = {"validation": validation, "test": None if without else test}
+    if data is None:
+        raise VardropError(f"Expected `data` to be {KINDS}, but got None.")
     name = str(data) if isinstance(data, str | Path) else None
     if name in DATASETS:
         _check_named(name, wanted, own)

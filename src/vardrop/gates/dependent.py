@@ -123,8 +123,8 @@ class DependentBetaBernoulli(FeatureNoise):
             return  # one example has no variance
         rate = torch.clamp(1 / (tensors["batches"] + 1), min=_MOMENTUM)
         variance = tensors["running_var"]
-        mean.add_(rate * (rows.mean(0) - mean))  # vmap has no rule for lerp_
-        variance.add_(rate * (rows.var(0, unbiased=False) - variance))
+        mean.copy_(_between(mean, rows.mean(0), rate))
+        variance.copy_(_between(variance, rows.var(0, unbiased=False), rate))
         tensors["batches"].add_(1)
 
     @staticmethod
@@ -163,3 +163,9 @@ class DependentBetaBernoulli(FeatureNoise):
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         """As the base: a unit goes for all inputs or for none."""
         return self.base.relevance(tensors, units)
+
+
+def _between(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
+    """torch.lerp, exact at both ends and where nothing moves; vmap has no rule for torch's own."""
+    step = new - old
+    return torch.where(rate < 0.5, old + rate * step, new - step * (1 - rate))
