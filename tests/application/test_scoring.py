@@ -11,7 +11,7 @@ from sklearn import metrics as sklearn
 
 from vardrop.application import evaluate, fit, load_run
 from vardrop.application.evaluation import _against
-from vardrop.application.scoring import class_scores, constant, frequencies, majority, number_scores
+from vardrop.application.scoring import class_scores, constant, majority, number_scores
 from vardrop.cli import printing
 from vardrop.errors import VardropError
 from vardrop.training.observers import Observer
@@ -27,7 +27,8 @@ def cases(classes, rows=300):
 
 def scored(probs, y, shares=None):
     names = [f"c{k}" for k in range(probs.shape[1])]
-    shares = frequencies(y, len(names)) if shares is None else torch.tensor(shares)
+    usual = torch.bincount(y, minlength=len(names)) / len(y)
+    shares = usual if shares is None else torch.tensor(shares)
     return class_scores(probs, probs[range(len(y)), y].log(), y, names, shares)
 
 
@@ -124,11 +125,11 @@ def test_equal_targets_leave_r2_undefined():
 
 
 def test_baselines_know_the_training_rows_alone():
-    known, y = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1])
-    found = majority(known, y, ["a", "b"])
+    counts, y = torch.tensor([3, 1]), torch.tensor([0, 1])
+    found = majority(counts, y, ["a", "b"])
     assert found["accuracy"] == found["balanced_accuracy"] == found["auroc"] == 0.5
     assert found["nll"] == pytest.approx(-(math.log(4 / 6) + math.log(2 / 6)) / 2)
-    numbers = constant(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0, 2.0]))
+    numbers = constant(1.0, 1.0, torch.tensor([0.0, 1.0, 2.0]))
     assert numbers["rmse"] == pytest.approx(math.sqrt(2 / 3))
     assert numbers["r2"] == pytest.approx(0)
     assert numbers["width95"] == pytest.approx(2 * 1.959964, rel=1e-5)

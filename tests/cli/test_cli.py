@@ -113,7 +113,8 @@ def test_every_setting_is_an_option_with_its_help_and_default(capsys):
 def test_every_setting_arrives(tmp_path, capsys):
     typed = {"epochs": 2, "batch_size": 7, "lr": 0.01, "noise_lr": 0.02, "weight_decay": 0.1, "rate": "cosine",
              "warmup": "0,1.5", "beta": 0.5, "folds": 1, "samples": 2, "clip": 3.0, "pretrain": 1, "patience": 4,
-             "precision": "bfloat16", "device": "cpu", "seed": 9, "checkpoint_seconds": 5.0}  # fmt: skip
+             "precision": "bfloat16", "device": "cpu", "seed": 9, "checkpoint_seconds": 5.0,
+             "class_weight": "balanced"}  # fmt: skip
     flags = {"compile": False, "compare": False, "heteroscedastic": False}
     assert {*typed, *flags} == {f.name for f in dataclasses.fields(Settings)}
     options = [word for n, v in typed.items() for word in (f"--{n.replace('_', '-')}", v)]

@@ -19,6 +19,7 @@ from vardrop.application.predictions import (
     prediction_table as prediction_table,
     write_predictions as write_predictions,
 )
+from vardrop.application.rows import evaluate_rows as evaluate_rows
 from vardrop.application.run import (
     Run as Run,
     load_run as load_run,

@@ -22,6 +22,7 @@ from vardrop.functional.normal import LOG_2PI
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.likelihoods import Gaussian
+from vardrop.metrics.checks import averaged
 from vardrop.noisy import has_noise, log_alpha, relevance, tensor_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 16  # images in the report
 _VALIDATION_SAMPLES = 8
+_WEIGHED = (
+    "The classes were weighed in training: probabilities, NLL, Brier score and calibration error "
+    "are those of data where the classes are as frequent as the weights make them."
+)
 _UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
 
 
@@ -45,12 +50,14 @@ def validation_scores(elbo: ELBO, part: Part, config: Config) -> dict[str, float
         for m in elbo.net.modules()
     )
     p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
-    nll = -float(p.log_prob(part.y).mean())
+    weight = part.weight
+    nll = -float(averaged(p.log_prob(part.y), weight))
     if p.classifies:
-        return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y))}
+        return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y, weight))}
     found = config.about.preprocessing
     scale = found.target_std if found is not None else 1.0
-    width = float((p.mean - part.y).square().mean().sqrt())
+    square = (p.mean - part.y).square().flatten()
+    width = float(averaged(square, weight).sqrt())
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
         nll = math.log(max(width, 1e-6)) + 0.5 * (LOG_2PI + 1)
     # What an older run compares its epochs with has been stored in scaled units.
@@ -87,18 +94,20 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         "curve": [],
         **run.results,
         "task": run.data.task,
+        "known": _known(run),
         "held_out": {} if run.choice is None else run.choice.to_json(),
         "against": {} if run.choice is None else _against(run.choice.rows),
         "layers": _layers(run.net),
         "metrics": {},
-        "notes": [_UNTESTED],
+        "notes": [_UNTESTED, *_on_weights(run)],
     }
     if len(run.data.test.y):
         p = run.predict(run.data.test.x, samples)
-        scored, found = (_of_classes if p.classifies else _of_numbers)(p, run)
+        y = in_units(run, run.data.test.y)
         apart, others = _out_of_distribution(p, run, ood, samples)
-        results |= {**scored, "ood": {**results["ood"], **apart}}
-        arrays |= {**found, **others}
+        results |= scores(run, p, y, run.data.test.weight, results["known"])
+        results["ood"] = {**results["ood"], **apart}
+        arrays |= {**(_of_classes if p.classifies else _of_numbers)(p, run, y), **others}
     elif ood:
         raise VardropError(f"Expected test rows to tell {', '.join(ood)} from. {_UNTESTED}")
     arrays = {**_layer_arrays(run), **arrays}
@@ -121,12 +130,56 @@ def _out_of_distribution(
     return apart, arrays
 
 
-def _of_classes(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    data = run.data
-    known, y = torch.cat([data.train.y, data.validation.y]), data.test.y
-    share = scoring.frequencies(known, len(data.classes))
+def _known(run: Run) -> dict[str, Any]:
+    """What the targets of the rows that were trained on say alone: all that no net needs."""
+    rows = run.data.train.join(run.data.validation)
+    weight = None if rows.weight is None else rows.weights
+    if run.about.task == "classification":
+        counts = torch.bincount(rows.y, weight, len(run.about.classes))
+        return {"counts": counts.tolist()}
+    y = in_units(run, rows.y).double().flatten()
+    mean = float(averaged(y, weight))
+    return {"mean": mean, "std": float(averaged((y - mean).square(), weight).sqrt())}
+
+
+def known_targets(run: Run) -> dict[str, Any]:
+    """The same from the results of a run, or from its data where they are older."""
+    found: dict[str, Any] | None = run.results.get("known")
+    return found or _known(run)
+
+
+def in_units(run: Run, y: Tensor) -> Tensor:
+    """Targets in the units that people know; classes as they are."""
+    found = run.about.preprocessing
+    if found is None or run.about.task == "classification":
+        return y
+    return y * found.target_std + found.target_mean
+
+
+def scores(
+    run: Run, p: Prediction, y: Tensor, weight: Tensor | None, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Scores of a prediction of rows whose targets are known, and those of no net beside them."""
+    if not p.classifies:
+        interval = run.interval(p, scoring.LEVEL)
+        scored = scoring.number_scores(p.mean, p.std, p.log_prob(y), y, interval, weight)
+        constant = scoring.constant(known["mean"], known["std"], y, weight)
+        return {**dataclasses.asdict(scored), "baseline": {"name": "mean", **constant}}
+    classes, counts = run.about.classes, torch.tensor(known["counts"]).double()
     # From log-probabilities: a probability that has rounded to zero would make the NLL infinite.
-    scored = scoring.class_scores(p.probs, p.log_prob(y), y, data.classes, share)
+    scored = scoring.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
+    scored.notes.extend(_on_weights(run))
+    majority = scoring.majority(counts, y, classes, weight)
+    return {**dataclasses.asdict(scored), "baseline": {"name": "majority", **majority}}
+
+
+def _on_weights(run: Run) -> list[str]:
+    """What weights of classes do to probabilities."""
+    return [] if run.config.settings.class_weight is None else [_WEIGHED]
+
+
+def _of_classes(p: Prediction, run: Run, y: Tensor) -> dict[str, Tensor]:
+    data = run.data
     arrays = {"probs": p.probs, "labels": y, "entropy_in": p.entropy, "epistemic_in": p.epistemic}
     if data.kind == "image":
         order, (chance, guess) = p.entropy.argsort(), p.probs.max(1)
@@ -134,20 +187,12 @@ def _of_classes(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tens
         for which, rows in (("most", order[:_SHOWN]), ("least", order.flip(0)[:_SHOWN])):
             arrays[f"images_{which}_certain"] = data.test.x[rows]
             arrays[f"told_{which}_certain"] = told[rows]
-    baseline = {"name": "majority", **scoring.majority(known, y, data.classes)}
-    return {**dataclasses.asdict(scored), "baseline": baseline}, arrays
+    return arrays
 
 
-def _of_numbers(p: Prediction, run: Run) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    found, data = run.about.preprocessing, run.data
-    assert found is not None  # every regression comes from a table
-    scaled = data.test.y, torch.cat([data.train.y, data.validation.y])
-    y, known = (t * found.target_std + found.target_mean for t in scaled)
+def _of_numbers(p: Prediction, run: Run, y: Tensor) -> dict[str, Tensor]:
     lower, upper = run.interval(p, scoring.LEVEL)
-    scored = scoring.number_scores(p.mean, p.std, p.log_prob(y), y, (lower, upper))
-    arrays = {"x": data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
-    baseline = {"name": "mean", **scoring.constant(known, y)}
-    return {**dataclasses.asdict(scored), "baseline": baseline}, arrays
+    return {"x": run.data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
 
 
 def _against(rows: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,7 +31,8 @@ from vardrop.application.trials import Order, carried_out
 from vardrop.checks import check_choice
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, Roles, describe
-from vardrop.data.preprocessing import Task
+from vardrop.data.preprocessing import Task, label
+from vardrop.data.splits import weighed
 from vardrop.errors import VardropError, needed
 from vardrop.files import remove
 from vardrop.recipes import BaseRecipe
@@ -94,6 +95,8 @@ def fit(
     roles = {name: more.pop(name) for name in _ROLES if name in more}
     source = _source(data, validation, test, directory, Roles(target, task, tuple(drop), **roles))
     path = Path(out) if out is not None else free_directory(source.name)
+    if isinstance(more.get("class_weight"), Mapping):
+        more["class_weight"] = {label(c): w for c, w in more["class_weight"].items()}
     chosen = Settings.from_json(more)
     needed("safetensors", "compress")  # told before anything is trained
     device = chosen.torch_device()
@@ -152,6 +155,7 @@ def _config(
             f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
             "class. Leave it out."
         )
+    _check_class_weight(given, about)
     rows = about.sizes["train"] + about.sizes["validation"]
     name = usual_net(about.kind, rows) if net == "auto" else net
     return Config(
@@ -164,6 +168,20 @@ def _config(
         exclude,
         _settings(source, given, rows, about.kind == "image"),
     )
+
+
+def _check_class_weight(given: Settings, about: About) -> None:
+    found = given.class_weight
+    if found is not None and about.task == "regression":
+        raise VardropError(
+            f"Expected classes for `class_weight`, but the target of {about.name} is a number. "
+            "Name a column of weights by `weight`."
+        )
+    if unknown := sorted(set(found) - set(about.classes)) if isinstance(found, dict) else []:
+        raise VardropError(
+            f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
+            f"{', '.join(map(repr, unknown))}."
+        )
 
 
 def _settings(source: Data, given: Settings, rows: int, images: bool) -> Settings:
@@ -218,6 +236,11 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
             f"{settings.seed}: rows that are held out for the test would be trained on. Begin a "
             "new run."
         )
+    if settings.class_weight != old.class_weight:
+        raise VardropError(
+            f"Expected `class_weight` to stay {old.class_weight!r}, because the KL weight of "
+            f"{path} was chosen with it, but got {settings.class_weight!r}. Begin a new run."
+        )
     if settings.pretrain != old.pretrain and read_phase(path, config.checked) == "fit":
         raise VardropError(
             f"Expected `pretrain` to stay {old.pretrain}, because {path} is past its pretraining, "
@@ -248,8 +271,10 @@ def _train(
     resuming: bool,
 ) -> Run:
     watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
+    own = config.settings.class_weight
+    rows = data if own is None else weighed(data, own)
     with own_generators(world.device):
-        elbo = carried_out(Order(config, path, data, net, watch, world, resuming))
+        elbo = carried_out(Order(config, path, rows, net, watch, world, resuming))
     run = Run(path, config, elbo, data)
     if world.first and not (path / "results.json").is_file():  # else they are of this very net
         measure(run)

@@ -78,12 +78,12 @@ def write_predictions(
     x = _images(run, Path(source)) if run.about.kind == "image" else run.inputs(source)
     table = prediction_table(run, run.predict(x, samples))
     if (column := run.config.data.roles.id) is not None:
-        table.insert(0, column, _names(read_table(source), column, str(source)))
+        table.insert(0, column, named_rows(read_table(source), column, str(source)))
     write_atomically(Path(out), table.to_csv(index=False).encode())
 
 
-def _names(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
-    """The names of the rows, as they stand in the file."""
+def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
+    """The names of the rows, as they stand in the table."""
     if column not in rows.columns:
         raise VardropError(
             f"Expected {source} to have the column '{column}', which names the rows, but got none."

@@ -13,6 +13,7 @@ from torch import Tensor
 from vardrop import metrics
 from vardrop.errors import needed
 from vardrop.functional.normal import LOG_2PI
+from vardrop.metrics.checks import averaged
 
 Scores = dict[str, float | None]
 LEVEL = 0.95
@@ -27,7 +28,7 @@ class Scored:
     Args:
         metrics: by name; None where the rows do not define it, as `notes` says.
         by_class: rows, precision, recall, F1, AUROC and average precision of each class.
-        confusion: rows by true class (down) and predicted class (across).
+        confusion: rows by true class (down) and predicted class (across), each counted once.
         notes: sentences on what these rows cannot tell.
     """
 
@@ -38,7 +39,12 @@ class Scored:
 
 
 def class_scores(
-    probs: Tensor, log_probs: Tensor, y: Tensor, classes: Sequence[str], frequencies: Tensor
+    probs: Tensor,
+    log_probs: Tensor,
+    y: Tensor,
+    classes: Sequence[str],
+    frequencies: Tensor,
+    weight: Tensor | None = None,
 ) -> Scored:
     """Scores of class probabilities.
 
@@ -52,9 +58,10 @@ def class_scores(
         y: class indices, shape (N,).
         classes: K names.
         frequencies: of the classes among the rows of the training, shape (K,).
+        weight: for how many rows each stands, shape (N,); one where None.
     """
     notes = _absent(y, classes)
-    rows = _by_class(probs, y, classes)
+    rows = _by_class(probs, y, classes, weight)
     seen = [row for row in rows if row["rows"]]
     apart = [row for row in seen if row["auroc"] is not None]
     told = apart if len(classes) > 2 else [r for r in apart if r is rows[int(frequencies.argmin())]]
@@ -62,16 +69,16 @@ def class_scores(
         notes.append(f"The average precision is that of {told[0]['class']}, the rarer class.")
     precise = [row["average_precision"] for row in told]
     found: Scores = {
-        "accuracy": float(metrics.accuracy(probs, y)),
+        "accuracy": float(metrics.accuracy(probs, y, weight)),
         "balanced_accuracy": _mean([row["recall"] for row in seen]) if apart else None,
         "auroc": _mean([row["auroc"] for row in apart]),
         "average_precision": _mean(precise),
         "f1": _mean([row["f1"] for row in rows if row["rows"] or row["predicted"]])
         if apart
         else None,
-        "nll": -float(_bounded(log_probs, notes).mean()),
-        "brier": float(metrics.brier(probs, y)),
-        "ece": float(metrics.ece(probs, y)),
+        "nll": -float(averaged(_bounded(log_probs, notes), weight)),
+        "brier": float(metrics.brier(probs, y, weight)),
+        "ece": float(metrics.ece(probs, y, weight=weight)),
     }
     if float(frequencies.max()) * len(classes) >= _UNEVEN:
         found = {name: found[name] for name in ("balanced_accuracy", "auroc")} | found
@@ -113,80 +120,99 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _by_class(probs: Tensor, y: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+def _by_class(
+    probs: Tensor, y: Tensor, classes: Sequence[str], weight: Tensor | None
+) -> list[dict[str, Any]]:
     sklearn = needed("sklearn.metrics")
     scores, truth, guess = (t.cpu().numpy() for t in (probs.double(), y, probs.argmax(1)))
-    labels = range(len(classes))
-    kinds = sklearn.precision_recall_fscore_support(truth, guess, labels=labels, zero_division=0)
+    given: dict[str, Any] = {} if weight is None else {"sample_weight": weight.cpu().numpy()}
+    kinds = sklearn.precision_recall_fscore_support(
+        truth, guess, labels=range(len(classes)), zero_division=0, **given
+    )
     found = []
-    for k, (precision, recall, f1, rows) in enumerate(zip(*kinds, strict=True)):
-        both = 0 < rows < len(truth)
+    for k, (precision, recall, f1) in enumerate(zip(*kinds[:3], strict=True)):
+        own = truth == k
+        rows = int(own.sum())
+        counted = own.astype(float) if weight is None else own * given["sample_weight"]
+        both = 0 < counted.sum() < (len(truth) if weight is None else float(weight.sum()))
         found.append(
             {
                 "class": classes[k],
-                "rows": int(rows),
+                "rows": rows,
                 "predicted": int((guess == k).sum()),
                 "precision": float(precision),
                 "recall": float(recall),
                 "f1": float(f1),
-                "auroc": _area(sklearn.roc_auc_score, truth == k, scores[:, k], both),
-                "average_precision": _area(
-                    sklearn.average_precision_score, truth == k, scores[:, k], both
-                ),
+                "auroc": float(sklearn.roc_auc_score(own, scores[:, k], **given)) if both else None,
+                "average_precision": float(
+                    sklearn.average_precision_score(own, scores[:, k], **given)
+                )
+                if both
+                else None,
             }
         )
     return found
 
 
-def _area(score: Any, truth: Any, given: Any, both: bool) -> float | None:
-    return float(score(truth, given)) if both else None
-
-
 def number_scores(
-    mean: Tensor, std: Tensor, log_probs: Tensor, y: Tensor, interval: tuple[Tensor, Tensor]
+    mean: Tensor,
+    std: Tensor,
+    log_probs: Tensor,
+    y: Tensor,
+    interval: tuple[Tensor, Tensor],
+    weight: Tensor | None = None,
 ) -> Scored:
     """Scores of predicted numbers, in units of the target; all of shape (N, 1) or (N,)."""
     sklearn = needed("sklearn.metrics")
     truth, middle = y.flatten().double(), mean.flatten().double()
+    share = None if weight is None else weight.to(y).reshape(y.shape)
+    flat = None if weight is None else weight.double().flatten()
     notes = []
     explained = None
     if len(truth) > 1 and float(truth.std()) > 0:
-        explained = float(sklearn.r2_score(truth.cpu().numpy(), middle.cpu().numpy()))
+        given = None if flat is None else flat.cpu().numpy()
+        explained = float(
+            sklearn.r2_score(truth.cpu().numpy(), middle.cpu().numpy(), sample_weight=given)
+        )
     else:
         notes.append(
             "All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."
         )
     found: Scores = {
-        "rmse": float((middle - truth).square().mean().sqrt()),
-        "mae": float((middle - truth).abs().mean()),
+        "rmse": float(averaged((middle - truth).square(), flat).sqrt()),
+        "mae": float(averaged((middle - truth).abs(), flat)),
         "r2": explained,
-        "nll": -float(log_probs.double().mean()),
-        "crps": float(metrics.crps_gaussian(mean, std, y)),
-        "coverage95": float(metrics.interval_coverage(*interval, y)),
-        "width95": float(metrics.interval_width(*interval)),
+        "nll": -float(averaged(log_probs.double().flatten(), flat)),
+        "crps": float(metrics.crps_gaussian(mean, std, y, share)),
+        "coverage95": float(metrics.interval_coverage(*interval, y, share)),
+        "width95": float(metrics.interval_width(*interval, share)),
     }
     return Scored(found, notes=notes)
 
 
-def frequencies(y: Tensor, classes: int) -> Tensor:
-    """How frequent each class is among targets, shape (K,)."""
-    return torch.bincount(y, minlength=classes).double() / len(y)
+def majority(
+    counts: Tensor, y: Tensor, classes: Sequence[str], weight: Tensor | None = None
+) -> Scores:
+    """Scores of the frequencies of the training rows, the same for every row.
+
+    Args:
+        counts: how many of them are of each class, shape (K,).
+        y: class indices, shape (N,).
+        classes: K names.
+        weight: for how many rows each stands, shape (N,).
+    """
+    counts = counts.double()
+    shares = (counts + 1) / (counts.sum() + len(classes))
+    probs = shares.expand(len(y), -1)
+    logs = probs.log()[range(len(y)), y]
+    return class_scores(probs, logs, y, classes, counts / counts.sum(), weight).metrics
 
 
-def majority(known: Tensor, y: Tensor, classes: Sequence[str]) -> Scores:
-    """Scores of the frequencies of the training rows, the same for every row."""
-    shares = (torch.bincount(known, minlength=len(classes)) + 1.0) / (len(known) + len(classes))
-    probs = shares.double().expand(len(y), -1)
-    return class_scores(
-        probs, probs.log()[range(len(y)), y], y, classes, frequencies(known, len(classes))
-    ).metrics
-
-
-def constant(known: Tensor, y: Tensor) -> Scores:
+def constant(mean: float, std: float, y: Tensor, weight: Tensor | None = None) -> Scores:
     """Scores of the mean and the deviation of the training rows, the same for every row."""
-    mean = known.double().mean().expand(y.shape)
-    std = known.double().std(correction=0).clamp(min=1e-12).expand(y.shape)
-    z = (y.double() - mean) / std
-    wide = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64))) * std
-    log_probs = -0.5 * (z.square() + LOG_2PI) - std.log()
-    return number_scores(mean, std, log_probs, y.double(), (mean - wide, mean + wide)).metrics
+    y = y.double()
+    means, stds = torch.full_like(y, mean), torch.full_like(y, max(std, 1e-12))
+    z = (y - means) / stds
+    wide = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64))) * stds
+    logs = -0.5 * (z.square() + LOG_2PI) - stds.log()
+    return number_scores(means, stds, logs, y, (means - wide, means + wide), weight).metrics

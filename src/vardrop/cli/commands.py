@@ -156,16 +156,30 @@ def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES =
     printing.say(f"{out} written")
 
 
-@app.command(epilog="Example: vardrop evaluate runs/a --ood fashion-mnist")
+@app.command(
+    epilog=o.examples(
+        "vardrop evaluate runs/a --ood fashion-mnist",
+        "vardrop evaluate runs/h --data new.csv --predictions answers.csv",
+    )
+)
 def evaluate(
     run: o.RUN,
+    data: o.NEW_ROWS = None,
+    predictions: o.NEW_PREDICTIONS = None,
     ood: o.OOD = None,
     data_dir: o.DATA_DIR = None,
     samples: o.SAMPLES = 32,
     json: o.JSON = False,
 ) -> None:
-    """Score a run on test data, and tell those from other image sets."""
+    """Score a run on test data or on new rows, and tell test images from other image sets."""
+    if (ood and data is not None) or (predictions is not None and data is None):
+        raise typer.BadParameter("Expected --data without --ood, and --predictions with --data.")
     loaded = load_run(run, directory=data_dir)
+    if data is not None:
+        found = application.evaluate_rows(loaded, data, samples, predictions)
+        printing.standing(loaded)
+        printing.rows(loaded, found, json)
+        return
     application.evaluate(loaded, ood or (), samples)
     printing.standing(loaded)
     printing.run(loaded, json)

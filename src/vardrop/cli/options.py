@@ -83,6 +83,13 @@ OOD = Annotated[
         autocompletion=_begin_with(OUT_OF_DISTRIBUTION),
     ),
 ]
+NEW_ROWS = Annotated[
+    Path | None,
+    typer.Option("--data", help="Score new rows of this file in the place of the test data."),
+]
+NEW_PREDICTIONS = Annotated[
+    Path | None, typer.Option(help="With --data: write the predictions to this CSV file.")
+]
 DEMO_OUT = Annotated[Path | None, typer.Option(help="A directory; runs/demo-<number> by default.")]
 TABLE = Annotated[Path, typer.Argument(help="A CSV or Parquet file; images as .npy.")]
 PREDICTIONS = Annotated[Path, typer.Option(help="The CSV file to write.")]
@@ -159,6 +166,7 @@ def _arguments(described: type) -> dict[str, str]:
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """The option for a field of this type."""
+    weighs = any(get_origin(part) is dict for part in get_args(kind))
     if isinstance(kind, UnionType):  # with None, which is an option that is not given
         kind = get_args(kind)[0]
     none = field.default is None or field.default is False or field.default == ()
@@ -167,6 +175,9 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     word = field.name.replace("_", "-")
     name = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
     told = text[0].upper() + text[1:].rstrip(".") + (f"; {shown} by default." if shown else ".")
+    if weighs:
+        option = typer.Option(name, help=told, parser=_weights, metavar="<balanced|a=1,b=10>")
+        return Annotated[str | None, option]
     if get_origin(kind) is Literal:
         words = _begin_with(get_args(kind))
         return Annotated[str | None, typer.Option(name, help=told, autocompletion=words)]
@@ -185,6 +196,22 @@ def _pair(text: str) -> tuple[float, float]:
     except ValueError:
         raise typer.BadParameter(f"Expected two numbers such as 5,20, but got {text!r}.") from None
     return first, second
+
+
+def _weights(text: str) -> Literal["balanced"] | dict[str, float]:
+    """A word, or numbers by class."""
+    if text == "balanced":
+        return "balanced"
+    try:
+        pairs = [part.rpartition("=") for part in text.split(",")]
+        found = {name.strip(): float(weight) for name, _, weight in pairs}
+        if "" in found:
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"Expected balanced, or weights by class such as no=1,yes=10, but got {text!r}."
+        ) from None
+    return found
 
 
 def examples(*lines: str) -> str:

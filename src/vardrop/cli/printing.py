@@ -51,10 +51,28 @@ def run(run: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
         return
-    rows, columns = run.about.sizes["test"], _columns(results)
-    on = f"{rows:,} rows of test data" if rows else "rows held out in turn"
+    count = run.about.sizes["test"]
+    on = f"{count:,} rows of test data" if count else "rows held out in turn"
     say(f"{run.config.net} on {run.about.name}, scores on {on}")
-    table = Table()
+    _table(results)
+    for line in [*results.get("notes", []), *filter(None, [run.advice])]:
+        say(line)
+    say(f"run: {run.directory}")
+
+
+def rows(run: Run, found: Mapping[str, Any], as_json: bool) -> None:
+    """The scores of a run on new rows."""
+    if as_json:
+        print(json.dumps({"event": "rows", "directory": str(run.directory), **found}))
+        return
+    say(f"{run.config.net} of {run.directory}, scores on {found['rows']:,} rows of {found['data']}")
+    _table(found)
+    for line in found["notes"]:
+        say(line)
+
+
+def _table(results: Mapping[str, Any]) -> None:
+    table, columns = Table(), _columns(results)
     table.add_column("score")
     for name in columns:
         table.add_column(name, justify="right")
@@ -67,9 +85,6 @@ def run(run: Run, as_json: bool) -> None:
             gaps = [""] * (len(columns) - 1)
             table.add_row(f"{data}: {title(name)}", number(value), *gaps, _better(name))
     Console().print(table)
-    for line in [*results.get("notes", []), *filter(None, [run.advice])]:
-        say(line)
-    say(f"run: {run.directory}")
 
 
 def _columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

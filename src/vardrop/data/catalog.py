@@ -281,7 +281,7 @@ def _table(
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     rows = parted(len(table), seed, name, *_known_of(table, roles, task, known, name), without)
     learned = learn(table, rows["train"].tolist(), target, task, roles.apart, name, note)
-    weight = None if roles.weight is None else _weights(table[roles.weight], name)
+    weight = None if roles.weight is None else row_weights(table[roles.weight], name)
     train, validation, test = (
         _part(table.iloc[rows[part].tolist()], learned, name, weight, rows[part])
         for part in ("train", "validation", "test")
@@ -340,7 +340,8 @@ def _times(values: pandas.Series, source: str) -> Any:
     return found.astype("int64").to_numpy(copy=True)
 
 
-def _weights(values: pandas.Series, source: str) -> Tensor:
+def row_weights(values: pandas.Series, source: str) -> Tensor:
+    """For how many rows each stands, (N,)."""
     found = torch.tensor(numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
     if not bool((found >= 0).all()) or float(found.sum()) == 0:
         raise VardropError(

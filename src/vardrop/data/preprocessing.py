@@ -54,6 +54,11 @@ class Number:
         scaled = (torch.where(found.isnan(), self.median, found) - self.mean) / self.std
         return _with_missing([scaled], found.isnan(), self.missing)
 
+    def surprise(self, values: pandas.Series) -> str:
+        """What values have that the training had not; empty where that is nothing."""
+        absent = 0 if self.missing else int(as_numbers(values, self.decimal).isna().sum())
+        return f"{absent} missing values, the median in their place" if absent else ""
+
     def __str__(self) -> str:
         comma = ", decimals after a comma" if self.decimal == "," else ""
         return f"median {self.median:.4g}{', with missing values' if self.missing else ''}{comma}"
@@ -85,6 +90,12 @@ class Category:
         """Its columns of the tensor, (N, width)."""
         found = self.codes(values).unsqueeze(1)
         return (found == torch.arange(self.width)).float()
+
+    def surprise(self, values: pandas.Series) -> str:
+        """What values have that the training had not; empty where that is nothing."""
+        new = values[(self.codes(values) < 0).numpy() & values.notna().to_numpy()].map(str)
+        shown = ", ".join(list(dict.fromkeys(new))[:3])
+        return f"{len(new)} rows with a new category ({shown}), taken for none" if len(new) else ""
 
     def __str__(self) -> str:
         return ", ".join(self.categories)
@@ -143,6 +154,11 @@ class Date:
             angle = 2 * math.pi * filled / period
             parts += [angle.sin(), angle.cos()]
         return _with_missing(parts, found.isnan(), self.missing)
+
+    def surprise(self, values: pandas.Series) -> str:
+        """What values have that the training had not; empty where that is nothing."""
+        absent = 0 if self.missing else int(as_dates(values, self.day_first).isna().sum())
+        return f"{absent} missing dates, the mean in their place" if absent else ""
 
     def __str__(self) -> str:
         first = "day first" if self.day_first else "year or month first"
@@ -242,6 +258,11 @@ class Preprocessing:
                     f"{source}, but got '{value}' in row {row_number(values, position)}."
                 )
         return torch.tensor([index[label(v)] for v in values])
+
+    def surprises(self, table: pandas.DataFrame) -> list[str]:
+        """A sentence on every column of a table that has what the training had not."""
+        found = {column.name: column.surprise(table[column.name]) for column in self.columns}
+        return [f"Column '{name}': {text}." for name, text in found.items() if text]
 
     def resembles(self, other: Preprocessing) -> bool:
         """Whether another is the same, but for the last digits of its numbers."""

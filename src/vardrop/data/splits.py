@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,28 @@ class Dataset:
         """How many examples each part has."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: len(part.y) for name, part in parts.items()}
+
+
+def weighed(data: Dataset, class_weight: Literal["balanced"] | Mapping[str, float]) -> Dataset:
+    """The data with rows to train on and to choose by that count by their class; test rows do not.
+
+    A weight multiplies that of the row. Balanced: n / (K n_k) for the n_k rows of a class, of n in
+    all and K classes that have some. A class that is not named counts once.
+    """
+    rows = data.train.join(data.validation)
+    factors = torch.ones(len(data.classes), dtype=torch.float64)
+    if isinstance(class_weight, str):
+        counts = torch.bincount(rows.y, rows.weights, len(data.classes))
+        present = counts > 0
+        factors[present] = counts.sum() / (present.sum() * counts[present])
+    else:
+        for name, weight in class_weight.items():
+            factors[data.classes.index(name)] = weight
+    train, validation = (
+        Part(*part, (part.weights * factors[part.y]).float())
+        for part in (data.train, data.validation)
+    )
+    return dataclasses.replace(data, train=train, validation=validation)
 
 
 def parted(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vardrop.checks import check_integer
 from vardrop.errors import VardropError
-from vardrop.metrics.checks import check_classification
+from vardrop.metrics.checks import averaged, check_classification
 
 Scheme = Literal["width", "mass"]
 
@@ -60,11 +60,16 @@ def _top_label(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, (predicted == y).to(probs.dtype)
 
 
-def _binned_gap(confidence: Tensor, outcome: Tensor, bins: int, scheme: Scheme) -> Tensor:
+def _binned_gap(
+    confidence: Tensor, outcome: Tensor, bins: int, scheme: Scheme, weight: Tensor | None
+) -> Tensor:
     """Return the mean over rows of |mean confidence - mean outcome| of the row's bin."""
     # count * |mean - mean| is |sum - sum|, which needs no division by an empty bin.
-    index = bin_index(confidence, bins, scheme)
-    return bin_sum(confidence - outcome, index, bins).abs().sum() / confidence.numel()
+    index, gap = bin_index(confidence, bins, scheme), confidence - outcome
+    if weight is None:
+        return bin_sum(gap, index, bins).abs().sum() / confidence.numel()
+    averaged(gap, weight)  # whether these are weights
+    return bin_sum(gap * weight.to(gap), index, bins).abs().sum() / weight.to(gap).sum()
 
 
 def reliability_curve(
@@ -103,7 +108,13 @@ def reliability_curve(
     )
 
 
-def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> Tensor:
+def ece(
+    probs: Tensor,
+    y: Tensor,
+    bins: int = 15,
+    scheme: Scheme = "width",
+    weight: Tensor | None = None,
+) -> Tensor:
     """Expected calibration error of the most probable class.
 
     sum_b n_b / N |acc_b - conf_b|, with the bins of `reliability_curve`. The estimate is biased
@@ -114,6 +125,7 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> T
         y: class indices, shape (N,).
         bins: number of bins.
         scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
+        weight: for how many rows each stands, shape (N,); one where None.
 
     Returns:
         scalar in [0, 1].
@@ -126,4 +138,4 @@ def ece(probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width") -> T
     O'Connor 2015, "Posterior calibration and exploratory analysis for NLP models".
     """
     confidence, correct = _top_label(probs, y)
-    return _binned_gap(confidence, correct, bins, scheme)
+    return _binned_gap(confidence, correct, bins, scheme, weight)

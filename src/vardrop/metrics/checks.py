@@ -61,6 +61,21 @@ def check_shape(name: str, values: Tensor, expected: torch.Size, reference: str)
         )
 
 
+def averaged(values: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean of values; with weights of their shape, each counts so many times."""
+    if weight is None:
+        return values.mean()
+    checked = check_finite("weight", weight)
+    check_shape("weight", checked, values.shape, "y")
+    if checked.min() < 0 or checked.max() == 0:
+        raise VardropError(
+            "Expected `weight` to be at least 0 and not all 0, but got "
+            f"{checked.min().item():.6g} to {checked.max().item():.6g}. It says for how many rows "
+            "each stands."
+        )
+    return (values * checked).sum() / checked.sum()
+
+
 def check_class_scores(name: str, scores: Tensor) -> Tensor:
     """Return an (N, K) table of class scores as `check_values` does."""
     check_tensor(name, scores)

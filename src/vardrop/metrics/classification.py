@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
 from vardrop.metrics.checks import (
+    averaged,
     check_class_scores,
     check_classification,
     check_labels,
@@ -11,7 +12,7 @@ from vardrop.metrics.checks import (
 )
 
 
-def accuracy(probs: Tensor, y: Tensor) -> Tensor:
+def accuracy(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     """Fraction of rows whose most probable class is the label.
 
     1/N sum_n [argmax_k p_nk = y_n]; a tie goes to the lowest class index.
@@ -19,6 +20,7 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
+        weight: for how many rows each stands, shape (N,); one where None.
 
     Returns:
         scalar in [0, 1].
@@ -31,7 +33,7 @@ def accuracy(probs: Tensor, y: Tensor) -> Tensor:
     zero-one score).
     """
     probs, y = check_classification(probs, y)
-    return (probs.argmax(dim=1) == y).to(probs.dtype).mean()
+    return averaged((probs.argmax(dim=1) == y).to(probs.dtype), weight)
 
 
 def nll(probs: Tensor, y: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
     return nll_loss(checked, y.long())
 
 
-def brier(probs: Tensor, y: Tensor) -> Tensor:
+def brier(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     """Brier score: squared distance between the probabilities and the one-hot label.
 
     1/N sum_n sum_k (p_nk - [y_n = k])^2. The sum runs over all classes as in the paper, so with two
@@ -91,6 +93,7 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
+        weight: for how many rows each stands, shape (N,); one where None.
 
     Returns:
         scalar in [0, 2].
@@ -102,4 +105,4 @@ def brier(probs: Tensor, y: Tensor) -> Tensor:
     Brier 1950, "Verification of forecasts expressed in terms of probability".
     """
     probs, y = check_classification(probs, y)
-    return (probs - one_hot(y, probs.shape[1])).square().sum(dim=1).mean()
+    return averaged((probs - one_hot(y, probs.shape[1])).square().sum(dim=1), weight)

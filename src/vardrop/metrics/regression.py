@@ -7,13 +7,14 @@ from torch import Tensor
 
 from vardrop.errors import VardropError
 from vardrop.metrics.checks import (
+    averaged,
     check_finite,
     check_shape,
     check_values,
 )
 
 
-def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
+def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     """Continuous ranked probability score of normal distributions, averaged over the cases.
 
     std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) with z = (y - mean) / std, where phi and Phi
@@ -23,6 +24,7 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
         mean: predictive means, any shape (*).
         std: predictive standard deviations, shape (*), positive.
         y: observed values, shape (*).
+        weight: for how many cases each stands, shape (*); one where None.
 
     Returns:
         scalar in the unit of `y`; lower is better.
@@ -45,7 +47,7 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> Tensor:
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
     # 2 Phi(z) - 1 = erf(z / sqrt(2)), without the cancellation.
     inner = z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi)
-    return (std * inner).mean()
+    return averaged(std * inner, weight)
 
 
 def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +68,9 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
-def interval_coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
+def interval_coverage(
+    lower: Tensor, upper: Tensor, y: Tensor, weight: Tensor | None = None
+) -> Tensor:
     """Fraction of the observed values that lie in their interval, ends included.
 
     1/N sum_n [lower_n <= y_n <= upper_n].
@@ -75,6 +79,7 @@ def interval_coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
         lower: lower ends, any shape (*); may be infinite.
         upper: upper ends, shape (*); may be infinite.
         y: observed values, shape (*).
+        weight: for how many cases each stands, shape (*); one where None.
 
     Returns:
         scalar in [0, 1]; for a calibrated model, the nominal level of the intervals.
@@ -88,10 +93,10 @@ def interval_coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     lower, upper = _check_bounds(lower, upper)
     y = check_values("y", y)
     check_shape("y", y, lower.shape, "lower")
-    return ((lower <= y) & (y <= upper)).to(y.dtype).mean()
+    return averaged(((lower <= y) & (y <= upper)).to(y.dtype), weight)
 
 
-def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
+def interval_width(lower: Tensor, upper: Tensor, weight: Tensor | None = None) -> Tensor:
     """Mean width of the intervals, a measure of sharpness.
 
     1/N sum_n (upper_n - lower_n).
@@ -99,6 +104,7 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     Args:
         lower: lower ends, any shape (*).
         upper: upper ends, shape (*).
+        weight: for how many cases each stands, shape (*); one where None.
 
     Returns:
         scalar in the unit of the bounds; at equal coverage, lower is better.
@@ -109,4 +115,4 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     Gneiting, Balabdaoui & Raftery 2007, "Probabilistic forecasts, calibration and sharpness".
     """
     lower, upper = _check_bounds(lower, upper)
-    return (upper - lower).mean()
+    return averaged(upper - lower, weight)

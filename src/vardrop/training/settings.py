@@ -58,6 +58,8 @@ class Settings:
             and 1 from there on unless given.
         compare: train the plain net on the same rows too, and say where it is as good.
         heteroscedastic: learn the width of a regression's noise row by row, and not one for all.
+        class_weight: for how many rows one of a class counts in training: a number by class, or
+            balanced for as many as make all classes count alike; test scores count each once.
         samples: draws of the noise per step.
         clip: largest norm of the gradient; no bound unless given.
         pretrain: epochs of the plain net before it is made noisy.
@@ -86,6 +88,7 @@ class Settings:
     folds: int | None = None
     compare: bool = True
     heteroscedastic: bool = False
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
     samples: int = 1
     clip: float | None = None
     pretrain: int = 0
@@ -114,6 +117,8 @@ class Settings:
         for name in ("compile", "compare", "heteroscedastic"):
             check_type(name, getattr(self, name), bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
+        if self.class_weight is not None:
+            _check_weights(self.class_weight)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
             raise VardropError(
@@ -186,6 +191,18 @@ class Settings:
             raise VardropError(f"Expected settings among {sorted(known)}, but got {unknown}.")
         warmup = data.get("warmup")
         return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
+
+
+def _check_weights(given: Any) -> None:
+    if isinstance(given, dict):
+        for name, weight in given.items():
+            check_type("class_weight", name, str, "weights by the names of classes")
+            check_number(f"class_weight[{name!r}]", weight, at_least=0)
+    elif given != "balanced":
+        raise VardropError(
+            f"Expected `class_weight` to be 'balanced', or weights by class such as "
+            f"{{'yes': 10, 'no': 1}}, but got {given!r}."
+        )
 
 
 def _check_pair(warmup: Any) -> None:
