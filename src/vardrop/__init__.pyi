@@ -14,6 +14,7 @@ from vardrop.application import Slimmed as Slimmed
 from vardrop.application import fit as fit
 from vardrop.application import laplace as laplace
 from vardrop.application import load_run as load_run
+from vardrop.application import resume as resume
 from vardrop.application import slim as slim
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare

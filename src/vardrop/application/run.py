@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,14 +109,16 @@ class Run:
         values, settings = read_standing(self.directory), self.config.settings
         epochs = settings.epochs
         if values is None or epochs is None:
-            return ""
+            return self._unscaled()
         patient = settings.patience is None or values["waited"] < settings.patience
         if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
             return self._unscaled()
         kept = "best" if self.config.keeps_best else "last"
         warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
+        done = values["position"]
+        steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
         return (
-            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs; "
+            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs{steps}; "
             f"this is its {kept} net{warm} so far."
         )
 
@@ -124,8 +127,8 @@ class Run:
         if found is None or "net" in found.held_out:
             return ""
         return (
-            f"{self.directory} was stopped before held-out rows gave its noise a scale; go on with "
-            "`fit --resume`."
+            f"{self.directory} was stopped before held-out rows gave its noise a scale; "
+            f"{going_on(self.config, self.directory)}"
         )
 
     @functools.cached_property
@@ -135,7 +138,8 @@ class Run:
         if found is None and self.config.version >= 3 and not self.standing:
             raise VardropError(
                 f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
-                "this net would have another scale. Put it back, or go on with `fit --resume`."
+                f"this net would have another scale. Put it back, or "
+                f"{going_on(self.config, self.directory)}"
             )
         return found
 
@@ -302,7 +306,34 @@ def load_run(
     return Run(Path(path), config, _objective(config, Path(path), net))
 
 
+def going_on(config: Config, path: Path) -> str:
+    """What to type, or to call, to go on with a run that was stopped."""
+    given = [name for name, own in (("net", config.own_net), ("data", config.data.given)) if own]
+    if not given:
+        return f"go on with `vardrop fit --resume --out {shlex.quote(str(path))}`."
+    more = ", ".join(f"{name}={name}" for name in given)
+    return f"go on with `vardrop.resume({str(path)!r}, {more})`."
+
+
+def _check_begun(config: Config, path: Path) -> None:
+    """Say where a run without a net stands, and how it gets one."""
+    if (path / BEST).is_file():
+        return
+    standing = read_standing(path)
+    if standing is not None and standing["phase"] == "pretrain":
+        where = "while it trained the plain net that it begins with"
+    elif not (path / CHOICE).is_file() and config.version >= 3:
+        where = "while held-out rows chose its KL weight and the scale of its noise"
+    else:
+        where = "before its first checkpoint"
+    raise VardropError(
+        f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
+        f"{going_on(config, path)}"
+    )
+
+
 def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
+    _check_begun(config, path)
     if config.own_net and net is None:
         raise VardropError(
             f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "

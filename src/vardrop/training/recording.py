@@ -119,8 +119,11 @@ class Recorder:
         """The history, the net that follows the training and the checkpoint, where they are due."""
         if not last and time.monotonic() - self._written < self.pause * self._cost:
             return
+        self._store(loop, record["epoch"])
+
+    def _store(self, loop: Loop, epoch: int) -> None:
         if self.keeps and self.best_beta is None:
-            self._keep(loop, record)
+            self._keep(loop, epoch)
         self._append()
         self.save(loop)
 
@@ -133,8 +136,7 @@ class Recorder:
         self.observer.step(loop)
         alone = loop.world.size == 1  # the others' noise is not in the checkpoint
         if alone and time.monotonic() - self._written > self.seconds:
-            self._append()
-            self.save(loop)
+            self._store(loop, self.first_epoch + loop.epoch)
 
     def _record(self, loop: Loop, epoch: Epoch, seconds: float) -> Record:
         scores = self.validate(loop.elbo) if self.validate and loop.world.first else {}
@@ -161,13 +163,13 @@ class Recorder:
         self.waited += 1
         if loss < self.best or record["beta"] != self.best_beta:
             self.best, self.best_beta, self.waited = loss, record["beta"], 0
-            self._keep(loop, record)
+            self._keep(loop, record["epoch"])
 
-    def _keep(self, loop: Loop, record: Record) -> None:
+    def _keep(self, loop: Loop, epoch: int) -> None:
         self._check_finite(loop)
         for name in self.about_best:
             remove(self.directory / name)
-        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": record["epoch"]})
+        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
 
     def _check_finite(self, loop: Loop) -> None:
         if (name := broken_parameter(loop.elbo)) is not None:
