@@ -47,7 +47,7 @@ def test_no_file_is_read_through_pickle():
     assert not found
 
 
-NAMED = {"sklearn": "scikit-learn"}
+NAMED = {"sklearn": "scikit-learn", "transformers": "transformers>=5"}
 BROUGHT = {"numpy": "constriction", "PIL": "matplotlib"}  # by a package of the extra
 
 
@@ -90,10 +90,58 @@ def test_type_checkers_are_told_the_same_names():
     assert sorted([*told, *recipes.__all__]) == vd.__all__
 
 
+def test_a_prompt_completes_every_public_name_before_it_is_used():
+    code = (
+        "import vardrop as vd; print(sorted({*vd.__all__, 'report', '__version__'} - set(dir(vd))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert {"fit", "load_run", "resume", "sparse_vd", "register_method"} <= set(vd.__all__)
+
+
+def test_the_version_is_written_alike_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == vd.__version__
+
+
+INSTALLED = [
+    # What is missing, what is called, and the extra that brings it.
+    ("typer", "__import__('vardrop_start').main()", "app"),
+    ("typer", "__import__('runpy').run_module('vardrop.cli', run_name='__main__')", "app"),
+    ("sklearn", "vd.fit('iris')", "app"),
+    ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
+    ("safetensors", "vd.fit('iris')", "app"),
+    ("sklearn", "vd.load_dataset('iris')", "app"),
+    ("sklearn", "__import__('vardrop.sklearn')", "app"),
+    ("pandas", "__import__('vardrop.sklearn')", "app"),
+    ("matplotlib", "vd.report", "app"),
+    ("safetensors", "vd.save_noisy(vd.Linear(2, 2), 'x')", "compress"),
+    ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
+    ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
+    ("transformers", "__import__('vardrop.integrations.trainer')", "huggingface"),
+]
+
+
+@pytest.mark.parametrize(
+    "package, call, extra", INSTALLED, ids=[f"{p}: {c}" for p, c, _ in INSTALLED]
+)
+def test_what_needs_an_extra_names_it(tmp_path, package, call, extra):
+    code = f"import sys, torch, vardrop as vd; sys.modules[{package!r}] = None; {call}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    told = done.stderr.strip().splitlines()[-1]
+    assert f"Expected the package {package} to be installed" in told
+    assert f"pip install 'vardrop[{extra}]'" in told
+    assert list(tmp_path.iterdir()) == []
+    if "main" in call:  # the program: one line
+        assert done.stderr.count("\n") == 1
+
+
 def test_public_names_are_there_and_once():
     assert len(set(vd.__all__)) == len(vd.__all__)
     assert all(hasattr(vd, name) for name in vd.__all__)
-    assert set(vd.__all__) <= set(dir(vd))  # what a prompt completes
     assert vd.report.__name__ == "vardrop.report"
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
         _ = vd.magic

@@ -126,6 +126,7 @@ from vardrop.priors import Normal as Normal
 from vardrop.priors import ScaleMixture as ScaleMixture
 from vardrop.priors import StudentT as StudentT
 from vardrop.recipes import *
+from vardrop.recipes import register_method as register_method
 from vardrop.values import from_json as from_json
 from vardrop.values import to_json as to_json
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any
@@ -69,7 +71,20 @@ def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     """
     if not isinstance(value, str) or value not in known:
         words = ", ".join(repr(word) for word in known)
-        raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.")
+        raise VardropError(
+            f"Expected `{name}` to be one of {words}, but got {value!r}.{nearest(value, known)}"
+        )
+
+
+def nearest(value: Any, known: Iterable[Any]) -> str:
+    """The end of an error about a name: what was probably meant; empty where nothing is near.
+
+    >>> nearest("sparse-VD", ("sparse_vd", "l0"))
+    " Did you mean 'sparse_vd'?"
+    """
+    names = {str(name).lower(): name for name in known}
+    found = difflib.get_close_matches(str(value).lower(), names, 1) if value else []
+    return f" Did you mean {names[found[0]]!r}?" if found else ""
 
 
 def check_type(

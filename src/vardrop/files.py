@@ -202,6 +202,7 @@ def read_json(path: Path) -> Any:
 
 def digest(text: str, tensors: dict[str, Tensor]) -> str:
     """SHA-256 of a text and of named tensors: their names, types, shapes and bytes."""
+    needed("numpy", "compress")
     found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -198,7 +198,7 @@ def _type_named(name: Any) -> type[Value]:
         known = sorted(n for n, c in _TYPES.items() if not _is_abstract(c))
         raise VardropError(
             f"Expected `type` to be one of {known}, but got {shown(name)}. "
-            "Import the package that defines it first."
+            "Import the package that defines it first (on the command line by --import)."
         )
     return cls
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import NoReturn
 
 
@@ -18,8 +19,10 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else whoever started it decided otherwise
         signal.signal(signal.SIGINT, _stop)
+    # torch's own word where numpy is not installed, before ours on what to install
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
-        from vardrop.cli import main as run
+        from vardrop.cli.program import main as run
     except ValueError as missing:  # the library's own error, which names the extra to install
         print(f"vardrop: {missing}", file=sys.stderr)
         sys.exit(1)

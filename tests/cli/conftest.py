@@ -21,12 +21,25 @@ HOUSES = pd.DataFrame(
 )
 
 
+FILES = {
+    "key.toml": "epoch = 2",
+    "half.toml": "epochs = 2.5",
+    "flag.toml": 'compare = "no"',
+    "several.toml": "seed = [1, 2]",
+    "day.toml": "target = 2020-01-01",
+    "data.toml": 'data = "iris"',
+    "failing.py": "1 / 0",
+    "wanting.py": "import absent_package",
+}
+
+
 def tables():
     """Tables by the name of their file; all but the first two have something wrong."""
     rows = range(N)
     return {
         "houses": HOUSES,
         "new": HOUSES.drop(columns="price").head(4),
+        "twon": HOUSES.rename(columns={"town": "twon"}).head(4),
         "no_town": HOUSES.drop(columns="town").head(4),
         "words": HOUSES.assign(area=["big" if i == 1 else i for i in rows]).head(4),
         "constant": HOUSES.assign(k=1),
@@ -74,6 +87,8 @@ def folder(tmp_path_factory):
     np.save(folder / "none.npy", np.zeros((0, 1, 8, 8)))
     np.save(folder / "complex.npy", np.zeros((2, 1, 8, 8), dtype=complex))
     (folder / "bad.npy").write_bytes(b"nothing")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
     for name in ("notarun", "full", "broken/mnist"):
         (folder / name).mkdir(parents=True)
     (folder / "notarun" / "config.json").write_text("{")

@@ -199,9 +199,7 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
         _, err = running.communicate(timeout=60)
     assert events == ["data", "epoch"]
     assert running.returncode == 1
-    assert (
-        err == "vardrop: stopped. `fit --resume` and `reproduce` go on from the last checkpoint.\n"
-    )
+    assert err == f"vardrop: stopped. Go on with `vardrop fit --resume --out {out}`.\n"
     command = json.loads((out / "config.json").read_text())["command"]
     assert command.startswith("vardrop fit iris --epochs 100000")
     done = json.loads((out / "checkpoint.json").read_text())["epoch"]
@@ -224,7 +222,7 @@ def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
     assert running.returncode == 1
     assert err in (
         "vardrop: stopped before it began.\n",
-        "vardrop: stopped. `fit --resume` and `reproduce` go on from the last checkpoint.\n",
+        f"vardrop: stopped. Go on with `vardrop fit --resume --out {tmp_path / 'run'}`.\n",
     )
 
 
@@ -232,10 +230,11 @@ def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
     "package, typed, extra",
     [
         ("typer", "methods", "app"),
+        ("rich", "methods", "app"),
         ("sklearn", "fit iris --out x", "app"),
         ("matplotlib", "report x", "app"),
         ("jinja2", "report x", "app"),
-        ("safetensors", "fit iris --epochs 1 --out x", "compress"),
+        ("safetensors", "fit iris --epochs 1 --out x", "app"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, package, typed, extra):

@@ -98,7 +98,8 @@ def fit(
     if isinstance(more.get("class_weight"), Mapping):
         more["class_weight"] = {label(c): w for c, w in more["class_weight"].items()}
     chosen = Settings.from_json(more)
-    needed("safetensors", "compress")  # told before anything is trained
+    for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
+        needed(package)
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vardrop.checks import nearest
 from vardrop.data.splits import Kind
 from vardrop.errors import VardropError
 from vardrop.priors import Normal
@@ -65,13 +66,16 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRec
     if name not in METHODS:
         raise VardropError(
             f"Expected a method among {', '.join(METHODS)} or {PLAIN}, but got {name!r}."
+            f"{nearest(name, [*METHODS, PLAIN])}"
         )
     try:
         return METHODS[name](**(options or {}))
     except TypeError as misfit:
-        known = ", ".join(inspect.signature(METHODS[name]).parameters) or "none"
+        known = inspect.signature(METHODS[name]).parameters
+        meant = "".join(nearest(own, known) for own in options or () if own not in known)
         raise VardropError(
-            f"Expected options of {name} among {known}, but got: {misfit}."
+            f"Expected options of {name} among {', '.join(known) or 'none'}, but got: {misfit}."
+            f"{meant}"
         ) from misfit
 
 
@@ -167,5 +171,5 @@ def check_net_name(name: str) -> None:
     if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
         raise VardropError(
             f"Expected a net among {', '.join(NETS)}, or hidden widths such as dense-64-32, but "
-            f"got {name!r}."
+            f"got {name!r}.{nearest(name, NETS)}"
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +21,7 @@ from vardrop.application import load_run, method_named
 from vardrop.application.config import free_directory
 from vardrop.application.named import check_net_name
 from vardrop.cli import options as o, printing
+from vardrop.cli.configuring import imported
 from vardrop.errors import VardropError
 from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
@@ -35,11 +39,25 @@ _BESIDE = Path(vardrop.__file__).resolve().parents[2] / "experiments"  # in a cl
 
 app = typer.Typer(
     name="vardrop",
-    help="Noise that is learned: train, look, prune, report. Errors show a traceback with --debug.",
-    epilog="Example: vardrop fit digits --net lenet5 --out runs/a",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(epilog="Example: vardrop fit digits --net lenet5 --out runs/a")
+def program(
+    context: typer.Context,
+    version: o.VERSION = False,
+    quiet: o.QUIET = False,
+    import_: o.IMPORT = None,
+    debug: o.DEBUG = False,
+) -> None:
+    """Noise that is learned: train, look, prune, report.
+
+    These options may stand before or after a command.
+    """
+    imported(import_ or ())
+    context.obj = quiet
 
 
 @app.command(epilog="Example: vardrop demo --out /tmp/demo")
@@ -65,6 +83,7 @@ def methods(json: o.JSON = False) -> None:
 )
 @o.with_settings
 def fit(
+    context: typer.Context,
     data: o.DATA = None,
     net: o.NET = None,
     method: o.METHOD = None,
@@ -79,6 +98,7 @@ def fit(
     force: o.FORCE = False,
     json: o.JSON = False,
     tensorboard: o.TENSORBOARD = False,
+    config: o.CONFIG = None,
     **more: Any,
 ) -> None:
     """Train a net on data and keep everything in a directory; go on with it after a stop."""
@@ -89,8 +109,10 @@ def fit(
     if resume:
         fixed = (data, net, method, option, validation, test, data_dir, where, exclude, force)
         path = _resumed(out, any(fixed) or bool(given))
-        watch = _observer(json, path if tensorboard else None)
-        printing.run(application.resume(path, None, watch, **settings), json)
+        watch = _observer(context, json, path if tensorboard else None)
+        with _stoppable(path):
+            run = application.resume(path, None, watch, **settings)
+        printing.run(run, json)
         return
     if data is None:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
@@ -99,22 +121,35 @@ def fit(
         if net is not None:
             check_net_name(net)
     path = out or free_directory(data)
-    run = application.fit(
-        data,
-        net or "auto",
-        recipe,
-        out=path,
-        validation=validation,
-        test=test,
-        directory=data_dir,
-        where=where,
-        exclude=exclude,
-        force=force,
-        observer=_observer(json, path if tensorboard else None),
-        **given,
-        **settings,
-    )
+    with _stoppable(path):
+        run = application.fit(
+            data,
+            net or "auto",
+            recipe,
+            out=path,
+            validation=validation,
+            test=test,
+            directory=data_dir,
+            where=where,
+            exclude=exclude,
+            force=force,
+            observer=_observer(context, json, path if tensorboard else None),
+            **given,
+            **settings,
+        )
     printing.run(run, json)
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Tell who interrupts a run how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (out / "config.json").is_file()
+        typed = f"vardrop fit --resume --out {shlex.quote(str(out))}"
+        told = f"stopped. Go on with `{typed}`." if begun else "stopped before it began."
+        raise VardropError(told) from None
 
 
 def _recipe(method: str | None, option: list[str] | None) -> BaseRecipe | Literal["auto"] | None:
@@ -135,10 +170,12 @@ def _resumed(out: Path | None, more: bool) -> Path:
     return out
 
 
-def _observer(json: bool, tensorboard: Path | None) -> Observer:
+def _observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Observer:
     """Who is told: machines by --json, people by a bar on a terminal; only the first process."""
     if os.environ.get("RANK", "0") != "0":
         return Observer()
+    if context.obj:  # --quiet
+        return Observer() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
     found: list[Observer] = [JsonLines()] if json else [TextObserver()]
     if on_terminal() and not json:
         found.append(ProgressBar())

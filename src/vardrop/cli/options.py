@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
+import vardrop
 from vardrop.application import METHODS, NETS
 from vardrop.application.compressing import MAX_DROPS
+from vardrop.cli.configuring import configured
 from vardrop.data import DATASETS, OUT_OF_DISTRIBUTION, Roles
 from vardrop.errors import VardropError
 from vardrop.training import Settings
@@ -26,6 +28,12 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 def _begin_with(names: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"vardrop {vardrop.__version__}")
+        raise typer.Exit
 
 
 DATA = Annotated[
@@ -75,6 +83,32 @@ JSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, for machin
 TENSORBOARD = Annotated[
     bool, typer.Option("--tensorboard", help="Log for TensorBoard into the run's directory.")
 ]
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        help="A TOML file with options, such as epochs = 20; those that are typed win.",
+        callback=configured,
+        is_eager=True,
+    ),
+]
+VERSION = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+]
+QUIET = Annotated[
+    bool,
+    typer.Option("--quiet", help="Print nothing but errors; with --json the result alone."),
+]
+IMPORT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        help="Import a module of your own first, with the data sets and methods that it registers; "
+        "may be repeated.",
+        metavar="MODULE",
+    ),
+]
+DEBUG = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.")]
 SAMPLES = Annotated[int, typer.Option(help="Draws of the noise.", min=1)]
 OOD = Annotated[
     list[str] | None,

@@ -165,6 +165,7 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
+    needed("numpy", "compress")
     codes: list[Any] = []
     parts, plain, per_weight = [], [], {}
     for name, value in net.state_dict().items():

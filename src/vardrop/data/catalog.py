@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vardrop.checks import nearest
 from vardrop.data.cifar import load_cifar10
 from vardrop.data.given import KINDS, Table, Tensors, given
 from vardrop.data.images import Images, ImageSet, idx_set
@@ -66,11 +67,16 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
     >>> vd.load_dataset("steps").sizes()
     {'train': 7, 'validation': 1, 'test': 2}
     """
-    if not isinstance(name, str) or name in (*DATASETS, *_REGISTERED) or _is_file(name):
+    if not isinstance(name, str) or name in dataset_names() or _is_file(name):
         raise VardropError(f"Expected `name` to be a text that is not taken, but got {name!r}.")
     if not callable(load):
         raise VardropError(f"Expected `load` to be a function that gives data, but got {load!r}.")
     _REGISTERED[name] = load
+
+
+def dataset_names() -> tuple[str, ...]:
+    """The names that `load_dataset` knows, those of `register_dataset` too."""
+    return (*DATASETS, *_REGISTERED)
 
 
 def load_dataset(
@@ -118,8 +124,8 @@ def load_dataset(
         data = _REGISTERED[name]()
     elif name is not None and not _is_file(name):
         raise VardropError(
-            f"Expected data to be one of {', '.join((*DATASETS, *_REGISTERED))}, or a file that "
-            f"ends in {', '.join(SUFFIXES)}, but got {name!r}."
+            f"Expected data to be one of {', '.join(dataset_names())}, or a file that "
+            f"ends in {', '.join(SUFFIXES)}, but got {name!r}.{nearest(name, dataset_names())}"
         )
     return _together({"train": data, **own}, wanted, seed, name, without)
 
@@ -127,7 +133,10 @@ def load_dataset(
 def _roles(target: str | None, task: Task | None, drop: tuple[str, ...], more: Any) -> Roles:
     known = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
     if unknown := sorted(set(more) - known):
-        raise VardropError(f"Expected roles among {', '.join(sorted(known))}, but got {unknown}.")
+        raise VardropError(
+            f"Expected roles among {', '.join(sorted(known))}, but got {unknown}."
+            f"{nearest(unknown[0], known)}"
+        )
     return Roles(target, task, drop, **more)
 
 
@@ -253,7 +262,10 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
         known = ", ".join(f"{n}/{s}" for n, found in IMAGE_SETS.items() for s in found.splits)
-        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
+        raise VardropError(
+            f"Expected an image set among {known}, but got {name}/{split}."
+            f"{nearest(name, IMAGE_SETS)}"
+        )
     return IMAGE_SETS[name].read(split, directory)
 
 
@@ -299,6 +311,7 @@ def _check_present(table: pandas.DataFrame, roles: Roles, name: str) -> None:
             known = ", ".join(map(repr, map(str, table.columns)))
             raise VardropError(
                 f"Expected {name} to have the column '{column}' for `{role}`, but it has {known}."
+                f"{nearest(column, table.columns)}"
             )
 
 
@@ -375,6 +388,7 @@ def load_out_of_distribution(
     if name not in OUT_OF_DISTRIBUTION:
         raise VardropError(
             f"Expected other data among {', '.join(OUT_OF_DISTRIBUTION)}, but got {name!r}."
+            f"{nearest(name, OUT_OF_DISTRIBUTION)}"
         )
     x = _images_of(name, directory)
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x

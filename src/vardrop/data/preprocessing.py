@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_choice, check_number, check_type
+from vardrop.checks import check_choice, check_number, check_type, nearest
 from vardrop.data.parsing import Decimal, as_dates, as_numbers, texts, wrong
 from vardrop.errors import VardropError, needed
 
@@ -241,7 +241,7 @@ class Preprocessing:
         if missing := [c.name for c in self.columns if c.name not in table.columns]:
             raise VardropError(
                 f"Expected {source} to have the columns of the training data, but got none named "
-                f"{', '.join(map(repr, missing))}."
+                f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
             )
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vardrop.checks import nearest
 from vardrop.data.parsing import as_numbers, day_first, decimal_mark, is_date, texts
 from vardrop.data.preprocessing import (
     Category,
@@ -141,6 +142,7 @@ def check_target(table: pandas.DataFrame, target: str | None, source: str) -> st
     if target not in table.columns:
         raise VardropError(
             f"Expected {source} to have the target column '{target}', but it has {known}."
+            f"{nearest(target, table.columns)}"
         )
     missing = texts(table[target]).isna()
     if bool(missing.any()):

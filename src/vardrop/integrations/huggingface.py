@@ -6,6 +6,10 @@ it has the Trainer.
 
 from __future__ import annotations
 
+from vardrop.errors import VardropError, needed
+
+needed("transformers", "huggingface")
+
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -20,7 +24,6 @@ from transformers.utils.hub import cached_file
 
 from vardrop.checks import check_type
 from vardrop.conversion import contents, is_description, restore
-from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
 from vardrop.layers import Variational, register_layer
 from vardrop.posteriors import Axes

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from vardrop.errors import VardropError, needed
+
+for _package in ("sklearn", "pandas"):
+    needed(_package)
+
 import copy
 import math
 import shutil
@@ -31,7 +36,6 @@ from vardrop.application.choosing import CHOICE
 from vardrop.checks import check_number
 from vardrop.compression import ShrinkPlan
 from vardrop.conversion import revert
-from vardrop.errors import VardropError
 from vardrop.files import read_tensors, write_tensors
 from vardrop.noisy import has_noise
 from vardrop.prediction import Prediction, predict

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from vardrop.errors import VardropError, needed
+
+needed("transformers", "huggingface")
+
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +16,6 @@ from transformers import Trainer, TrainerCallback
 
 from vardrop.calls import one_tensor
 from vardrop.checks import check_integer, check_number
-from vardrop.errors import VardropError
 from vardrop.integrations.huggingface import checkpoint, noise_in, plain_names
 from vardrop.likelihoods import Categorical
 from vardrop.noisy import noisy_modules

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from vardrop.checks import check_choice, check_integer, check_number, check_type
+from vardrop.checks import check_choice, check_integer, check_number, check_type, nearest
 from vardrop.errors import VardropError
 from vardrop.objective import linear_warmup
 from vardrop.training.loop import Schedule
@@ -188,7 +188,10 @@ class Settings:
         """The settings that `to_json` described."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(data) - known):
-            raise VardropError(f"Expected settings among {sorted(known)}, but got {unknown}.")
+            raise VardropError(
+                f"Expected settings among {sorted(known)}, but got {unknown}."
+                f"{nearest(unknown[0], known)}"
+            )
         warmup = data.get("warmup")
         return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
 
