@@ -88,7 +88,8 @@ def test_methods_are_listed_with_papers(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "methods", "fit", "predict", "evaluate", "compress", "report", "reproduce"]
+    "command",
+    ["demo", "methods", "fit", "predict", "evaluate", "compress", "export", "report", "reproduce"],
 )
 def test_help_has_an_example(command, capsys):
     assert call(command, "--help") == 0

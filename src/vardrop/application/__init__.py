@@ -5,6 +5,7 @@ from vardrop.application.compressing import (
     slim_run as slim_run,
 )
 from vardrop.application.evaluation import evaluate as evaluate
+from vardrop.application.exporting import export_run as export_run
 from vardrop.application.fitting import (
     fit as fit,
     resume as resume,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.application.config import check_output, working
+from vardrop.application.exporting import export_small
 from vardrop.application.run import Run, likelihood_for, predicted
 from vardrop.application.slimmed import Slimmed
 from vardrop.application.slimming import slim
@@ -20,7 +21,6 @@ from vardrop.checks import check_number
 from vardrop.compression import (
     ShrinkPlan,
     choose_threshold,
-    export_onnx,
     masked,
     pack,
     plan_shrink,
@@ -53,7 +53,7 @@ def compress(
             rows cannot show so little: where nothing is given, the method's own rule then is the
             most that goes.
         sparsity: the fraction to drop, instead.
-        onnx: also write the small net as ONNX to this file.
+        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
 
     Returns:
         The small plain net, and the plan that says what went. results.json has the measurements.
@@ -83,7 +83,7 @@ def slim_run(
     Args:
         run: any run, with a method or plain.
         macs, latency, bytes: the fraction to be left, as in `slim`; one of them.
-        onnx: also write the small net as ONNX to this file.
+        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
 
     Returns:
         The small net with its report. results.json has the measurements on test data.
@@ -111,7 +111,7 @@ def slim_run(
         )
         kept["notes"] = " ".join(found.notes)
         if onnx is not None:
-            kept["onnx_bytes"] = export_onnx(found.net, onnx, run.data.validation.x[:1])
+            kept["onnx_bytes"] = export_small(run, found.net, onnx)
         run.keep({**run.results, "compression": kept, "curve": []})
     return found
 
@@ -152,7 +152,7 @@ def _compressed(
     found["bytes"] = save(small, run.directory / SMALL)
     found["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
     if onnx is not None:
-        found["onnx_bytes"] = export_onnx(small, onnx, example)
+        found["onnx_bytes"] = export_small(run, small, onnx)
     curve = [
         {
             "threshold": p.threshold,

@@ -27,6 +27,7 @@ from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Interval, Prediction, predict
 from vardrop.prediction.calibration import conformal_rule
+from vardrop.prediction.predictor import Draw
 from vardrop.training import NotFiniteError, read_history
 from vardrop.training.checkpoint import load_module
 from vardrop.training.processes import own_generators
@@ -163,17 +164,19 @@ class Run:
         names = [column.name for column in self.about.preprocessing.columns]
         return self.about.preprocessing.inputs(frame_of(x, names), "the table")
 
-    def predict(self, x: Any, samples: int = SAMPLES) -> Prediction:
+    def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
 
         Args:
             x: a table like that of the training: a DataFrame, an array with its columns, a CSV or
                 Parquet file; or a tensor with inputs of the net.
-            samples: draws of the noise.
+            samples: draws of the noise; 0 takes the means of the weights.
+            draw: "weights" for whole functions, so that a row has one answer in every batch; it is
+                that of a graph of `export_run`.
         """
         inputs = self.inputs(x)
         _check_finite(self, inputs)
-        p = predicted(self.elbo, inputs, samples, self.config.settings.seed)
+        p = predicted(self.elbo, inputs, samples, self.config.settings.seed, draw)
         if self.choice is not None and self.choice.log_scale != 0:
             p = p.rescaled(math.exp(self.choice.log_scale))
         if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
@@ -250,11 +253,13 @@ def _broken_row(values: Tensor) -> int | None:
     return int(wrong.int().argmax()) + 1 if bool(wrong.any()) else None
 
 
-def predicted(elbo: ELBO, x: Tensor, samples: int, seed: int) -> Prediction:
+def predicted(
+    elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
+) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
     still = samples == 0 or not has_noise(elbo.net)
     mode: Literal["mean", "sample"] = "mean" if still else "sample"
-    return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, seed=seed)
+    return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, draw=draw, seed=seed)
 
 
 def load_same_data(

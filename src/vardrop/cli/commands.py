@@ -259,6 +259,15 @@ def compress(
     printing.compression(loaded, plan, json)
 
 
+@app.command(epilog="Example: vardrop export runs/h --onnx model.onnx")
+def export(run: o.RUN, onnx: o.MODEL, samples: o.FUNCTIONS = 32) -> None:
+    """Write a run as one ONNX file that takes raw rows and answers in the units of the target."""
+    loaded = load_run(run)
+    size = application.export_run(loaded, onnx, samples)
+    printing.standing(loaded)
+    printing.say(f"{onnx} written, {size:,} bytes")
+
+
 @app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")
 def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
     """Write one self-contained HTML file about one run, or several side by side."""

@@ -143,6 +143,15 @@ LATENCY = Annotated[
     float | None, typer.Option(help="Train to this fraction of the time in torch, instead.")
 ]
 BYTES = Annotated[float | None, typer.Option(help="Train to this fraction of the bytes, instead.")]
+FUNCTIONS = Annotated[
+    int,
+    typer.Option(
+        "--samples", min=0, help="Functions drawn into the file; 0 for the means of the weights."
+    ),
+]
+MODEL = Annotated[
+    Path, typer.Option("--onnx", help="The file to write: raw rows in, answers with doubt out.")
+]
 ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]
 REPORT_OUT = Annotated[
     Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")
