@@ -16,13 +16,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vardrop.calls import call, mapped, one_tensor, rows, shapes, tensors_in, untouched
 from vardrop.estimators import (
@@ -33,6 +33,7 @@ from vardrop.estimators import (
 from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
+from vardrop.noisy import Noisy, replica
 from vardrop.prediction.preparation import (
     Size,
     even,
@@ -49,6 +50,7 @@ from vardrop.prediction.preparation import (
 _FUSED_STEPS = (nn.RNNBase, nn.RNNCellBase)  # torch's kernels know no vmap
 _EXACT = (torch.float32, torch.float64)
 _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a repeated call
+_CACHED = 2**20  # elements of the largest output that stay in the cache with what is made of them
 
 
 class Way(Protocol):
@@ -115,7 +117,8 @@ class EstimatorDraws:
     def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
         found, size = self._known(x)
         on_cpu = tensors_in(x)[0].device.type == "cpu"
-        most = min(self.memory, _WORKING_SET) if on_cpu else self.memory
+        working = found is None and on_cpu  # a chain sees to the cache by itself
+        most = min(self.memory, _WORKING_SET) if working else self.memory
         fit = max(1, most // size.bytes(rows(x)))
         sizes = even(samples, min(fit, self.block or samples))
         if found is not None:
@@ -271,64 +274,55 @@ _ROWWISE: dict[type[nn.Module], Callable[[Any, Shape], Shape | None]] = {
 class Chain(NamedTuple):
     """The modules before the first noisy layer, that layer and what follows; the largest output.
 
-    What stands before is known to draw nothing, so that it may run once for all draws.
+    What stands before is known to draw nothing, so that it may run once for all draws. `widths` has
+    the noise that each noisy layer needs for a row.
     """
 
     before: list[nn.Module]
-    first: Variational
+    first: LocalLayer
     after: list[nn.Module]
-    floors: dict[nn.Module, float]  # of the noisy layers
+    widths: list[int]
     size: Size
 
 
 def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     """A net as a chain whose noise begins with local reparameterisation of a layer, or None."""
-    modules = _links(net)
+    modules = links(net)
     start = next((i for i, m in enumerate(modules) if is_random(m)), -1)
     first = modules[start]
-    if start < 0 or not isinstance(first, Variational):
+    if start < 0 or not isinstance(first, Variational | LocalLayer):
         return None
-    size = _known_size(modules, start, x)
-    if size is None or torch.is_autocast_enabled(first.weight.device.type):
+    shapes = _known_shapes(modules, x)
+    if shapes is None or torch.is_autocast_enabled(x.device.type):
         return None
-    found = {m: _local(m, local) for m in modules if isinstance(m, Variational)}
-    floors: dict[nn.Module, float] = {m: e.floor for m, e in found.items() if e is not None}
-    if len(floors) < len(found) or not all(map(plain_forward, modules)):
+    layers = {m: local_layer(m, local) for m in modules if isinstance(m, Variational | LocalLayer)}
+    known = {m: layer.laid_out() for m, layer in layers.items() if layer is not None}
+    if len(known) < len(layers) or not all(map(plain_forward, modules)):
         return None
-    modules = [_private(m) for m in modules]
-    return Chain(modules[:start], first, _reordered(modules[start + 1 :]), floors, size)
+    widths = [math.prod(s) for m, s in zip(modules, shapes, strict=True) if m in known]
+    steps = [known[m] if m in known else _private(m) for m in modules]
+    size = Size(max(math.prod(s) for s in shapes[start:]))
+    return Chain(steps[:start], known[first], _reordered(steps[start + 1 :]), widths, size)
 
 
-def _known_size(modules: list[nn.Module], start: int, x: Tensor) -> Size | None:
-    """The largest output from `start` on, if all modules are known to treat every row alone."""
+def _known_shapes(modules: list[nn.Module], x: Tensor) -> list[Shape] | None:
+    """The shape of a row after each module, if all are known to treat every row alone."""
     shape: Shape | None = tuple(x.shape[1:])
-    largest = 1
-    for i, module in enumerate(modules):
-        rule = _ROWWISE.get(type(module))
+    found: list[Shape] = []
+    for module in modules:
+        rule = _ROWWISE.get(module.kind if isinstance(module, LocalLayer) else type(module))
         shape = None if rule is None or shape is None else rule(module, shape)
         if shape is None:
             return None
-        largest = max(largest, math.prod(shape)) if i >= start else 1
-    return Size(largest)
+        found.append(shape)
+    return found
 
 
-def _links(net: nn.Module) -> list[nn.Module]:
+def links(net: nn.Module) -> list[nn.Module]:
     """The modules of nested `nn.Sequential`s in the order of their calls; else the net itself."""
     if type(net) is nn.Sequential and plain_forward(net):
-        return [link for child in net for link in _links(child)]
+        return [link for child in net for link in links(child)]
     return [net]
-
-
-def _local(layer: Variational, local: bool) -> LocalReparameterization | None:
-    """The layer's local reparameterisation, if it draws so and in full precision."""
-    estimator = local_reparameterization if local else layer.estimator
-    if layer.gate is not None or layer.posterior is None:
-        return None
-    if type(estimator) is not LocalReparameterization or layer.weight.dtype not in _EXACT:
-        return None
-    if local:
-        check_estimator(estimator, layer.posterior)
-    return estimator
 
 
 def _private(module: nn.Module) -> nn.Module:
@@ -337,60 +331,159 @@ def _private(module: nn.Module) -> nn.Module:
     return prepared(module, noise=True) if modal or getattr(module, "inplace", False) else module
 
 
-class _LocalLayer:
-    """A layer with local reparameterisation, without gradients: its variances serve every draw."""
+_CONVOLUTIONS = {Conv1d: functional.conv1d, Conv2d: functional.conv2d, Conv3d: functional.conv3d}
+_GEOMETRY = ("in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
+             "padding", "dilation")  # fmt: skip
+
+
+class LocalLayer(Noisy):
+    """A dense layer or convolution with local reparameterisation, its variances computed once.
+
+    y ~ N(op(x, weight) + bias, op(x^2, variance) + bias_variance): buffers, no gradients, no KL.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    variance: Tensor
+    bias_variance: Tensor
 
     def __init__(self, layer: Variational, floor: float) -> None:
-        self.channels_last = type(layer) is Conv2d  # faster for convolutions and pooling
+        super().__init__()
+        self.kind, self.op, self.channels_last = type(layer), _product(layer), False
+        vars(self).update({k: getattr(layer, k) for k in _GEOMETRY if hasattr(layer, k)})
         affine = layer.affine()
-        weight, bias = (v.to(affine.weight.mean.dtype) for v in affine.variances(floor))
-        if self.channels_last:
-            laid_out = replace(affine.weight, mean=self._laid_out(affine.weight.mean))
-            affine = replace(affine, weight=laid_out)
-        self.affine, self.variances = affine, (self._laid_out(weight), bias)
+        mean, bias = affine.weight.mean.detach(), affine.mean_bias
+        self.register_buffer("weight", None if layer.posterior.zero_mean else mean)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        for name, value in zip(("variance", "bias_variance"), affine.variances(floor), strict=True):
+            self.register_buffer(name, value.detach().to(mean.dtype))
 
-    def moments(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Mean and deviation of the output."""
-        std = self._deviation(x * x)  # first, while the variances are in the cache
-        return self._mean(x), std
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """A draw while sampling or for given noise, else the mean."""
+        mean = self.mean(x)
+        if not (self.is_sampling or noise is not None):
+            return mean if self.weight is not None else mean.expand_as(self.spread(x * x))
+        std = self.spread(x * x).sqrt()
+        return torch.addcmul(mean, std, normal_like(std) if noise is None else noise)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """One draw of the output for every row; x is overwritten."""
-        mean = self._mean(x)
-        std = self._deviation(x.mul_(x))
-        y = std.mul_(normal_like(std))
-        return y if mean is None else y.add_(mean)
+    def mean(self, x: Tensor) -> Tensor:
+        """E y; only the bias, or zero, where the weights have no mean."""
+        if self.weight is not None:
+            return self.op(x, self.weight, self.bias)
+        bias = torch.zeros_like(self.bias_variance) if self.bias is None else self.bias
+        return bias.view(-1, *(1,) * (self.variance.dim() - 2))
 
-    def _mean(self, x: Tensor) -> Tensor | None:
-        mean = self.affine.mean_output((x,))
-        return mean if mean is None or mean.dim() < x.dim() else self._laid_out(mean)
+    def spread(self, squares: Tensor) -> Tensor:
+        """Var y for squared inputs."""
+        return self.op(squares, self.variance, self.bias_variance)
 
-    def _deviation(self, squares: Tensor) -> Tensor:
-        return self._laid_out(self.affine.variance_output((squares,), self.variances).sqrt_())
+    def moments(self, x: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the output, in the memory layout of the layer."""
+        std = self._like_weight(self.spread(squares).sqrt_())  # of squares that are in the cache
+        mean = self.mean(x)
+        return mean if self.weight is None else self._like_weight(mean), std
 
-    def _laid_out(self, y: Tensor) -> Tensor:
+    def drawn(self, x: Tensor, noise: Tensor) -> Tensor:
+        """One draw of the output for every row, for as much flat noise; x is overwritten."""
+        mean = self.mean(x)
+        std = self._like_weight(self.spread(x.mul_(x)).sqrt_())
+        if self.weight is None:
+            return std.mul_(_viewed(noise, std)).add_(mean)
+        return self._like_weight(mean).addcmul_(std, _viewed(noise, std))
+
+    def _like_weight(self, y: Tensor) -> Tensor:
         # One input channel fits both layouts, and torch then takes the slower one.
-        return y.contiguous(memory_format=torch.channels_last) if self.channels_last else y
+        return _channels_last(y) if self.channels_last else y
+
+    def laid_out(self) -> LocalLayer:
+        """The layer in the memory layout that is fastest."""
+        if self.kind is not Conv2d:
+            return self
+        twin = cast(LocalLayer, replica(self))
+        twin.channels_last = True
+        for name in ("weight", "variance"):
+            value = getattr(self, name)
+            setattr(twin, name, None if value is None else _channels_last(value))
+        return twin
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _product(layer: Variational) -> Callable[..., Tensor]:
+    """The product of a layer as a function that holds no tensor."""
+    if type(layer) is Linear:
+        return functional.linear
+    convolution = cast(Any, layer)
+    geometry = {k: getattr(convolution, k) for k in ("stride", "padding", "dilation", "groups")}
+    if convolution.padding_mode == "zeros":
+        return partial(_CONVOLUTIONS[type(layer)], **geometry)
+    around = list(convolution._reversed_padding_repeated_twice)
+    product = partial(_CONVOLUTIONS[type(layer)], **{**geometry, "padding": 0})
+    return partial(_padded, product, around, convolution.padding_mode)
+
+
+def _padded(
+    product: Callable[..., Tensor], around: list[int], mode: str, x: Tensor, *tensors: Tensor
+) -> Tensor:
+    return product(functional.pad(x, around, mode), *tensors)
+
+
+def local_layer(layer: nn.Module, local: bool = False) -> LocalLayer | None:
+    """The layer with its variances, if it draws by local reparameterisation in full precision."""
+    if isinstance(layer, LocalLayer):
+        return layer
+    if not isinstance(layer, Variational) or type(layer) not in (Linear, *_CONVOLUTIONS):
+        return None
+    estimator = local_reparameterization if local else layer.estimator
+    if layer.gate is not None or layer.posterior is None:
+        return None
+    if type(estimator) is not LocalReparameterization or layer.weight.dtype not in _EXACT:
+        return None
+    if local:
+        check_estimator(estimator, layer.posterior)
+    return LocalLayer(layer, estimator.floor)
 
 
 def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size, the draws laid side by side as rows.
 
-    What follows the first noisy layer belongs to nobody else, so it is overwritten in place.
+    Rows are taken in blocks that stay in the cache. What follows the first noisy layer belongs to
+    nobody else, so it is overwritten in place.
     """
     for module in found.before:
         x = module(x)
-    first = _LocalLayer(found.first, found.floors[found.first])
-    steps = [
-        _LocalLayer(cast(Variational, m), found.floors[m]) if m in found.floors else m
-        for m in found.after
-    ]
-    mean, std = first.moments(x)
+    mean, std = found.first.moments(x, x * x)
+    count = len(std)
+    block = max(1, _CACHED // found.size.row) if std.is_cpu else count * max(sizes)
+    parts = [slice(a, a + block) for a in range(0, count, block)]
     for size in sizes:
-        y = _repeated(mean, std, size)
-        for step in steps:
+        pieces = []
+        for part in parts:
+            rows_mean = mean[part] if mean.dim() == std.dim() else mean
+            rows_std = std[part]
+            each = even(size, max(1, block // len(rows_std)))
+            drawn = [_drawn(found, rows_mean, rows_std, draws) for draws in each]
+            pieces.append(torch.cat(drawn) if len(drawn) > 1 else drawn[0])
+        yield torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
+
+
+def _drawn(found: Chain, mean: Tensor, std: Tensor, draws: int) -> Tensor:
+    """Outputs (draws, N, ...) from the moments of the first noisy layer."""
+    rows = draws * len(std)
+    noise = iter(
+        standard_normal((rows * sum(found.widths),), std).split(
+            [rows * width for width in found.widths]
+        )
+    )
+    y = _repeated(mean, std, next(noise))
+    for step in found.after:
+        if isinstance(step, LocalLayer):
+            y = step.drawn(y, next(noise))
+        else:
             y = y.relu_() if type(step) is nn.ReLU else step(y)
-        yield y.view(size, std.shape[0], *y.shape[1:])
+    return y.view(draws, len(std), *y.shape[1:])
 
 
 def _reordered(modules: list[nn.Module]) -> list[nn.Module]:
@@ -402,13 +495,21 @@ def _reordered(modules: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def _repeated(mean: Tensor | None, std: Tensor, draws: int) -> Tensor:
+def _viewed(noise: Tensor, like: Tensor) -> Tensor:
+    """Flat noise in the shape and the memory layout of another tensor."""
+    if like.dim() == 4 and not like.is_contiguous():
+        n, c, h, w = like.shape
+        return noise.view(n, h, w, c).permute(0, 3, 1, 2)
+    return noise.view(like.shape)
+
+
+def _repeated(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:
     """Independent draws of one layer's output, side by side as rows, in its memory layout."""
     channels_last = std.dim() == 4 and not std.is_contiguous()
     if channels_last:
-        mean, std = None if mean is None else _last(mean), _last(std)
-    y = standard_normal((draws, *std.shape), std).mul_(std)
-    y = (y if mean is None else y.add_(mean)).flatten(0, 1)
+        mean, std = _last(mean), _last(std)
+    y = noise.view(-1, *std.shape)
+    y = torch.addcmul(mean, std, y, out=y).flatten(0, 1)
     return y.permute(0, 3, 1, 2) if channels_last else y
 
 
