@@ -110,6 +110,7 @@ from vardrop.objective import parameter_groups as parameter_groups
 from vardrop.posteriors import AdditiveGaussian as AdditiveGaussian
 from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
 from vardrop.posteriors import ZeroMean as ZeroMean
+from vardrop.prediction import Predictor as Predictor
 from vardrop.prediction import Prediction as Prediction
 from vardrop.prediction import apply_temperature as apply_temperature
 from vardrop.prediction import calibrate as calibrate
@@ -118,6 +119,7 @@ from vardrop.prediction import distil as distil
 from vardrop.prediction import draw as draw
 from vardrop.prediction import draws as draws
 from vardrop.prediction import fit_temperature as fit_temperature
+from vardrop.prediction import freeze as freeze
 from vardrop.prediction import predict as predict
 from vardrop.priors import ARD as ARD
 from vardrop.priors import LogUniform as LogUniform

@@ -11,6 +11,8 @@ from vardrop.functional.drawing import (
     drawing as drawing,
     drawn_from_own as drawn_from_own,
     generator as generator,
+    given_noise as given_noise,
+    noise_is_given as noise_is_given,
     normal_like as normal_like,
     own_noise as own_noise,
     random_signs as random_signs,

@@ -23,10 +23,11 @@ _TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations
 
 
 class _Thread(threading.local):
-    """The seed of this thread, and the generators made from it, one per device."""
+    """The seed of this thread, and the generators made from it, one per device; noise at hand."""
 
     seed: int | None = None
     generators: dict[torch.device, torch.Generator]
+    given: Callable[[_Shape], Tensor] | None = None
 
 
 _thread = _Thread()
@@ -49,6 +50,28 @@ def drawing(seed: int) -> Iterator[None]:
         yield
     finally:
         _thread.seed, _thread.generators = before
+
+
+@contextmanager
+def given_noise(take: Callable[[_Shape], Tensor]) -> Iterator[None]:
+    """Take standard normal numbers from a function of their shape; uniform ones are made of them.
+
+    >>> import torch
+    >>> with given_noise(torch.zeros):
+    ...     standard_normal((2,), torch.ones(())), uniform((2,), torch.ones(()))
+    (tensor([0., 0.]), tensor([0.5000, 0.5000]))
+    """
+    before, _thread.given = _thread.given, take
+    try:
+        yield
+    finally:
+        _thread.given = before
+
+
+def noise_is_given() -> bool:
+    """Whether noise comes from `given_noise` here; a compiled graph draws its own."""
+    traced = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return not traced and _thread.given is not None
 
 
 def generator(device: torch.device) -> torch.Generator | None:
@@ -75,8 +98,16 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     step = torch.finfo(dtype).eps
+    if noise_is_given():
+        below = torch.erf(_given(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
+        return below.clamp(step, 1 - step)
     found = torch.rand(shape, dtype=dtype, device=like.device, **_own(like.device))
     return found * (1 - 2 * step) + step
+
+
+def _given(shape: _Shape) -> Tensor:
+    assert _thread.given is not None
+    return _thread.given(shape)
 
 
 def _quantiles(count: int) -> Tensor:
@@ -103,6 +134,8 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     >>> standard_normal((2, 3), torch.zeros(())).shape
     torch.Size([2, 3])
     """
+    if noise_is_given():
+        return _given(shape).to(like.dtype)
     count = math.prod(shape)
     if like.dtype != torch.float32 or like.device.type != "cpu" or count < _MANY or _exact():
         return torch.randn(shape, dtype=like.dtype, device=like.device, **_own(like.device))
@@ -152,7 +185,7 @@ def normal_like(x: Tensor) -> Tensor:
     if torch._C._are_functorch_transforms_active():  # a batched tensor does not know its layout
         return standard_normal(x.shape, x)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if channels_last and not x.is_contiguous():
+    if channels_last and not x.is_contiguous() and not noise_is_given():
         n, c, h, w = x.shape
         return standard_normal((n, h, w, c), x).permute(0, 3, 1, 2)
     return standard_normal(x.shape, x)
@@ -160,6 +193,8 @@ def normal_like(x: Tensor) -> Tensor:
 
 def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
+    if noise_is_given():
+        return torch.where(_given(shape) < 0, -1.0, 1.0).to(like.dtype)
     bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **_own(like.device))
     return bits.mul_(2).sub_(1).to(like.dtype)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.functional import generator, uniform
+from vardrop.functional import generator, noise_is_given, uniform
 from vardrop.noisy import Noisy
 
 _SELU_FLOOR = -1.7580993408473766  # what AlphaDropout puts in the place of a dropped value
@@ -28,7 +28,8 @@ class SwitchableDropout(Noisy):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input with noise while sampling, else the input itself."""
-        if not self.is_sampling or generator(input.device) is None:
+        global_noise = generator(input.device) is None and not noise_is_given()
+        if not self.is_sampling or global_noise:
             return type(self).drop(input, self.p, self.is_sampling, self.inplace)
         # torch's functions draw from the global generator alone.
         kept = uniform(self._noise_shape(input), input) >= self.p

@@ -9,6 +9,10 @@ from vardrop.prediction.calibration import (
     fit_log_scale as fit_log_scale,
     fit_temperature as fit_temperature,
 )
+from vardrop.prediction.frozen import (
+    Predictor as Predictor,
+    freeze as freeze,
+)
 from vardrop.prediction.functions import (
     Selected as Selected,
     draw as draw,

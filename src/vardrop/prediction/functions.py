@@ -170,7 +170,9 @@ class FunctionSampler:
             self._fix_layer(own, cast(Variational, layer.get_submodule(part)))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
-        for name, mean in list(layer.named_parameters(recurse=False)):
+        names = (*layer.weight_axes, *layer.bias_names)
+        held = {n: b for n, b in layer.named_buffers(recurse=False) if n in names}  # if frozen
+        for name, mean in {**dict(layer.named_parameters(recurse=False)), **held}.items():
             setattr(layer, name, self._own(mean))
         plain = plain_types().get(type(layer))
         if gate is None and plain is not None:
@@ -182,7 +184,7 @@ class FunctionSampler:
             # Tied layers have the same key and share their weight, which is then drawn once.
             self._drawn.setdefault(source.kl_key(), _weight_drawer(source, layer))
 
-    def _own(self, mean: nn.Parameter) -> nn.Parameter:
+    def _own(self, mean: Tensor) -> nn.Parameter:
         """A copy to draw into; the same one for tied parameters."""
         last = mean.dim() == 4
         kept = mean.detach().clone(

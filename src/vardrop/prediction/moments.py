@@ -36,6 +36,7 @@ from vardrop.prediction.preparation import (
     prepared,
     watched,
 )
+from vardrop.prediction.ways import LocalLayer
 
 _BLOCK = 2**17  # elements that stay in the cache together
 
@@ -558,9 +559,17 @@ class Analytic(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, x: RandomTensor) -> RandomTensor:
+    def forward(self, x: RandomTensor, *args: Any, **kwargs: Any) -> RandomTensor:
         """Mean and variance of the noisy module's output."""
+        if args or kwargs:
+            raise UnsupportedError("a noisy module with several inputs")
         return RandomTensor(through(self.module, x.moments))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # what a net asks of its module
+            return getattr(super().__getattr__("module"), name)
 
 
 @singledispatch
@@ -571,6 +580,17 @@ def through(module: nn.Module, x: Pair) -> Pair:
 
 through.register(Variational, noisy_layer)
 through.register(Gate, gated)
+
+
+@through.register
+def _(module: LocalLayer, x: Pair) -> Pair:
+    mean, squares = module.mean(x.mean), x.mean * x.mean
+    if x.variance is not None:
+        squares = squares.add_(x.variance)
+    variance = module.spread(squares)
+    if module.square is not None and x.variance is not None:
+        variance = variance.add_(module.op(x.variance, module.square, None))
+    return Pair(mean.expand_as(variance), variance)
 
 
 @through.register
@@ -641,11 +661,20 @@ def _failing(net: nn.Module, x: Tensor) -> str:
     return "the net"
 
 
+def output_noise(like: Tensor, samples: int, seed: int) -> Tensor:
+    """Standard normal numbers (samples, 1, ...), the same for every row of an output (N, ...).
+
+    So the answer to a row depends on no other row.
+    """
+    own = torch.Generator(like.device).manual_seed(seed)
+    shape = (samples, 1, *like.shape[1:])
+    return torch.randn(shape, generator=own, dtype=like.dtype, device=like.device)
+
+
 def output_draws(output: Pair, samples: int, seed: int, memory: int) -> Iterator[Tensor]:
     """Normal draws (s, N, ...) from the output's moments, from a generator of their own."""
     mean, std = output.mean, output.spread.sqrt()
-    own = torch.Generator(mean.device).manual_seed(seed)
-    for size in even(samples, max(1, memory // Size(mean.numel()).bytes(1))):
-        shape = (size, *mean.shape)
-        noise = torch.randn(shape, generator=own, dtype=mean.dtype, device=mean.device)
-        yield torch.addcmul(mean, std, noise)
+    noise = output_noise(mean, samples, seed)
+    most = max(1, memory // Size(mean.numel()).bytes(1))
+    for part in noise.split(even(samples, most)):
+        yield torch.addcmul(mean, std, part)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -17,9 +18,11 @@ from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.noisy import replica
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call, select, unlabelled_kappa
 from vardrop.prediction.moments import analytic, output_draws, passed
 from vardrop.prediction.preparation import (
+    Size,
     check_noise,
     may_draw,
     measured,
@@ -94,24 +97,26 @@ def predict(
     pick = getattr(net, "output", None) if output is None else output
     model = model if pick is None else Picked(model, pick)
     way, chosen = old.words(draw, mode)
-    options = _Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
+    options = Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
     if options.mode != "mean":
         check_noise(model)
     results: list[Prediction] = []
     # What draws nothing takes no seed from the global generator.
     draws = options.mode == "sample" or (options.mode == "mean" and may_draw(model))
     with drawing(seed_of_a_call(seed)) if draws else nullcontext(), torch.no_grad():
-        predictor: _Predictor | None = None
+        engine: Engine | None = None
         for batch in batches(model, x):
-            if predictor is None:
+            if engine is None:
                 model = old.selected(model, batch, meaning)
-                predictor = _Predictor(model, options, seed)
-            results += predictor(batch)
+                engine = Engine(model, options)
+            results += engine(batch, seed or 0)
     return join(results)
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
+    """How to predict."""
+
     samples: int
     mode: Mode
     draw: Draw
@@ -136,20 +141,24 @@ class _Options:
         return Reduction(self.likelihood, keep)
 
 
-class _Predictor:
-    """A net with the options of one call; what can serve several batches is made once."""
+class Engine:
+    """A net with options; what can serve several batches is made once."""
 
-    def __init__(self, net: nn.Module, options: _Options, seed: int | None) -> None:
-        self.options, self.seed = options, 0 if seed is None else seed
+    def __init__(self, net: nn.Module, options: Options) -> None:
+        self.options = options
         if options.mode == "moments":
             self.quiet = prepared(net, noise=False)
             self.net = analytic(self.quiet)
+            self.sizes: dict[torch.Size, Size] = {}
         else:
             self.way = _way(net, options)
 
-    def __call__(self, x: Any) -> Iterator[Prediction]:
-        """The predictions of a batch, in as many parts as the memory asks for."""
-        return self._by_moments(x) if self.options.mode == "moments" else self._by_draws(x)
+    def __call__(self, x: Any, seed: int) -> Iterator[Prediction]:
+        """The predictions of a batch, in as many parts as the memory asks for.
+
+        Draws come from the generator of the call; the seed is that of draws at an analytic output.
+        """
+        return self._by_moments(x, seed) if self.options.mode == "moments" else self._by_draws(x)
 
     def _by_draws(self, x: Any) -> Iterator[Prediction]:
         most, count = self.way.rows(x), rows(x)
@@ -161,7 +170,7 @@ class _Predictor:
                     break
             yield reduction.result()
 
-    def _by_moments(self, x: Any) -> Iterator[Prediction]:
+    def _by_moments(self, x: Any, seed: int) -> Iterator[Prediction]:
         samples, memory, locations = (
             self.options.samples,
             self.options.memory,
@@ -172,10 +181,10 @@ class _Predictor:
                 f'Expected `x` to be one tensor for mode="moments", but got {type(x).__name__}. '
                 'Predict with mode="sample".'
             )
-        most = row_limit(self.quiet, measured(self.quiet, x), x, memory) if len(x) > 2 else len(x)
+        most = row_limit(self.quiet, self._size(x), x, memory) if len(x) > 2 else len(x)
         for part in x.split(most):
             found, reduction = passed(self.net, part), self.options.reduction()
-            for block in output_draws(found, samples, self.seed, memory):
+            for block in output_draws(found, samples, seed, memory):
                 reduction.add(_checked(block, len(part)))
             yield replace(
                 reduction.result(),
@@ -183,8 +192,14 @@ class _Predictor:
                 output_variance=locations(found.spread),
             )
 
+    def _size(self, x: Tensor) -> Size:
+        """What one row holds on its way through the net."""
+        if x.shape[1:] not in self.sizes:
+            self.sizes[x.shape[1:]] = measured(replica(self.quiet), x, from_start=True)
+        return self.sizes[x.shape[1:]]
 
-def _way(net: nn.Module, options: _Options) -> Way:
+
+def _way(net: nn.Module, options: Options) -> Way:
     if options.mode == "mean":
         return MeanPass(net)
     if options.draw == "weights":
@@ -204,7 +219,7 @@ def _checked(block: Tensor, rows: int) -> Tensor:
 
 def batches(net: nn.Module, data: Any) -> Iterator[Any]:
     """The inputs of one batch or of a loader, checked, on the device of the net."""
-    reference = next(net.parameters(), None)
+    reference = next(chain(net.parameters(), net.buffers()), None)
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from vardrop.calls import call, parts, rows, untouched
 from vardrop.errors import VardropError
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import NoiseCalls, drawn_from_own, own_noise
+from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
@@ -147,18 +147,21 @@ class Size(NamedTuple):
         return (self.row * rows + self.draw) * _TENSORS * torch.get_default_dtype().itemsize
 
 
-def measured(net: nn.Module, x: Any) -> Size:
-    """The largest output after the first noise, from a pass of a private net on two rows."""
+def measured(net: nn.Module, x: Any, from_start: bool = False) -> Size:
+    """The largest output after the first noise, from a pass of a private net on two rows.
+
+    With `from_start`, the largest of all outputs.
+    """
     try:
-        return _measured(net, next(parts(x, 2)))
+        return _measured(net, next(parts(x, 2)), from_start)
     except Exception:
         if rows(x) <= 2:
             raise
-        return _measured(net, x)  # a forward may be made for batches of one size
+        return _measured(net, x, from_start)  # a forward may be made for batches of one size
 
 
-def _measured(net: nn.Module, x: Any) -> Size:
-    largest, weights, noisy, count = 1, 0, False, rows(x)
+def _measured(net: nn.Module, x: Any, noisy: bool) -> Size:
+    largest, weights, count = 1, 0, rows(x)
 
     def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal noisy
@@ -175,7 +178,8 @@ def _measured(net: nn.Module, x: Any) -> Size:
         largest = max(largest, sum(outputs) // count, drawn.row)
         weights = max(weights, drawn.draw)
 
-    with ExitStack() as hooks, NoiseCalls(answer):
+    # From a generator of its own: the draws of a call do not depend on whether it was measured.
+    with ExitStack() as hooks, drawing(0), NoiseCalls(answer):
         for module in net.modules():
             if is_random(module) or not any(True for _ in module.children()):
                 hooks.callback(module.register_forward_hook(record).remove)

@@ -107,7 +107,8 @@ class EstimatorDraws:
         key = shapes(x)
         if key not in self._plans:
             found = chain(self.source, x, self.local) if isinstance(x, Tensor) else None
-            size = measured(self.net, x) if found is None else found.size
+            # On a replica: several threads may be running the other.
+            size = measured(replica(self.net), x) if found is None else found.size
             self._plans[key] = found, size
         return self._plans[key]
 
@@ -331,7 +332,11 @@ def _private(module: nn.Module) -> nn.Module:
     return prepared(module, noise=True) if modal or getattr(module, "inplace", False) else module
 
 
-_CONVOLUTIONS = {Conv1d: functional.conv1d, Conv2d: functional.conv2d, Conv3d: functional.conv3d}
+_CONVOLUTIONS: dict[type[Variational], Callable[..., Tensor]] = {
+    Conv1d: functional.conv1d,
+    Conv2d: functional.conv2d,
+    Conv3d: functional.conv3d,
+}
 _GEOMETRY = ("in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride",
              "padding", "dilation")  # fmt: skip
 
@@ -346,6 +351,8 @@ class LocalLayer(Noisy):
     bias: Tensor | None
     variance: Tensor
     bias_variance: Tensor
+    square: Tensor | None  # of the weight, where moments are carried through the layer
+    sign: Tensor | None  # of the deviation, where an output was scaled by a negative number
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
@@ -353,17 +360,19 @@ class LocalLayer(Noisy):
         vars(self).update({k: getattr(layer, k) for k in _GEOMETRY if hasattr(layer, k)})
         affine = layer.affine()
         mean, bias = affine.weight.mean.detach(), affine.mean_bias
-        self.register_buffer("weight", None if layer.posterior.zero_mean else mean)
+        self.register_buffer("weight", None if affine.weight.posterior.zero_mean else mean)
         self.register_buffer("bias", None if bias is None else bias.detach())
         for name, value in zip(("variance", "bias_variance"), affine.variances(floor), strict=True):
             self.register_buffer(name, value.detach().to(mean.dtype))
+        self.register_buffer("square", None)
+        self.register_buffer("sign", None)
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """A draw while sampling or for given noise, else the mean."""
         mean = self.mean(x)
         if not (self.is_sampling or noise is not None):
             return mean if self.weight is not None else mean.expand_as(self.spread(x * x))
-        std = self.spread(x * x).sqrt()
+        std = self.deviation(x * x)
         return torch.addcmul(mean, std, normal_like(std) if noise is None else noise)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -371,22 +380,30 @@ class LocalLayer(Noisy):
         if self.weight is not None:
             return self.op(x, self.weight, self.bias)
         bias = torch.zeros_like(self.bias_variance) if self.bias is None else self.bias
-        return bias.view(-1, *(1,) * (self.variance.dim() - 2))
+        return self._per_output(bias)
 
     def spread(self, squares: Tensor) -> Tensor:
         """Var y for squared inputs."""
         return self.op(squares, self.variance, self.bias_variance)
 
+    def deviation(self, squares: Tensor) -> Tensor:
+        """What multiplies the noise of every output."""
+        std = self.spread(squares).sqrt_()
+        return std if self.sign is None else std.mul_(self._per_output(self.sign))
+
+    def _per_output(self, values: Tensor) -> Tensor:
+        return values.view(-1, *(1,) * (self.variance.dim() - 2))
+
     def moments(self, x: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the output, in the memory layout of the layer."""
-        std = self._like_weight(self.spread(squares).sqrt_())  # of squares that are in the cache
+        std = self._like_weight(self.deviation(squares))  # of squares that are in the cache
         mean = self.mean(x)
         return mean if self.weight is None else self._like_weight(mean), std
 
     def drawn(self, x: Tensor, noise: Tensor) -> Tensor:
         """One draw of the output for every row, for as much flat noise; x is overwritten."""
         mean = self.mean(x)
-        std = self._like_weight(self.spread(x.mul_(x)).sqrt_())
+        std = self._like_weight(self.deviation(x.mul_(x)))
         if self.weight is None:
             return std.mul_(_viewed(noise, std)).add_(mean)
         return self._like_weight(mean).addcmul_(std, _viewed(noise, std))
@@ -394,6 +411,30 @@ class LocalLayer(Noisy):
     def _like_weight(self, y: Tensor) -> Tensor:
         # One input channel fits both layouts, and torch then takes the slower one.
         return _channels_last(y) if self.channels_last else y
+
+    def output_shape(self, x: Tensor) -> Shape:
+        """The shape of a row of the output for such rows."""
+        found = _ROWWISE[self.kind](self, tuple(x.shape[1:]))
+        assert found is not None
+        return found
+
+    def with_squares(self) -> LocalLayer:
+        """The layer, with the squares of its mean weights."""
+        self.square = None if self.weight is None else self.weight.square()
+        return self
+
+    def scale_outputs(self, scale: Tensor, shift: Tensor) -> None:
+        """Let the layer give scale y + shift in the place of y, per output."""
+        rows = scale.view(-1, *(1,) * (self.variance.dim() - 1))
+        self.variance, self.bias_variance = (
+            self.variance * rows.square(),
+            self.bias_variance * scale.square(),
+        )
+        self.weight = None if self.weight is None else self.weight * rows
+        self.square = None if self.square is None else self.square * rows.square()
+        self.bias = shift if self.bias is None else self.bias * scale + shift
+        if bool((scale < 0).any()):
+            self.sign = scale.sign()  # of one folding: a second one would stand in a row with it
 
     def laid_out(self) -> LocalLayer:
         """The layer in the memory layout that is fastest."""
@@ -434,16 +475,20 @@ def local_layer(layer: nn.Module, local: bool = False) -> LocalLayer | None:
     """The layer with its variances, if it draws by local reparameterisation in full precision."""
     if isinstance(layer, LocalLayer):
         return layer
-    if not isinstance(layer, Variational) or type(layer) not in (Linear, *_CONVOLUTIONS):
+    if not isinstance(layer, Variational) or not has_known_product(layer):
         return None
     estimator = local_reparameterization if local else layer.estimator
-    if layer.gate is not None or layer.posterior is None:
-        return None
-    if type(estimator) is not LocalReparameterization or layer.weight.dtype not in _EXACT:
+    if layer.posterior is None or type(estimator) is not LocalReparameterization:
         return None
     if local:
         check_estimator(estimator, layer.posterior)
     return LocalLayer(layer, estimator.floor)
+
+
+def has_known_product(layer: Variational) -> bool:
+    """Whether a `LocalLayer` can hold the product of a layer with noisy weights."""
+    known = type(layer) in (Linear, *_CONVOLUTIONS) and layer.weight.dtype in _EXACT
+    return known and layer.gate is None and layer.posterior is not None
 
 
 def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
