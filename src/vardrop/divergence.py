@@ -227,7 +227,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     log_sigma2, scale = qt["log_sigma2"], p.scale(weight, pt)
     squares = log_sigma2.exp().sum() + (weight - p.location(weight, pt)).square().sum()
     constant = weight.numel() * (scale.log() - 0.5)
-    return 0.5 * (squares / scale.square() - log_sigma2.sum()) + constant
+    return (0.5 * (squares / scale.square() - log_sigma2.sum()) + constant).sum()
 
 
 @register_kl(MultiplicativeGaussian, Normal)

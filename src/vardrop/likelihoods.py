@@ -30,6 +30,7 @@ from vardrop.checks import check_number, check_tensor, check_type, shown
 from vardrop.errors import VardropError
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
+from vardrop.sharded import take_scalars, whole
 
 
 class Parts(NamedTuple):
@@ -354,16 +355,20 @@ class Gaussian(Likelihood):
     def __init__(self, std: float = 1.0, learned: bool = False) -> None:
         super().__init__()
         check_number("std", std, above=0, remedy="Pass vardrop.Values() for outputs without noise.")
-        value = torch.tensor(math.log(std))
+        value = torch.full((1,), math.log(std))
         if learned:
             self.log_std = nn.Parameter(value)
         else:
             self.register_buffer("log_std", value)
 
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        take_scalars(self, state, prefix)
+        super()._load_from_state_dict(state, prefix, *more)
+
     @property
     def std(self) -> Tensor:
         """The standard deviation of the targets as it is now, detached."""
-        return self.log_std.detach().exp()
+        return whole(self.log_std.detach()).exp().squeeze()
 
     def parts(self, draws: Tensor) -> Parts:
         """The draws, and std^2 for each."""
@@ -382,7 +387,7 @@ class Gaussian(Likelihood):
     def fixed(self) -> Gaussian:
         """A Gaussian with the present std."""
         found = Gaussian()
-        found.log_std = self.log_std.detach().clone()
+        found.log_std = whole(self.log_std.detach()).clone()
         return found
 
     def scaled(self, factor: float) -> Gaussian:

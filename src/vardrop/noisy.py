@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from vardrop.errors import VardropError
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.priors import Prior
+from vardrop.sharded import is_sharded, is_spread, local_part, take_scalars, total
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
@@ -128,11 +132,22 @@ class NoisyTensor:
         """KL(q || p), summed; None without a prior. With `value=False` only its gradient counts."""
         if self.prior is None:
             return None
+        if is_sharded(self.mean):
+            part = self._local(self.mean).kl(value)
+            return part if part is None or not value else total(part, self.mean)
         shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
         if shared is not None:
             return shared.kl(value)
         values = self.posterior, self.prior, self.mean, self.axes, self.noise, self.hyper
         return kl_divergence(*values, value)
+
+    def _local(self, mean: DTensor) -> NoisyTensor:
+        """The part that this process holds, where the tensors are spread over several."""
+        noise, hyper = (
+            {name: local_part(t, mean) for name, t in tensors.items()}
+            for tensors in (self.noise, self.hyper)
+        )
+        return NoisyTensor(mean.to_local(), self.posterior, self.prior, noise, hyper, self.axes)
 
     def in_step(self) -> NoisyTensor:
         """The tensor as products see it in a training step, with what they share computed once."""
@@ -222,6 +237,10 @@ class Noisy(nn.Module):
     def _owes_kl(self) -> bool:
         """Whether this module has a KL, which training should count."""
         return True
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        take_scalars(self, state, prefix)
+        super()._load_from_state_dict(state, prefix, *more)
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
         """The noisy tensors of this module by name, as they are now; views, not to be kept."""
@@ -513,14 +532,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _check_not_sharded(net: nn.Module) -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-        if any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in net.modules()):
-            raise VardropError(
-                "Expected a net whose tensors are whole, but got a sharded one. "
-                "Gather its state dict into a plain copy first."
-            )
+    if is_spread(net):
+        raise VardropError(
+            "Expected a net whose tensors are whole, but got a sharded one. "
+            "Gather its state dict into a plain copy first."
+        )
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

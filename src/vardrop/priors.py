@@ -92,7 +92,7 @@ class Normal(Proper):
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         """prior_log_std where it is learned, prior_mean where it is that of a pretrained net."""
         if self.learned:
-            return {"prior_log_std": wide(weight).new_full((), math.log(self.std))}
+            return {"prior_log_std": wide(weight).new_full((1,), math.log(self.std))}
         return {"prior_mean": wide(weight.detach()).clone()} if self.mean == "pretrained" else {}
 
     def location(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:

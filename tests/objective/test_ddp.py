@@ -7,8 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import vardrop as vd
@@ -106,26 +104,3 @@ def test_gradients_equal_the_single_process(name, from_two_processes):
         scale = expected.abs().max().clamp(min=1.0)
         assert float((grad - expected).abs().max() / scale) <= 1e-6, key
 
-
-def sharded_worker(rank, path, results):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    net = make("sparse_vd").net
-    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-    vd.kl(net).full_tensor().backward()
-    whole = {n: p.grad.full_tensor() for n, p in net.named_parameters() if p.grad is not None}
-    if rank == 0:
-        torch.save(whole, results)
-    dist.destroy_process_group()
-
-
-def test_kl_of_sharded_weights_has_its_gradient(tmp_path):
-    net = make("sparse_vd").net
-    vd.kl(net).backward()
-    results = str(tmp_path / "grads.pt")
-    multiprocessing.spawn(sharded_worker, (str(tmp_path / "store"), results), nprocs=2)
-    got = torch.load(results, weights_only=True)
-    expected = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
-    torch.testing.assert_close(got, expected, rtol=5e-5, atol=1e-7)

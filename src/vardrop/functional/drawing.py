@@ -11,11 +11,16 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from vardrop.sharded import common_seed, is_sharded, placed_like
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _Shape = tuple[int, ...] | torch.Size
 _MANY = 1 << 16  # numbers from which on looking them up is faster
@@ -96,6 +101,8 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     >>> uniform((2,), torch.zeros(1, dtype=torch.bfloat16)).dtype
     torch.float32
     """
+    if is_sharded(like):
+        return _spread(uniform, shape, like)
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     step = torch.finfo(dtype).eps
     if noise_is_given():
@@ -136,11 +143,20 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """
     if noise_is_given():
         return _given(shape).to(like.dtype)
+    if is_sharded(like):
+        return _spread(standard_normal, shape, like)
     count = math.prod(shape)
     if like.dtype != torch.float32 or like.device.type != "cpu" or count < _MANY or _exact():
         return torch.randn(shape, dtype=like.dtype, device=like.device, **_own(like.device))
     found = _traced_look_up(count) if torch.compiler.is_compiling() else _look_up(count)
     return found.view(shape)
+
+
+def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
+    """Noise in the parts of `like`: the same wherever processes hold the same numbers."""
+    seed, part = common_seed(like, generator(torch.device("cpu"))), placed_like(shape, like)
+    with drawing(seed + part.number):
+        return part.joined(draw(part.shape, like.to_local()))
 
 
 def _look_up(count: int) -> Tensor:
@@ -195,6 +211,8 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
     if noise_is_given():
         return torch.where(_given(shape) < 0, -1.0, 1.0).to(like.dtype)
+    if is_sharded(like):
+        return _spread(random_signs, shape, like)
     bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **_own(like.device))
     return bits.mul_(2).sub_(1).to(like.dtype)
 

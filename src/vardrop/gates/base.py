@@ -16,6 +16,7 @@ from vardrop.errors import VardropError
 from vardrop.functional import wide
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
+from vardrop.sharded import whole
 from vardrop.values import Value
 
 Side = Literal["input", "output"]
@@ -99,7 +100,10 @@ class FeatureNoise(Value, ABC):
         return None
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
-        """What the layer's weights add to the KL, for a gate that belongs to a layer."""
+        """What the layer's weights add to the KL, for a gate that belongs to a layer.
+
+        The weight may be spread over processes: `square_sum` and `weight.numel()` are of all of it.
+        """
         return None
 
     def log_alpha(self, tensors: Tensors) -> Tensor | None:
@@ -149,7 +153,7 @@ class Gate(Noisy):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The noise tensors by name, in at least single precision."""
-        return {name: wide(tensor) for name, tensor in self._stored().items()}
+        return {name: wide(whole(tensor)) for name, tensor in self._stored().items()}
 
     def _stored(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._names}

@@ -12,6 +12,7 @@ from vardrop.checks import check_number
 from vardrop.functional import uniform
 from vardrop.gates.base import FeatureNoise, Granularity, Side, noise_shape
 from vardrop.posteriors import Tensors, check_drop_rate
+from vardrop.sharded import square_sum
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class BinaryDropout(FeatureNoise):
         """l^2 |W|^2 / (2 (1 - drop_rate)), where there is a length scale l."""
         if self.length_scale is None:
             return None
-        return weight.square().sum() * (0.5 * self.length_scale**2 / (1 - self.drop_rate))
+        return square_sum(weight) * (0.5 * self.length_scale**2 / (1 - self.drop_rate))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from vardrop.checks import check_number
 from vardrop.functional import bernoulli_entropy, concrete, concrete_mean_ratio, uniform
 from vardrop.gates.base import FeatureNoise, noise_shape
 from vardrop.posteriors import Tensors
+from vardrop.sharded import square_sum
 
 _DENSE, _SPATIAL = 0.1, 2 / 3  # the authors' temperatures
 
@@ -64,7 +65,7 @@ class ConcreteDropout(FeatureNoise):
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """drop_logit, one number for the layer."""
-        return {"drop_logit": torch.tensor(math.log(self.drop_rate / (1 - self.drop_rate)))}
+        return {"drop_logit": torch.full((1,), math.log(self.drop_rate / (1 - self.drop_rate)))}
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """(1 - d) / (1 - p) with a relaxed d."""
@@ -76,7 +77,7 @@ class ConcreteDropout(FeatureNoise):
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
         """E (1 - d) / (1 - p), by quadrature."""
-        return concrete_mean_ratio(-tensors["drop_logit"], self.temperature or _DENSE).view(1)
+        return concrete_mean_ratio(-tensors["drop_logit"], self.temperature or _DENSE)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """The same for all units of x."""
@@ -84,10 +85,10 @@ class ConcreteDropout(FeatureNoise):
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         """-K H(p), K units."""
-        return -units * bernoulli_entropy(tensors["drop_logit"])
+        return -units * bernoulli_entropy(tensors["drop_logit"]).sum()
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """length_scale^2 |W|^2 / (2 (1 - p))."""
         # 1 / (1 - p) = 1 + exp(logit), bounded where the rate reaches one.
         inverse_keep = torch.exp(functional.softplus(tensors["drop_logit"].clamp(max=50.0)))
-        return 0.5 * self.length_scale**2 * weight.square().sum() * inverse_keep
+        return 0.5 * self.length_scale**2 * square_sum(weight) * inverse_keep.sum()

@@ -20,7 +20,7 @@ from vardrop.noisy import Noisy
 from vardrop.values import Value
 
 Branches = Mapping[str, Tensor]
-_TAP = threading.local()  # `head` and `seen`, while this thread asks for the features of a head
+_TAP = threading.local()  # `head`, `labels` and `runs`, while this thread asks for a head's loss
 
 
 class HeadParts(NamedTuple):
@@ -143,8 +143,8 @@ class Head(Noisy, nn.Linear):
     def forward(self, h: Tensor, samples: int | None = None) -> Tensor:
         """Class log-probabilities: one pass, one draw while sampling, or a mean over `samples`."""
         if getattr(_TAP, "head", None) is self:
-            _TAP.seen.append(h)
-            return h
+            _TAP.runs += 1
+            return self.loss(h, _TAP.labels)  # type: ignore[return-value]
         maps = self._maps(h)
         if samples is None:
             return self.rule.draw(*maps) if self.is_sampling else self.rule.log_probs(*maps)
@@ -177,23 +177,28 @@ class Head(Noisy, nn.Linear):
         """How probably each class is still in play for features h, (..., num_classes)."""
         return self.rule.retain_probability(*self._maps(h))
 
-    def features(self, net: nn.Module, x: Any) -> Tensor:
-        """The features that the head sees in `net(x)`; the head must be the net's last step.
+    def loss_in(self, net: nn.Module, x: Any, y: Tensor) -> HeadParts:
+        """`loss` at the features that the head sees in `net(x)`, of which it must be the last step.
 
-        For this thread alone: others go on to get log-probabilities from the same head.
+        It is computed in the head's forward pass, where a sharded net has its tensors together. For
+        this thread alone: others go on to get log-probabilities from the same head.
         """
-        _TAP.head, _TAP.seen = self, []
+        _TAP.head, _TAP.labels, _TAP.runs = self, y, 0
         try:
-            output, seen = net(x), _TAP.seen
+            output: Any = net(x)
+        except (TypeError, AttributeError) as error:
+            if not _TAP.runs:
+                raise
+            output = error
         finally:
-            _TAP.head = _TAP.seen = None
-        if len(seen) != 1 or output is not seen[0]:
+            runs, _TAP.head, _TAP.labels = _TAP.runs, None, None
+        if runs != 1 or not isinstance(output, HeadParts):
             raise VardropError(
                 "Expected the head to be the last step of the net and to run once, but got "
-                f"{len(seen)} runs and an output of its own. Take away what follows the head: it "
+                f"{runs} runs and an output of its own. Take away what follows the head: it "
                 "returns log-probabilities."
             )
-        return seen[0]
+        return output
 
     def noise_tensors(self) -> Iterator[Tensor]:
         """The parameters of the branches, which say what is dropped."""

@@ -140,6 +140,11 @@ class ELBO(nn.Module):
             return self.parts(x, y)  # a compiler finds by itself what is shared
         return _apart(self, x, y)
 
+    def outputs(self, x: Any) -> Any:
+        """What the net returns for a batch, picked by `output` where that is given."""
+        found = call(self.net, untouched(plain_batch(x)))
+        return found if self.output is None else self.output(found)
+
     def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
         """`parts(x, y, latest)`: where `latest` is None the KL is computed, else it is taken so."""
         if self.kl_value_every == 1 or not self.training:
@@ -190,7 +195,7 @@ class ELBO(nn.Module):
                 f"Expected no `weight` for a net with a head, whose loss is its own, but got "
                 f"{shown(weight)}. Repeat the examples instead."
             )
-        parts = head.loss(head.features(self.net, untouched(x)), y)
+        parts = head.loss_in(self.net, untouched(x), y)
         return parts.loss, parts.nll, parts
 
     def _weighed(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:

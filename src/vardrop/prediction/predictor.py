@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import Picked, check_named, mapped, parts, plain_batch, rows, tensors_in
+from vardrop.calls import Picked, call, check_named, mapped, parts, plain_batch, rows, tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.errors import VardropError
 from vardrop.functional import drawing
@@ -31,7 +32,8 @@ from vardrop.prediction.preparation import (
     undisturbed,
 )
 from vardrop.prediction.result import Prediction, Reduction, join
-from vardrop.prediction.ways import EstimatorDraws, MeanPass, Way
+from vardrop.prediction.ways import EstimatorDraws, MeanPass, SpreadDraws, Way
+from vardrop.sharded import called_through, is_spread
 
 Mode = Literal["sample", "mean", "moments"]
 Draw = Literal["estimator", "local", "weights"]
@@ -108,7 +110,7 @@ def predict(
         for batch in batches(model, x):
             if engine is None:
                 model = old.selected(model, batch, meaning)
-                engine = Engine(model, options)
+                engine = Engine(model, options, net)
             results += engine(batch, seed or 0)
     return join(results)
 
@@ -144,9 +146,13 @@ class Options:
 class Engine:
     """A net with options; what can serve several batches is made once."""
 
-    def __init__(self, net: nn.Module, options: Options) -> None:
+    def __init__(
+        self, net: nn.Module, options: Options, given: nn.Module | Objective | None = None
+    ) -> None:
         self.options = options
-        if options.mode == "moments":
+        if is_spread(net):
+            self.way: Way = _spread(net, options, given)
+        elif options.mode == "moments":
             self.quiet = prepared(net, noise=False)
             self.net = analytic(self.quiet)
             self.sizes: dict[torch.Size, Size] = {}
@@ -206,6 +212,16 @@ def _way(net: nn.Module, options: Options) -> Way:
         return FunctionDraws(net, options.memory)
     block = options.block or (None if options.tolerance is None else _SETTLING)
     return EstimatorDraws(net, options.memory, options.draw == "local", block)
+
+
+def _spread(net: nn.Module, options: Options, given: Any) -> Way:
+    if options.mode == "moments" or options.draw != "estimator":
+        raise VardropError(
+            "Expected mode='sample' or 'mean' with draw='estimator' for a net whose tensors are "
+            f"spread over processes, but got mode={options.mode!r} with draw={options.draw!r}."
+        )
+    run = called_through(given, "outputs") if hasattr(given, "outputs") else partial(call, net)
+    return SpreadDraws(net, run, options.mode == "sample")
 
 
 def _checked(block: Tensor, rows: int) -> Tensor:

@@ -33,7 +33,7 @@ from vardrop.estimators import (
 from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy, replica
+from vardrop.noisy import Noisy, evaluating, replica, sampling
 from vardrop.prediction.preparation import (
     Size,
     even,
@@ -64,6 +64,24 @@ class Way(Protocol):
 
 
 _Run = Callable[[nn.Module, Any, int], Tensor]
+
+
+class SpreadDraws:
+    """Draws of a net whose tensors are spread over processes, one after the other.
+
+    A copy of such a net is none, so its own modules are switched meanwhile, and switched back.
+    """
+
+    def __init__(self, net: nn.Module, run: Callable[[Any], Any], noise: bool) -> None:
+        self.net, self.run, self.noise = net, run, noise
+
+    def rows(self, x: Any) -> int:
+        return rows(x)
+
+    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
+        with evaluating(self.net), sampling(self.net, self.noise), guarded(self.net):
+            for _ in range(samples if self.noise else 1):
+                yield one_tensor(self.run(untouched(x))).unsqueeze(0)
 
 
 class MeanPass:
