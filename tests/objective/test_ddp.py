@@ -103,4 +103,3 @@ def test_gradients_equal_the_single_process(name, from_two_processes):
         expected = (parts[0][key] + parts[1][key]) / 2
         scale = expected.abs().max().clamp(min=1.0)
         assert float((grad - expected).abs().max() / scale) <= 1e-6, key
-

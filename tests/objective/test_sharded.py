@@ -108,6 +108,13 @@ def drawn_kl():
     return net[0].weight.grad.to_local()
 
 
+def refused():
+    try:
+        vd.predict(shard(start("sparse_vd"), "layers"), data()[0], draw="weights")
+    except vd.VardropError as error:
+        return str(error)
+
+
 def wide(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -163,7 +170,7 @@ def worker(rank, world, path, folder, results):
         found = {name: of_layers(rank, name) for name in ALL}
         found |= {("parallel", name): parallel(name) for name in PARALLEL}
         found |= {("seeds", name): with_seeds(name) for name in SEEDED}
-        found |= {"saved": saved(folder), "drawn": drawn_kl()}
+        found |= {"saved": saved(folder), "drawn": drawn_kl(), "refused": refused()}
     torch.save(found, f"{results}{rank}")
     dist.destroy_process_group()
 
@@ -321,3 +328,21 @@ def test_tensor_parallel_has_the_gradients_of_the_single_process(name, found):
     (loss + vd.kl(elbo.net) / elbo.num_data).backward()
     for rank in range(2):
         assert_near(found[rank]["seeds", name], gradients(elbo), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["concrete_dropout", "bayes_by_backprop-learned_prior"])
+def test_files_whose_scalars_have_no_axis_load(name):
+    elbo = vd.ELBO(make(name).net, vd.Gaussian(0.5, learned=True), 20)
+    scalars = {k for k, p in elbo.named_parameters() if p.shape == (1,)}
+    assert len(scalars) == 3
+    before = {k: t.view(()) if k in scalars else t for k, t in elbo.state_dict().items()}
+    other = vd.ELBO(make(name).net, vd.Gaussian(2.0, learned=True), 20)
+    other.load_state_dict(before)
+    assert float(other.likelihood.std) == pytest.approx(0.5)
+    assert {p.dim() for p in other.parameters()} >= {1, 2}
+    torch.testing.assert_close(other.state_dict(), elbo.state_dict())
+
+
+def test_ways_that_need_a_copy_are_refused_for_spread_nets(found):
+    assert "refused" in found[0]
+    assert "mode='sample' or 'mean' with draw='estimator'" in found[0]["refused"]
