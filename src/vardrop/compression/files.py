@@ -15,13 +15,14 @@ import json
 import logging
 import math
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -385,18 +386,57 @@ def _batched(inputs: Inputs) -> Inputs:
     return tree_map_only(Tensor, lambda t: torch.cat([t, t]) if len(t) == 1 else t, inputs)
 
 
-def export_program(net: nn.Module, example_input: Any) -> torch.export.ExportedProgram:
+@runtime_checkable
+class Answering(Protocol):
+    """A frozen predictor: it makes the graph that is written, and says what is in it."""
+
+    def graph(self, x: Any, outputs: Sequence[str] | None, noise: Any) -> Any:
+        """A module of tensors with `input_names`, `output_names` and `arguments(x)`."""
+
+    def metadata(self) -> dict[str, str]:
+        """What a reader of the file should know."""
+
+
+def export_program(
+    net: nn.Module,
+    example_input: Any,
+    *,
+    outputs: Sequence[str] | None = None,
+    noise: Literal["runtime", "input"] = "runtime",
+) -> torch.export.ExportedProgram:
     """The net as a `torch.export` program in evaluation mode, for a batch of any size.
 
-    A noisy net is exported at its means.
+    A noisy net is exported at its means; a predictor of `freeze` with its doubt, see `export_onnx`.
 
     >>> import torch
     >>> program = export_program(torch.nn.Linear(3, 2), torch.zeros(1, 3))
     >>> program.module()(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
+    if isinstance(net, Answering):
+        return _answering(net, example_input, outputs, noise)[1]
+    _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
     return _program(densify(net)[0], inputs, batch_axes=None)
+
+
+def _answering(
+    net: Answering, example_input: Any, outputs: Sequence[str] | None, noise: str
+) -> tuple[Any, torch.export.ExportedProgram]:
+    """The graph of a predictor, and its program."""
+    (example,) = _batched((example_input,))
+    graph = net.graph(example, outputs, noise)
+    inputs = graph.arguments(example)
+    axes = tuple(int(name == "noise") for name in graph.input_names)
+    return graph, _program(graph, inputs, axes)
+
+
+def _check_no_answers(outputs: object, noise: object) -> None:
+    if outputs is not None or noise != "runtime":
+        raise VardropError(
+            "Expected a predictor of vardrop.freeze with `outputs` or `noise`, but got another "
+            "net. Freeze it first: it then answers with its doubt."
+        )
 
 
 def _checked(net: nn.Module, example_input: Any) -> Inputs:
@@ -419,6 +459,8 @@ def _program(
     with torch.no_grad(), evaluating(net):
         try:
             return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
+        except VardropError:
+            raise
         except Exception as failure:
             raise VardropError(
                 f"Expected `net` to be exportable by torch.export, but got: {failure}"
@@ -427,7 +469,8 @@ def _program(
 
 def _named(net: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     """Shapes as torch.export wants them for `forward(*args)` and for named arguments."""
-    return (shapes,) if isinstance(net, Draws) else shapes
+    takes_any = inspect.signature(net.forward).parameters.values()
+    return (shapes,) if any(p.kind is p.VAR_POSITIONAL for p in takes_any) else shapes
 
 
 def export_onnx(
@@ -435,24 +478,38 @@ def export_onnx(
     path: str | PathLike[str],
     example_input: Any,
     samples: int | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    noise: Literal["runtime", "input"] = "runtime",
 ) -> int:
     """Write a net as ONNX in evaluation mode, for a batch of any size.
 
     Args:
         net: a plain net, such as the result of `shrink`; with `samples`, a noisy one. Without
-            `samples` a noisy net is written at its means.
+            `samples` a noisy net is written at its means. Or a predictor of `freeze`: the graph
+            then answers with mean and doubt, under the names of its `output_names`.
         path: the file; it is there whole or not at all.
         example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
         samples: draw this many times inside the graph. It then has the input `noise` of shape
             (samples, batch, F), standard normal, last in order, and returns all draws as
             (samples, batch, ...): average their probabilities. For local reparameterisation.
+        outputs: of a predictor, which outputs and in which order; all by default.
+        noise: of a predictor that draws: "runtime", which draws anew in each call; or "input", the
+            last input `noise`, (draws, batch, F) standard normal numbers, for repeatable answers.
 
     Returns:
-        The bytes on disk.
+        The bytes on disk. The metadata of a predictor's file name what is in it.
     """
-    needed("onnx", "compress")
+    onnx = needed("onnx", "compress")
     needed("onnxscript", "compress")
-    target, inputs = as_path(path), _checked(net, example_input)
+    target = as_path(path)
+    if isinstance(net, Answering):
+        graph, program = _answering(net, example_input, outputs, noise)
+        model = _converted(program, graph.input_names, list(graph.output_names))
+        onnx.helper.set_model_props(model, net.metadata())
+        return _written(model, target)
+    _check_no_answers(outputs, noise)
+    inputs = _checked(net, example_input)
     dense: nn.Module = densify(net)[0]
     axes = (0,) * len(inputs)
     names = None
@@ -460,14 +517,48 @@ def export_onnx(
         dense = Draws(net, inputs, samples)
         names = [*_argument_names(net, len(inputs)), "noise"]
         inputs, axes = (*inputs, dense.noise_like(inputs)), (*axes, 1)
-    with _quiet():
-        program = torch.onnx.export(
-            _program(dense, inputs, axes), (), input_names=names, dynamo=True, verbose=False
-        )
-    assert program is not None
-    raw = program.model_proto.SerializeToString()
+    return _written(_converted(_program(dense, inputs, axes), names, None), target)
+
+
+def _written(model: Any, target: Path) -> int:
+    raw: bytes = model.SerializeToString()
     write_atomically(target, raw)
     return len(raw)
+
+
+def _converted(
+    program: torch.export.ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
+) -> Any:
+    """A program as an ONNX model; an operation that ONNX lacks is named, with its module."""
+    try:
+        with _quiet():
+            found = torch.onnx.export(
+                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+            )
+    except Exception as failure:
+        raise VardropError(
+            f"Expected operations that ONNX has, but got {_lacking(program, failure)}. "
+            "Write the net with vardrop.export_program, or put another operation in its place."
+        ) from failure
+    assert found is not None
+    model = found.model_proto
+    for node in model.graph.node:
+        del node.metadata_props[:]  # lines of source code, most of the bytes of a small net
+    return model
+
+
+def _lacking(program: torch.export.ExportedProgram, failure: BaseException) -> str:
+    """The operation that failed, and the module that calls it."""
+    while failure.__cause__ is not None:
+        failure = failure.__cause__
+    name = re.search(r"op='\w+\.(\w+)'", str(failure))
+    if name is None:
+        return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    for node in program.graph.nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        if name[1] in str(node.target) and stack:
+            return f"`{name[1]}` in '{stack[-1][0]}' ({stack[-1][1].rpartition('.')[2]})"
+    return f"`{name[1]}`"
 
 
 def _argument_names(net: nn.Module, count: int) -> list[str]:

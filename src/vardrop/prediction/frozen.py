@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -34,18 +36,20 @@ from vardrop.prediction.moments import analytic, output_noise, passed
 from vardrop.prediction.predictor import Draw, Engine, Options, batches
 from vardrop.prediction.preparation import (
     check_noise,
+    is_random,
     plain_forward,
     prepared,
     undisturbed,
     watched,
 )
-from vardrop.prediction.result import Interval, Prediction, join, mixture_quantile
-from vardrop.prediction.ways import LocalLayer, chain, has_known_product, local_layer
+from vardrop.prediction.result import Interval, Prediction, join
+from vardrop.prediction.ways import Chain, LocalLayer, chain, has_known_product, local_layer
 
 NoiseOf = Literal["runtime", "input"]
 _CLASSES = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
 _NUMBERS = ("mean", "aleatoric", "epistemic", "std", "lower", "upper")
 _SET = "set"
+_PIECES, _ROUNDS = 32, 6
 
 
 def freeze(
@@ -326,7 +330,7 @@ class Predictor(nn.Module):
         parts = self.likelihood.parts(p.draws)
         if parts.probs is None and not isinstance(self.likelihood, Values):
             std = parts.aleatoric.sqrt()
-            return Interval(*(mixture_quantile(parts.location, std, q) for q in tails))
+            return Interval(*(_mixture_quantile(parts.location, std, q) for q in tails))
         values = parts.location if parts.probs is None else parts.probs
         return Interval(*(_quantile(values, q) for q in tails))
 
@@ -348,6 +352,20 @@ class Predictor(nn.Module):
         with torch.no_grad():
             return Graph(self, x, names, noise)
 
+    def metadata(self) -> dict[str, str]:
+        """What a file of this predictor says of itself."""
+        options = self.options
+        found = {
+            "vardrop": version("vardrop"),
+            "mode": options.mode,
+            "draws": str(options.samples),
+            "draw": options.draw,
+            "noise": self.noise,
+            "likelihood": repr(self.likelihood),
+            "level": str(self.level if self.conformal is None else self.conformal.level),
+        }
+        return found if self.conformal is None else {**found, "conformal": repr(self.conformal)}
+
 
 _preparing = threading.Lock()
 
@@ -358,6 +376,23 @@ def _quantile(values: Tensor, level: float) -> Tensor:
     low = math.floor(place)
     ordered = values.sort(0).values
     return torch.lerp(ordered[low], ordered[min(low + 1, len(values) - 1)], place - low)
+
+
+def _mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
+    """Quantile of the equal mixture of normals along axis 0, in few operations.
+
+    Each round looks at the ends of 32 pieces at once and keeps one of them: as exact as thirty
+    bisections.
+    """
+    each = mean + std * NormalDist().inv_cdf(level)
+    low, width = each.amin(0), each.amax(0) - each.amin(0)
+    places = torch.arange(1, _PIECES, device=mean.device).view(-1, *(1,) * mean.dim())
+    for _ in range(_ROUNDS):
+        width = width / _PIECES
+        ends = low + width * places  # (pieces - 1, 1, N, ...)
+        below = torch.erf((ends - mean) / std * math.sqrt(0.5)).mean(1) < 2 * level - 1
+        low = low + width * below.sum(0)
+    return low + width / 2
 
 
 def _reduced(likelihood: Likelihood, draws: Tensor) -> Prediction:
@@ -405,15 +440,15 @@ class Graph(nn.Module):
             return
         self.takes_noise = noise == "input"
         self.input_names = [*self.input_names, "noise"] if self.takes_noise else self.input_names
-        self.links = chain(net, x, options.draw == "local") if isinstance(x, Tensor) else None
+        self.links = _linked(net, x, options.draw == "local") if isinstance(x, Tensor) else None
         if self.links is not None:
             self.net = nn.ModuleList([*self.links.before, self.links.first, *self.links.after])
             self.width = sum(self.links.widths)
         else:
             _check_drawn_by_row(net, options.draw)
             self.net = prepared(net, noise=True, local=options.draw == "local")
-            _check_rows_alone(net, x)
             self.width = _noise_of_a_row(self.net, x)
+            _check_rows_alone(net, x)
 
     def arguments(self, x: Any) -> tuple[Tensor, ...]:
         """An example of the graph's inputs."""
@@ -479,6 +514,13 @@ class Graph(nn.Module):
         with given_noise(take):
             y = one_tensor(call(self.net, given))
         return y.unflatten(0, noise.shape[:2])
+
+
+def _linked(net: nn.Module, x: Tensor, local: bool) -> Chain | None:
+    """The net as a chain in which nothing but local reparameterisation draws, or None."""
+    found = chain(net, x, local)
+    steps = [] if found is None else found.after
+    return None if any(is_random(s) and not isinstance(s, LocalLayer) for s in steps) else found
 
 
 def _arguments(x: Any) -> tuple[Tensor, ...]:

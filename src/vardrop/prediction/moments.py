@@ -478,10 +478,13 @@ def _max_pool2d(
     plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and not ceil_mode
     if not (apart and plain):
         raise UnsupportedError("max_pool2d with overlap, padding or dilation")
-    rows = max(1, _BLOCK * len(x.mean) // x.mean.numel())
+    halves = (x.mean,), (x.variance,)
+    if not torch.compiler.is_compiling():  # a graph has any number of rows
+        rows = max(1, _BLOCK * len(x.mean) // x.mean.numel())
+        halves = x.mean.split(rows), x.variance.split(rows)
     parts = [
         max_moments(_windows(m, height, width), _windows(v, height, width), rectified)
-        for m, v in zip(x.mean.split(rows), x.variance.split(rows), strict=True)
+        for m, v in zip(*halves, strict=True)
     ]
     return Pair(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
