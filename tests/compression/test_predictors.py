@@ -225,8 +225,8 @@ def test_what_a_graph_cannot_hold(tmp_path):
         vd.export_onnx(predictor(Drawing()), path, x)
     with pytest.raises(VardropError, match=r"but got `bessel_j0` in '.*1' \(Lacking\)"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), path, x)
+    lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
     with pytest.raises(VardropError, match=r"known moments, but got '1' \(Lacking\)"):
-        lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
         vd.export_onnx(predictor(lacking, mode="moments"), path, x)
     with pytest.raises(VardropError, match=r"'0.gate' \(Gate\), which draws noise of shape \(4,\)"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), path, x)
