@@ -48,7 +48,11 @@ def test_no_file_is_read_through_pickle():
 
 
 NAMED = {"sklearn": "scikit-learn", "transformers": "transformers>=5"}
-BROUGHT = {"numpy": "constriction", "PIL": "matplotlib"}  # by a package of the extra
+BROUGHT = {
+    "numpy": "constriction",
+    "PIL": "matplotlib",
+    "scipy": "scikit-learn",
+}  # by a package of the extra
 
 
 def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():

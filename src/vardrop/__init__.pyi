@@ -9,6 +9,8 @@ from vardrop import metrics as metrics
 from vardrop import posteriors as posteriors
 from vardrop import priors as priors
 from vardrop.application import Run as Run
+from vardrop.application import compare_methods as compare_methods
+from vardrop.application import compare_runs as compare_runs
 from vardrop.application import fine_tune as fine_tune
 from vardrop.application import Slimmed as Slimmed
 from vardrop.application import fit as fit

@@ -119,6 +119,21 @@ BROKEN = [
     ("compress a --max-drop -1", 1, "`max_drop`"),
     ("compress a --macs 2", 1, "`macs` to be a finite number and above 0 and below 1"),
     ("compress a --onnx nowhere/a.onnx", 1, "a directory to write nowhere/a.onnx into"),
+    ("compare", 2, "Expected two or more runs, or data and --methods"),
+    ("compare a", 2, "Expected two or more runs, or data and --methods"),
+    ("compare a plain --epochs 3", 2, "Expected --methods with --epochs"),
+    ("compare a plain --scores nl", 1, "but got 'nl'. Did you mean 'nll'?"),
+    ("compare a h", 1, "Expected runs on the same data, but the data of h is houses.csv with"),
+    ("compare a absent", 1, "to be a run directory"),
+    ("compare a plain --out houses.csv", 1, "to make the directory houses.csv"),
+    ("compare --methods l0", 2, "Expected one data set with --methods, but got none"),
+    ("compare iris wine --methods l0", 2, "Expected one data set with --methods, but got iris, wine"),
+    ("compare iris --methods l0,lenet", 2, "a method among"),
+    ("compare iris --methods l0 --net lenet", 2, "Did you mean 'lenet5'?"),
+    ("compare iris --methods l0 --seeds 0", 2, "Invalid value for '--seeds'"),
+    ("compare iris --methods l0 --scores nl", 1, "but got 'nl'. Did you mean 'nll'?"),
+    ("compare iris --methods l0 --out full", 1, "full to be free, or to hold an earlier comparison"),
+    ("compare iris --methods , --out x", 1, "`recipes` to name at least one method"),
     ("report", 2, "Missing argument"),
     ("report notarun", 1, "config.json` to hold a JSON object"),
     ("report a --out full", 1, "`out` to be a file, but got the directory full"),
@@ -140,7 +155,8 @@ def commands():
 
 def test_the_table_has_a_row_for_every_command():
     assert len(BROKEN) >= 30
-    assert commands() >= {"demo", "methods", "fit", "predict", "evaluate", "compress", "report"}
+    known = {"demo", "methods", "fit", "predict", "evaluate", "compress", "report", "compare"}
+    assert commands() >= known
 
 
 @pytest.mark.parametrize("typed, code, answer", BROKEN, ids=[b[0] for b in BROKEN])

@@ -45,6 +45,32 @@ def test_the_commands_of_a_day(folder, capsys):
     assert (folder / "both.html").stat().st_size > 10_000
 
 
+def test_runs_and_methods_are_compared(folder, tmp_path, capsys):
+    runs = (folder / "plain", folder / "a")
+    assert call("compare", *runs, "--scores", "accuracy,auroc", "--out", tmp_path / "two") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["accuracy", "AUROC"]
+    assert lines[1].startswith("plain ")
+    assert lines[3].startswith("  against plain ")
+    assert lines[-1].endswith("comparison.png")
+    assert (tmp_path / "two" / "comparison.png").is_file()
+    assert call("compare", *runs, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["event"] == "comparison"
+    assert found["differences"]["a"]["nll"]["low"] < found["differences"]["a"]["nll"]["high"]
+    quick = ("--epochs", 1, "--folds", 1, "--beta", 0.3, "--seeds", 2, "--net", "dense-4")
+    typed = ("compare", "iris", "--methods", "none, l0", *quick, "--out", tmp_path / "m")
+    assert call(*typed) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:4]] == [
+        f"{name}, seed {seed}" for name in ("none", "l0") for seed in (0, 1)
+    ]
+    assert "Means of 2 seeds" in lines[-2]
+    assert call(*typed, "--json", "--quiet") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert list(json.loads(line)["scores"]) == ["none", "l0"]
+
+
 def test_training_speaks_json_and_prints_inferred_types(folder, capsys):
     arguments = ("fit", folder / "houses.csv", "--target", "price", "--epochs", 1)
     assert call(*arguments, "--out", folder / "j", "--json") == 0
@@ -89,7 +115,18 @@ def test_methods_are_listed_with_papers(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "methods", "fit", "predict", "evaluate", "compress", "export", "report", "reproduce"],
+    [
+        "demo",
+        "methods",
+        "fit",
+        "predict",
+        "evaluate",
+        "compress",
+        "compare",
+        "export",
+        "report",
+        "reproduce",
+    ],
 )
 def test_help_has_an_example(command, capsys):
     assert call(command, "--help") == 0

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tests.report import runs
 from vardrop import metrics, report
 from vardrop.errors import VardropError
+from vardrop.metrics.intervals import Estimate
 from vardrop.report.pictures.canvas import png
 
 HISTORY = list(runs.history(4))
@@ -19,6 +20,7 @@ PROBS, LABELS = runs._classes(50, G)
 IMAGES = torch.rand(5, 3, 6, 6, generator=G)
 WEIGHT = torch.randn(4, 2, 3, 3, generator=G)
 LINE = torch.linspace(0, 1, 9)
+SCORES = {"$a$": Estimate(0.5, 0.1, 0.3, 0.7), "b": Estimate(0.25)}
 
 DRAWN = {
     "training_curves": lambda ax: report.training_curves(HISTORY, ax),
@@ -31,6 +33,7 @@ DRAWN = {
     "risk_coverage_curve": lambda ax: report.risk_coverage_curve(LINE, LINE > 0.5, ax=ax),
     "certain_examples": lambda ax: report.certain_examples(IMAGES, IMAGES, ax),
     "regression_band": lambda ax: report.regression_band(LINE, LINE, LINE, LINE - 1, LINE + 1, ax),
+    "score_intervals": lambda ax: report.score_intervals({"nll": SCORES, "rmse": SCORES}, ax),
 }
 
 
@@ -71,6 +74,18 @@ def test_alpha_histograms_count_infinities_and_leave_out_nan():
     ax = report.alpha_histograms({"fc": values})
     # NaN is not known to be over the threshold: 2 of 5 are.
     assert ax.get_yticklabels()[0].get_text() == "fc\n40.0 % over"
+
+
+def test_score_intervals_draw_dots_with_their_intervals():
+    (panel,) = report.score_intervals({"rmse": SCORES}).child_axes
+    interval, dot, other, reference = panel.lines
+    assert list(interval.get_xdata()) == [0.3, 0.7]
+    assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([0.5], [0])
+    assert (list(other.get_xdata()), list(other.get_ydata())) == ([0.25], [1])
+    assert set(reference.get_xdata()) == {0.5}
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["$a$", "b"]
+    with pytest.raises(VardropError, match="`scores` to hold at least one score"):
+        report.score_intervals({})
 
 
 def test_layer_sparsity_draws_bars_of_the_given_length():

@@ -1,5 +1,9 @@
 """The application: fit, evaluate, compress, report; what the command line and notebooks call."""
 
+from vardrop.application.comparing import (
+    compare_methods as compare_methods,
+    compare_runs as compare_runs,
+)
 from vardrop.application.compressing import (
     compress as compress,
     slim_run as slim_run,

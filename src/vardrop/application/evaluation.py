@@ -108,6 +108,8 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         results |= scores(run, p, y, run.data.test.weight, results["known"])
         results["ood"] = {**results["ood"], **apart}
         arrays |= {**(_of_classes if p.classifies else _of_numbers)(p, run, y), **others}
+        arrays |= _by_row(p, y, run.data.test.weight)
+        results["test_rows"] = run.data.test_rows
     elif ood:
         raise VardropError(f"Expected test rows to tell {', '.join(ood)} from. {_UNTESTED}")
     arrays = {**_layer_arrays(run), **arrays}
@@ -176,6 +178,12 @@ def scores(
 def _on_weights(run: Run) -> list[str]:
     """What weights of classes do to probabilities."""
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
+
+
+def _by_row(p: Prediction, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+    """What a comparison with other runs needs of each row."""
+    found = {"log_prob": p.log_prob(y).double().flatten()}
+    return found if weight is None else {**found, "row_weight": weight}
 
 
 def _of_classes(p: Prediction, run: Run, y: Tensor) -> dict[str, Tensor]:

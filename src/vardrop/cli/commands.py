@@ -81,7 +81,7 @@ def methods(json: o.JSON = False) -> None:
         "vardrop fit --resume --out runs/a",
     )
 )
-@o.with_settings
+@o.with_settings()
 def fit(
     context: typer.Context,
     data: o.DATA = None,
@@ -109,7 +109,7 @@ def fit(
     if resume:
         fixed = (data, net, method, option, validation, test, data_dir, where, exclude, force)
         path = _resumed(out, any(fixed) or bool(given))
-        watch = _observer(context, json, path if tensorboard else None)
+        watch = observer(context, json, path if tensorboard else None)
         with _stoppable(path):
             run = application.resume(path, None, watch, **settings)
         printing.run(run, json)
@@ -133,7 +133,7 @@ def fit(
             where=where,
             exclude=exclude,
             force=force,
-            observer=_observer(context, json, path if tensorboard else None),
+            observer=observer(context, json, path if tensorboard else None),
             **given,
             **settings,
         )
@@ -170,7 +170,7 @@ def _resumed(out: Path | None, more: bool) -> Path:
     return out
 
 
-def _observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Observer:
+def observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Observer:
     """Who is told: machines by --json, people by a bar on a terminal; only the first process."""
     if os.environ.get("RANK", "0") != "0":
         return Observer()

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
@@ -153,6 +153,30 @@ MODEL = Annotated[
     Path, typer.Option("--onnx", help="The file to write: raw rows in, answers with doubt out.")
 ]
 ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]
+THINGS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="The directories of two or more runs; or, with --methods, the data.",
+        metavar="RUNS...|DATA",
+        autocompletion=_begin_with(DATASETS),
+    ),
+]
+METHODS_ = Annotated[
+    str | None,
+    typer.Option("--methods", help="Fit these methods on DATA, such as none,l0,sparse_vd."),
+]
+SEEDS = Annotated[int, typer.Option(help="With --methods: how many seeds each, from 0 on.", min=1)]
+SCORES = Annotated[
+    str | None,
+    typer.Option(help="The scores to show, such as auroc,nll; those to be read first by default."),
+]
+COMPARISON_OUT = Annotated[
+    Path | None,
+    typer.Option(
+        help="A directory for comparison.json and comparison.png, and with --methods for the runs: "
+        "the same command goes on with what is there."
+    ),
+]
 REPORT_OUT = Annotated[
     Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")
 ]
@@ -177,12 +201,16 @@ DOCS = Annotated[
 ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the seeds that are done.")]
 
 
-def with_settings(command: Command) -> Command:
+def with_settings(*without: str) -> Callable[[Command], Command]:
     """Give a command that takes `**more` one option per field of `Roles` and `Settings`.
 
     Names, types and defaults are those of the fields, the help is that of the docstring; what is
-    not given is None.
+    not given is None. Fields in `without` get none.
     """
+    return lambda command: _with_settings(command, without)
+
+
+def _with_settings(command: Command, without: Sequence[str]) -> Command:
     settings = [
         inspect.Parameter(
             field.name,
@@ -193,6 +221,7 @@ def with_settings(command: Command) -> Command:
         for value in (Roles, Settings)
         for helps, types in [(_arguments(value), get_type_hints(value))]
         for field in dataclasses.fields(value)
+        if field.name not in without
     ]
     own = inspect.signature(command, eval_str=True)
     others = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -285,3 +314,8 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             found[name] = value
     return found
+
+
+def listed(text: str | None) -> list[str] | None:
+    """Names with commas between them; None where nothing was typed."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

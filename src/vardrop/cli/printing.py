@@ -6,7 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,11 @@ from vardrop.application import Run, Slimmed
 from vardrop.application.named import Method
 from vardrop.checks import printable
 from vardrop.compression import ShrinkPlan
+from vardrop.files import plain
 from vardrop.metrics.meaning import BASELINES, MEANINGS, number, title
+
+if TYPE_CHECKING:
+    from vardrop.report import Comparison
 
 _FALLEN = 0.95  # the fraction of the MACs above which a net is told to be as slow as before
 
@@ -136,3 +141,17 @@ def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:
 def _test_scores(found: Mapping[str, Any]) -> str:
     before, after = (number(found[f"test_score_{when}"]) for when in ("before", "after"))
     return f"{found['score']} on test data {before} -> {after}"
+
+
+def comparison(
+    found: Comparison, scores: Sequence[str] | None, out: Path | None, as_json: bool
+) -> None:
+    """Nets beside each other, and where that was written."""
+    if as_json:
+        print(json.dumps(plain({"event": "comparison", **found.to_json()}), allow_nan=False))
+        return
+    from vardrop.report.comparison import FILE, PICTURE
+
+    say(found.table(scores))
+    if out is not None:
+        say(f"written: {out / FILE} and {out / PICTURE}")

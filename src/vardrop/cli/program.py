@@ -17,6 +17,7 @@ for _package in ("typer", "rich"):
 
 import typer  # noqa: E402  there, as was just made sure
 
+from vardrop.cli import comparing  # noqa: E402, F401  which adds its command
 from vardrop.cli.commands import app  # noqa: E402
 
 _INTERRUPTED = 130  # typer's code, without a word

@@ -187,7 +187,10 @@ def _inputs(
         Part(x[rows[part]], y[rows[part]]) for part in ("train", "validation", "test")
     )
     total = total or found.checksum
-    return Dataset(name, "image", "classification", train, validation, test, _names(y), total)
+    own = checksum(rows["test"])
+    return Dataset(
+        name, "image", "classification", train, validation, test, _names(y), total, None, own
+    )
 
 
 def _together(
@@ -299,7 +302,16 @@ def _table(
         for part in ("train", "validation", "test")
     )
     return Dataset(
-        name, "table", task, train, validation, test, learned.classes, found.checksum, learned
+        name,
+        "table",
+        task,
+        train,
+        validation,
+        test,
+        learned.classes,
+        found.checksum,
+        learned,
+        checksum(rows["test"]),
     )
 
 

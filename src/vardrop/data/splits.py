@@ -130,7 +130,7 @@ class Dataset:
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back.
+    knows the way back. `test_rows` is a checksum of which rows the test part has.
     """
 
     name: str
@@ -142,6 +142,7 @@ class Dataset:
     classes: tuple[str, ...]
     checksum: str
     preprocessing: Preprocessing | None = None
+    test_rows: str = ""
 
     @property
     def about(self) -> About:

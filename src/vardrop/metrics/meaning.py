@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from vardrop.checks import nearest
+from vardrop.errors import VardropError
 
 
 class Meaning(NamedTuple):
@@ -68,6 +72,14 @@ MEANINGS = {
         "AUROC of the epistemic part", "the same by what the draws disagree about", _UP
     ),
 }
+_FRACTIONS = ("accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "ece")
+_POSITIVE = ("brier", "rmse", "mae", "crps", "width95")
+# The least and the largest value of a score, where it has bounds.
+BOUNDS = {
+    **dict.fromkeys((*_FRACTIONS, "coverage95"), (0.0, 1.0)),
+    **dict.fromkeys(_POSITIVE, (0.0, math.inf)),
+    "r2": (-math.inf, 1.0),
+}
 BASELINES = {
     "net": "this net",
     "plain": "plain net",
@@ -97,3 +109,13 @@ def number(value: Any) -> str:
     if size >= 10:
         return f"{value:,.2f}" if size < 1e4 else f"{value:,.0f}"
     return f"{value:.4f}" if size >= 1e-3 or size == 0 else f"{value:.3g}"
+
+
+def check_scores(scores: Sequence[str], known: Iterable[str] = MEANINGS) -> None:
+    """Refuse names that no score has."""
+    names = list(known)
+    for name in scores:
+        if name not in names:
+            raise VardropError(
+                f"Expected scores among {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
+            )

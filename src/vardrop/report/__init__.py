@@ -8,6 +8,7 @@ from vardrop.errors import needed
 for _package in ("jinja2", "matplotlib"):
     needed(_package)
 
+from vardrop.report.comparison import Comparison as Comparison, compare_runs as compare_runs
 from vardrop.report.page import report as report
 from vardrop.report.pictures.certainty import (
     regression_band as regression_band,
@@ -15,6 +16,7 @@ from vardrop.report.pictures.certainty import (
     risk_coverage_curve as risk_coverage_curve,
     uncertainty_histograms as uncertainty_histograms,
 )
+from vardrop.report.pictures.comparison import score_intervals as score_intervals
 from vardrop.report.pictures.maps import (
     certain_examples as certain_examples,
     weight_maps as weight_maps,

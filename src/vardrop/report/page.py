@@ -43,7 +43,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
             "Expected `run_directories` to name at least one run, but got none. "
             "Pass the directory that `vardrop fit --out` wrote."
         )
-    runs = _named([read_run(Path(path)) for path in run_directories])
+    runs = named([read_run(Path(path)) for path in run_directories])
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
     if target.is_dir():
         raise VardropError(
@@ -63,7 +63,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     return target
 
 
-def _named(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
+def named(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
     """Runs by the name of their directory, or by its path where names are not distinct."""
     names = [run.path.resolve().name for run in runs]
     if len(set(names)) < len(names):
