@@ -30,7 +30,7 @@ def register_method(name: str, make: Callable[..., recipe.BaseRecipe]) -> None:
 
     >>> import vardrop as vd
     >>> vd.register_method("wide", lambda std=3.0: vd.bayes_by_backprop(prior=vd.Normal(std=std)))
-    >>> vd.recipes.METHODS["wide"]().prior.std
+    >>> vd.recipes.METHODS.pop("wide")().prior.std  # and it is taken out again
     3.0
     """
     if not isinstance(name, str) or not name or name in (*METHODS, *_WORDS):
