@@ -332,3 +332,18 @@ def test_nets_and_errors_of_the_verbs(tmp_path):
     (run.directory / "config.json").write_text('{"version": 1}')
     with pytest.raises(vd.VardropError, match="config.json to describe a run"):
         load_run(run.directory)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"targt": "y"}, "but got 'targt'. Did you mean 'target'"),
+        ({"epoch": 3}, "but got 'epoch'. Did you mean 'epochs'"),
+        ({"groups": "a"}, "but got 'groups'. Did you mean 'group'"),
+        ({"zzz": 3}, "Expected arguments among .*batch_size.*target.*, but got 'zzz'.$"),
+    ],
+)
+def test_an_argument_that_is_not_known_is_told_with_the_nearest(tmp_path, given, told):
+    with pytest.raises(vd.VardropError, match=told):
+        vd.fit("iris", out=tmp_path / "r", **given)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -243,6 +244,26 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     done = json.loads((out / "checkpoint.json").read_text())["epoch"]
     assert call("fit", "--resume", "--out", out, "--epochs", done + 1, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["epoch"] == done
+
+
+@pytest.mark.parametrize(
+    "verb, typed, told",
+    [
+        ("application.fit", "fit iris --out x", "stopped before it began."),
+        ("application.fit", "fit iris --out h", "stopped. Go on with `vardrop fit --resume --out h`."),
+        ("application.resume", "fit --resume --out h", "Go on with `vardrop fit --resume --out h`."),
+        ("cli.comparing.compare_methods", "compare iris --methods l0 --out 'a b'",
+         "stopped. The same command with --out 'a b' goes on."),
+    ],
+)  # fmt: skip
+def test_a_stop_says_how_to_go_on(folder, monkeypatch, capsys, verb, typed, told):
+    def stop(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(f"vardrop.{verb}", stop)
+    assert call(*shlex.split(typed)) == 1
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("interruptible")

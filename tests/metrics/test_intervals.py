@@ -23,9 +23,9 @@ def random(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def classes(count):
-    """Probabilities with ties, and labels that follow them."""
-    logits = (2 * random(N, count)).round() / 2
+def classes(count, ties=True):
+    """Probabilities, with ties or without, and labels that follow them."""
+    logits = (2 * random(N, count)).round() / 2 if ties else random(N, count)
     y = (logits + random(N, count, seed=1)).argmax(1)
     return logits.softmax(1), y
 
@@ -35,9 +35,10 @@ def logs(probs, y):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_weighted_classes_are_scored_as_rows_that_stand_for_several(count, weighted):
-    probs, y = classes(count)
+def test_weighted_classes_are_scored_as_rows_that_stand_for_several(count, weighted, ties):
+    probs, y = classes(count, ties)
     chosen = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.long)
     rows = torch.arange(N).repeat_interleave(chosen)
     names = [str(k) for k in range(count)]
@@ -110,10 +111,21 @@ def test_many_rows_are_resampled_a_few_at_a_time(monkeypatch):
     assert torch.allclose(bootstrap(rows, 30)["s"], whole, rtol=1e-12)
 
 
+def test_more_rows_have_fewer_resamples_and_a_normal_interval():
+    rows = random(5001)
+    drawn = bootstrap({"s": average(rows)}, 5001)["s"]
+    assert len(drawn) == 200
+    found = estimated(float(rows.mean()), drawn)
+    z = (found.error * math.sqrt(5001) / float(rows.std()) - 1) * math.sqrt(2 * 200)
+    assert abs(z) < 6
+    assert found.high - found.value == pytest.approx(1.96 * found.error)
+
+
 def test_scores_that_few_resamples_define_have_no_interval():
     drawn = torch.full((1000,), math.nan)
     drawn[:400] = 1.0
     assert estimated(1.0, drawn) == Estimate(1.0)
+    assert estimated(math.inf, torch.ones(1000)) == Estimate(math.inf)
     assert Estimate(1.0).sign == 0
 
 

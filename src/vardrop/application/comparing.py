@@ -35,6 +35,7 @@ Method = BaseRecipe | str | None
 Methods = Mapping[str, BaseRecipe | Auto | None]
 _ORDER = "order.json"  # what a folder compares, so that it is not mixed with anything else
 _PARTS = ("validation", "test")
+_ELSEWHERE = (*_PARTS, "directory")  # the checksum of the data knows them, wherever they lie
 _UNBOUNDED = (-math.inf, math.inf)
 _OF_DATA = (*(f.name for f in dataclasses.fields(Roles)), "directory", *_PARTS)
 
@@ -218,7 +219,7 @@ class _Order:
         """Refuse a folder of other data, settings or methods; keep what this one is for."""
         path, net = self.folder / _ORDER, self.net
         own = net if isinstance(net, str) else f"{net!r} {digest('', net.state_dict())}"
-        settings = {k: repr(v) for k, v in sorted(self.more.items()) if k not in _PARTS}
+        settings = {k: repr(v) for k, v in sorted(self.more.items()) if k not in _ELSEWHERE}
         wanted = {"data": checksum, "net": own, "settings": settings}
         made = {k: v if isinstance(v, str | None) else to_json(v) for k, v in methods.items()}
         before = unsealed(read_json(path), str(path), True) if path.is_file() else {}

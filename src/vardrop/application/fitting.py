@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from vardrop.application.named import build_net, usual_method, usual_net
 from vardrop.application.phases import read_phase
 from vardrop.application.run import Run, load_same_data
 from vardrop.application.trials import Order, carried_out
-from vardrop.checks import check_choice
+from vardrop.checks import check_choice, nearest
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, Roles, describe
 from vardrop.data.preprocessing import Task, label
@@ -97,6 +98,7 @@ def fit(
     path = Path(out) if out is not None else free_directory(source.name)
     if isinstance(more.get("class_weight"), Mapping):
         more["class_weight"] = {label(c): w for c, w in more["class_weight"].items()}
+    _check_names(more)
     chosen = Settings.from_json(more)
     for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
         needed(package)
@@ -120,6 +122,17 @@ def fit(
             if observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
             return _train(config, path, dataset, model, observer, world, resuming=False)
+
+
+def _check_names(more: Mapping[str, Any]) -> None:
+    """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
+    settings = {f.name for f in dataclasses.fields(Settings)}
+    if unknown := [name for name in more if name not in settings]:
+        known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
+        raise VardropError(
+            f"Expected arguments among {', '.join(sorted(known))}, but got {unknown[0]!r}."
+            f"{nearest(unknown[0], known)}"
+        )
 
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:

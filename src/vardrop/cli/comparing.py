@@ -54,11 +54,13 @@ def compare(
     if methods is None:
         _check_runs(things or [], given)
         found = compare_runs(things or [])
-        found.shown(o.listed(scores))
+        with o.usage():
+            found.shown(o.listed(scores))
         if out is not None:
             found.write(out, o.listed(scores))
     else:
-        check_scores(o.listed(scores) or ())
+        with o.usage():
+            check_scores(o.listed(scores) or ())
         found, out = _compared_methods(context, things or [], methods, seeds, out, json, given)
         found.write(out, o.listed(scores))
     printing.comparison(found, o.listed(scores), out, json)
