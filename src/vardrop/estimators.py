@@ -64,8 +64,9 @@ class Affine:
     def precision(self) -> torch.dtype:
         """The dtype in which a product of this map is taken: that of autocast, or the weight's."""
         mean = self.weight.mean
-        autocast = torch.is_autocast_enabled(mean.device.type)
-        return torch.get_autocast_dtype(mean.device.type) if autocast else mean.dtype
+        kind = mean.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.get_autocast_dtype(kind) if autocast else mean.dtype
 
     def moments(
         self,

@@ -103,3 +103,38 @@ def test_gradients_equal_the_single_process(name, from_two_processes):
         expected = (parts[0][key] + parts[1][key]) / 2
         scale = expected.abs().max().clamp(min=1.0)
         assert float((grad - expected).abs().max() / scale) <= 1e-6, key
+
+
+def gathering_worker(rank, path, results):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    importlib.import_module("torch.distributed.nn.functional")
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    elbo = make("sparse_vd")
+    wrapped = DistributedDataParallel(elbo)
+    with wrapped.no_sync():
+        step(wrapped, rank)
+    alone = gradients(elbo)
+    step(wrapped, rank)
+    torch.save({"alone": alone, "both": gradients(elbo)}, f"{results}{rank}")
+    dist.destroy_process_group()
+
+
+def test_gradients_of_several_batches_are_gathered(tmp_path):
+    """Two batches, the first without a word to the other process: noise differs between them."""
+    results = str(tmp_path / "grads")
+    multiprocessing.spawn(gathering_worker, (str(tmp_path / "store"), results), nprocs=2)
+    found = [torch.load(f"{results}{rank}", weights_only=True) for rank in range(2)]
+    parts = []
+    for rank in range(2):
+        elbo = make("sparse_vd")
+        step(elbo, rank)
+        parts.append(gradients(elbo))
+    for key, first in parts[0].items():
+        second = parts[1][key]
+        torch.testing.assert_close(found[0]["alone"][key], first, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found[1]["alone"][key], second, rtol=1e-6, atol=1e-7)
+        for rank in range(2):
+            got = found[rank]["both"][key]
+            torch.testing.assert_close(got, first + second, rtol=1e-5, atol=1e-6)
+    assert any(bool((parts[0][k] != parts[1][k]).any()) for k in parts[0])

@@ -135,6 +135,7 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
 
     forward: Callable[[Any, Any], ELBOParts] = elbo
     if _has_compiler(elbo.beta.device):
+        _check_budget()
         # The compiler bounds how many versions of one code object it keeps: each net has its own.
         parts.__code__ = parts.__code__.replace(co_name=f"parts_{id(elbo)}")
         # Inductor's own normal numbers are ten times slower on a CPU.
@@ -148,6 +149,19 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
         return tree_map_only(torch.Tensor, torch.Tensor.detach, out)
 
     return step
+
+
+def _check_budget() -> None:
+    """Refuse a budget below which torch computes activations again, with other noise."""
+    from torch._functorch import config
+
+    budget = config.activation_memory_budget
+    if budget < 1:
+        raise VardropError(
+            "Expected torch._functorch.config.activation_memory_budget to be 1, but got "
+            f"{budget}: torch would draw the noise of a step a second time for its gradient, and "
+            "other numbers than the first. Set it to 1, or train without vardrop.compile."
+        )
 
 
 def _has_compiler(device: torch.device) -> bool:
