@@ -185,6 +185,31 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
     assert parts.results == whole.results
 
 
+@pytest.mark.parametrize("stopped", [1, 2, 4])
+def test_of_very_many_rows_short_trials_choose(tmp_path, monkeypatch, stopped):
+    """In a trial, in that of the plain net, and in the run's own training it may be stopped."""
+    monkeypatch.setattr("vardrop.application.trials.MANY", 60)
+    path = written(smooth(90), tmp_path)
+    settings = {"target": "y", "epochs": 8, "batch_size": 16, "folds": 1}
+    whole = fit(path, out=tmp_path / "whole", observer=Observer(), **settings)
+    found = whole.results["held_out"]
+    assert {"1", "0.1"} <= set(found["weights"])
+    assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
+    assert [r["epoch"] for r in whole.history] == list(range(8))
+    assert (
+        found["net"]["nll"] not in found["weights"].values()
+    )  # of the net that was trained longer
+    assert whole.history[-1]["beta"] == pytest.approx(found["beta"])
+    observer = StopsIn(stopped) if stopped < 4 else StopsIn(9, "own")
+    with pytest.raises(KeyboardInterrupt):
+        fit(path, out=tmp_path / "parts", observer=observer, **settings)
+    parts = resume(tmp_path / "parts", observer=Observer())
+    for name in ("best", "checkpoint", "choice", "arrays"):
+        file = f"{name}.safetensors"
+        assert same_tensors(tmp_path / "whole" / file, tmp_path / "parts" / file)
+    assert parts.results == whole.results
+
+
 # What is made of the choice.
 
 

@@ -166,6 +166,25 @@ def test_it_goes_in_front_of_any_graph():
     assert np.allclose(given, 2 * found.inputs(rows, "rows").numpy(), rtol=0, atol=1e-6)
 
 
+def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
+    """With the noise as an input, which stays the last one."""
+    frame = table()[["size (m²)", "town", "day", "kind"]]
+    run = fit(frame, target="kind", out=tmp_path / "run", **QUICK)
+    predictor, found = vd.freeze(run.elbo.eval(), draws=3), run.about.preprocessing
+    rows = new_rows()
+    x = run.inputs(rows)
+    vd.export_onnx(predictor, tmp_path / "m.onnx", x[:2], outputs=["probs"], noise="input")
+    made = with_preprocessing(onnx.load(tmp_path / "m.onnx"), found)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    names = [i.name for i in session.get_inputs()]
+    assert names == ["size (m²)", "town", "day", "noise"]
+    graph = predictor.graph(x[:2], ["probs"], noise="input")
+    noise = graph.noise_like(x)
+    given = {**fed(rows, found.columns), "noise": noise.numpy()}
+    expected = graph(x, noise)[0].detach().numpy()
+    assert np.allclose(session.run(["probs"], given)[0], expected, rtol=0, atol=1e-5)
+
+
 def test_a_graph_of_another_width_is_refused():
     found = load_dataset(table(), target="price", drop=["kind"]).preprocessing
     with pytest.raises(VardropError, match=rf"shape \(batch, {found.features}\).* got 'x' with"):

@@ -40,8 +40,10 @@ from vardrop.training.checkpoint import load_module
 from vardrop.training.observers import Observer
 from vardrop.training.processes import World, own_generators
 from vardrop.training.recording import BEST, CHECKPOINT, HISTORY, STANDING, Validate
+from vardrop.training.settings import MANY
 
 _INITIAL = "net.safetensors"
+_SHORT = 4  # times shorter are trials of a brief order
 _SAMPLES = 64  # draws of a prediction that decides
 Pairs = Sequence[tuple[Part, Part]]
 
@@ -62,6 +64,13 @@ class Order:
     def folded(self) -> bool:
         """Whether all rows are held out in turn, and then trained on together."""
         return (self.config.settings.folds or 1) > 1
+
+    @property
+    def brief(self) -> bool:
+        """Whether trials of the KL weight are short, and the run's own training follows them."""
+        sizes, settings = self.config.about.sizes, self.config.settings
+        many = sizes["train"] + sizes["validation"] >= MANY
+        return many and not self.folded and settings.patience is None
 
     @property
     def rows(self) -> Part:
@@ -105,7 +114,7 @@ def carried_out(order: Order) -> ELBO:
         if not measured:
             _write(choice, order)
     beta = choice.beta if config.settings.beta is None else config.settings.beta
-    settled = bool(choice.weights) and not order.folded
+    settled = bool(choice.weights) and not order.folded and not order.brief
     trial = path / TRIALS / _name(choice.beta, 0)
     if settled and world.first and trial.is_dir() and not (path / CHECKPOINT).is_file():
         _settle(trial, path)
@@ -159,7 +168,7 @@ def _chosen(order: Order) -> Choice:
     name, none = without_net(pairs, len(order.data.classes), order.unit)
     found = {name: none} | _plain(order, pairs)
     log_scale, deviations = 0.0, torch.zeros(0)
-    if several:
+    if several and not order.brief:
         log_scale, net = tried[best]
         found, deviations = {"net": net} | found, net.deviations
     scores = {k: judgement.scores for k, judgement in found.items()}
@@ -233,6 +242,8 @@ def _training(order: Order, pair: tuple[Part, Part], beta: float | None, fold: i
     if beta is None:
         settings = dataclasses.replace(config.settings, pretrain=0)
         config = dataclasses.replace(config, method=None, settings=settings)
+    elif order.brief:
+        config = dataclasses.replace(config, settings=config.settings.shortened(_SHORT))
     directory = order.path / TRIALS / _name(beta, fold)
     best = beta is None or config.keeps_best
     validate = _validation(order, held) if best or not order.folded else None

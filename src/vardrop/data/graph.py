@@ -28,7 +28,8 @@ def with_preprocessing(model: onnx.ModelProto, found: Preprocessing) -> onnx.Mod
     Every column that the net uses is an input of its own under its own name, with one value per
     row: numbers in double precision (NaN where one is missing), texts for categories (a new or
     empty one is none) and for dates (`2020-01-31`, `2020-01-31 12:30:00` or with a T; empty where
-    one is missing). An output that is called as a column gets an underscore after its name.
+    one is missing). Other inputs and outputs stay; one that is called as a column gets an
+    underscore after its name.
 
     Args:
         model: any graph whose first input has the shape (batch, features) and type float.
@@ -40,6 +41,7 @@ def with_preprocessing(model: onnx.ModelProto, found: Preprocessing) -> onnx.Mod
     """
     onnx = needed("onnx", "compress")
     outputs = [value.name for value in model.graph.output]
+    others = [value.name for value in model.graph.input][1:]
     inside = onnx.compose.add_prefix(model, _NET)
     if any(isinstance(column, Date) for column in found.columns):
         inside = _upgraded(inside)
@@ -49,14 +51,17 @@ def with_preprocessing(model: onnx.ModelProto, found: Preprocessing) -> onnx.Mod
     _check_width(first, found)
     graph.add("Concat", parts, out=first.name, axis=1)
     taken = {column.name for column in found.columns}
+    for value, name in zip(list(inside.graph.input)[1:], others, strict=True):
+        own = name if name not in taken else f"{name}_"
+        graph.inputs.append(graph.called(value, own))
+        graph.add("Identity", [own], out=value.name)
     for value, name in zip(inside.graph.output, outputs, strict=True):
         graph.last(value, name if name not in taken else f"{name}_")
-    others = list(inside.graph.input)[1:]
     nodes = [*graph.nodes, *inside.graph.node, *graph.after]
     made = onnx.helper.make_graph(
         nodes,
         "raw rows",
-        [*graph.inputs, *others],
+        graph.inputs,
         graph.outputs,
         [*graph.constants, *inside.graph.initializer],
         value_info=inside.graph.value_info,
@@ -152,10 +157,14 @@ class _Graph:
     def last(self, value: Any, name: str) -> None:
         """An output under its own name."""
         self.after.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
+        self.outputs.append(self.called(value, name))
+
+    def called(self, value: Any, name: str) -> Any:
+        """The type and shape of an input or output under another name."""
         kept = self.onnx.ValueInfoProto()
         kept.CopyFrom(value)
         kept.name = name
-        self.outputs.append(kept)
+        return kept
 
     def cast(self, name: str, kind: str) -> str:
         """Another type: FLOAT, DOUBLE, INT64 or BOOL."""

@@ -17,6 +17,7 @@ from vardrop.training.step import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
 FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
+MANY = 20_000  # rows of a table from which on short trainings choose the KL weight
 _STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
 _FULL_KL = 100_000  # images from which on the KL counts in full
 _WHOLE = {
@@ -51,8 +52,9 @@ class Settings:
             half, then falls to 0) or cosine.
         warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
             warm-up; the first quarter of `epochs` unless given.
-        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables, and
-            1/100000 per image, 1 at most, for images.
+        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables (from
+            20000 rows on by trainings of a quarter of the epochs), and 1/100000 per image, 1 at
+            most, for images.
         folds: parts of a table's rows that are held out in turn to choose the KL weight and the
             scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
             and 1 from there on unless given.
@@ -150,6 +152,17 @@ class Settings:
         return dataclasses.replace(
             self, **{name: v for name, v in found.items() if getattr(self, name) is None}
         )
+
+    def shortened(self, times: int) -> Settings:
+        """The same in fewer epochs, the warm-up too.
+
+        >>> Settings(epochs=40, warmup=(4, 20)).shortened(4).warmup
+        (1.0, 5.0)
+        """
+        epochs = None if self.epochs is None else math.ceil(self.epochs / times)
+        start, end = self.warmup or (0.0, 0.0)
+        warmup = None if self.warmup is None else (start / times, end / times)
+        return dataclasses.replace(self, epochs=epochs, warmup=warmup)
 
     @property
     def warm(self) -> float:
