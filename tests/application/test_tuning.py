@@ -110,10 +110,34 @@ def test_a_noisy_net_is_tuned_by_its_elbo_and_calibrated():
     elbo = vd.fine_tune(noisy, data(), epochs=20, validation=problem(300, seed=1))
     assert elbo.net is noisy
     assert elbo.num_data == 400
-    assert float(elbo.beta) == pytest.approx(0.03)
+    assert float(elbo.beta) == pytest.approx(0.01)
     assert not noisy.training
     assert elbo.likelihood.temperature != 1.0
     assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.05
+
+
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variational_dropout("B", per="layer")])
+def test_noise_that_nobody_trained_starts_low_and_other_noise_stays(recipe):
+    net = vd.convert(trained(), recipe)
+    noise = {n: t for n, t in net.named_parameters() if n.endswith(("log_sigma2", "log_alpha"))}
+    before = {n: t.detach().clone() for n, t in noise.items()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    for name, now in noise.items():
+        torch.testing.assert_close(now.detach(), before[name] - math.log(50.0))
+    with torch.no_grad():
+        for now in noise.values():
+            now.add_(1.0)
+    before = {n: t.detach().clone() for n, t in noise.items()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    for name, now in noise.items():
+        torch.testing.assert_close(now.detach(), before[name])
+
+
+def test_the_zero_means_of_variance_layers_keep_their_noise():
+    net = vd.convert(trained(), vd.variance_layer())
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    torch.testing.assert_close(dict(net.named_parameters()), before)
 
 
 def test_a_plain_net_is_tuned_by_a_loss():

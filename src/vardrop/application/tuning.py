@@ -21,6 +21,7 @@ from vardrop.prediction import calibrate, predict, unlabelled_kappa
 
 Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
+_QUIET = 50.0  # by how much less variance a trained net starts
 _PRECISIONS = tuple(10.0**k for k in range(-2, 7))  # of the prior; validation data choose
 
 
@@ -48,7 +49,7 @@ def fine_tune(
     *,
     likelihood: Likelihood | None = None,
     validation: tuple[Any, Tensor] | None = None,
-    beta: float = 0.03,
+    beta: float = 0.01,
     lr: float = 1e-3,
 ) -> nn.Module:
     """Train a net that was trained before, in place: a pruned one, or one made noisy.
@@ -57,9 +58,11 @@ def fine_tune(
     stay at zero, and the net is returned.
 
     A noisy net is trained by its ELBO, for three epochs by default: Adam, one cycle of the learning
-    rate, and 0.03 of the KL, the whole of which costs likelihood where weights are many and epochs
-    few. With `validation`, the width of the likelihood's noise is fitted there at the end
-    (`calibrate`). The ELBO is returned: `predict(elbo, x)` knows net, likelihood and temperature.
+    rate, and 0.01 of the KL, the whole of which costs likelihood where weights are many and epochs
+    few. Noise of weights that is still where the recipe put it starts at a fiftieth of that
+    variance: recipes start as training from scratch needs it, and a trained net unlearns by it.
+    With `validation`, the width of the likelihood's noise is fitted there at the end (`calibrate`).
+    The ELBO is returned: `predict(elbo, x)` knows net, likelihood and temperature.
 
     Args:
         net: a plain net, such as the result of `shrink`, or a net from `convert`.
@@ -100,10 +103,26 @@ def fine_tune(
     elbo = ELBO(net, Categorical() if likelihood is None else likelihood, size.rows, beta)
     if validation is not None:
         _check_pair(validation)
+    _quieten(net)
     _train(elbo, data, epochs, epochs * size.batches, lr)
     if validation is not None:
         elbo.likelihood = calibrate(elbo, *validation, seed=0)
     return elbo
+
+
+@torch.no_grad()
+def _quieten(net: nn.Module) -> None:
+    """Lower the noise of weights that nobody has trained yet, each once."""
+    fresh = {}
+    for _, _, tensor in noisy_weights(net):
+        if not tensor.posterior.learned or tensor.posterior.zero_mean:
+            continue
+        start = tensor.posterior.initial(tensor.mean, tensor.axes)
+        for name in ("log_sigma2", "log_alpha"):
+            if name in start and torch.equal(start[name], tensor.noise[name]):
+                fresh[id(tensor.noise[name])] = tensor.noise[name]
+    for noise in fresh.values():
+        noise.sub_(math.log(_QUIET))
 
 
 class _Size(NamedTuple):
