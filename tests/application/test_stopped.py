@@ -38,8 +38,12 @@ def stopped(path, observer, data="iris", net="mlp50", **more):
 
 
 UNTRAINED = [
-    ({}, Stops(3, trials=True), "while held-out rows chose its KL weight"),
-    ({"folds": 1}, Stops(3, trials=True), "while held-out rows chose its KL weight"),
+    ({}, Stops(3, trials=True), "while it trained nets on held-out rows, to choose and to compare"),
+    (
+        {"folds": 1},
+        Stops(3, trials=True),
+        "while it trained nets on held-out rows, to choose and to compare",
+    ),
     ({}, Stops(1), "before its first checkpoint"),
     ({"folds": 1, "beta": 1.0}, Stops(1), "before its first checkpoint"),
     ({"pretrain": 2, **SAVING}, Stops(3), "while it trained the plain net that it begins with"),

@@ -328,7 +328,7 @@ def _check_begun(config: Config, path: Path) -> None:
     if standing is not None and standing["phase"] == "pretrain":
         where = "while it trained the plain net that it begins with"
     elif not (path / CHOICE).is_file() and config.version >= 3:
-        where = "while held-out rows chose its KL weight and the scale of its noise"
+        where = "while it trained nets on held-out rows, to choose and to compare"
     else:
         where = "before its first checkpoint"
     raise VardropError(
