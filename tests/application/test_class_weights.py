@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
+import vardrop as vd
 from tests.cli.calling import call
 from vardrop.application import fit, load_run, resume
 from vardrop.application.scoring import class_scores, number_scores
@@ -144,6 +145,23 @@ def test_numbers_have_no_classes_to_weigh(tmp_path):
     frame = rare(rows=60).drop(columns="ill")
     with pytest.raises(VardropError, match="Expected classes for `class_weight`.*is a number"):
         fit(frame, target="a", class_weight="balanced", out=tmp_path / "r", **QUICK)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("given", [{"class_weight": "balanced"}, {"weight": "often"}])
+def test_a_head_has_a_loss_of_its_own(tmp_path, given):
+    with pytest.raises(
+        VardropError, match="no weights of rows or classes for a method with a head"
+    ):
+        fit(
+            rare(rows=60).assign(often=1),
+            "mlp50",
+            vd.dropmax(),
+            target="ill",
+            out=tmp_path / "r",
+            **given,
+            **QUICK,
+        )
     assert not (tmp_path / "r").exists()
 
 

@@ -36,7 +36,7 @@ from vardrop.data.preprocessing import Task, label
 from vardrop.data.splits import weighed
 from vardrop.errors import VardropError, needed
 from vardrop.files import remove
-from vardrop.recipes import BaseRecipe
+from vardrop.recipes import BaseRecipe, HeadRecipe
 from vardrop.training import Settings
 from vardrop.training.observers import Observer, ProgressBar, on_terminal
 from vardrop.training.processes import World, joined, own_generators
@@ -170,6 +170,11 @@ def _config(
             "class. Leave it out."
         )
     _check_class_weight(given, about)
+    if isinstance(recipe, HeadRecipe) and (given.class_weight or source.roles.weight):
+        raise VardropError(
+            "Expected no weights of rows or classes for a method with a head, whose loss is its "
+            f"own, but got {given.class_weight or source.roles.weight!r}. Choose another method."
+        )
     rows = about.sizes["train"] + about.sizes["validation"]
     name = usual_net(about.kind, rows) if net == "auto" else net
     return Config(
