@@ -146,7 +146,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     if is_sharded(like):
         return _spread(standard_normal, shape, like)
     count = math.prod(shape)
-    if like.dtype != torch.float32 or like.device.type != "cpu" or count < _MANY or _exact():
+    if not _looks_up(count, like):
         return torch.randn(shape, dtype=like.dtype, device=like.device, **_own(like.device))
     found = _traced_look_up(count) if torch.compiler.is_compiling() else _look_up(count)
     return found.view(shape)
@@ -159,10 +159,60 @@ def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTens
         return part.joined(draw(part.shape, like.to_local()))
 
 
+class Normals:
+    """Standard normal numbers drawn again and again into the same room.
+
+    Fresh memory costs as much as the numbers: a call that draws in blocks has one room for all. A
+    draw overwrites the one before.
+
+    >>> import torch
+    >>> Normals(8, torch.zeros(())).draw(5).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, most: int, like: Tensor) -> None:
+        self.most, self.like, self.looked_up = most, like, _looks_up(most, like)
+        if self.looked_up:
+            words = -(-most // 4)
+            self.bits = torch.empty(words, dtype=torch.int64, device="cpu")
+            self.index = torch.empty(4 * words, dtype=torch.int32, device="cpu")
+            self.found = torch.empty(most, dtype=torch.float32, device="cpu")
+
+    def fits(self, count: int, like: Tensor) -> bool:
+        """Whether there is room for so many numbers like these, drawn in the same way."""
+        same = (like.dtype, like.device) == (self.like.dtype, self.like.device)
+        return same and count <= self.most and _looks_up(count, like) == self.looked_up
+
+    def draw(self, count: int) -> Tensor:
+        """So many numbers, at most as many as there is room for."""
+        if not self.looked_up:
+            return standard_normal((count,), self.like)
+        words, own = -(-count // 4), _own(_NORMALS.device)
+        bits = self.bits[:words].random_(-(2**63), 2**63 - 1, **own)
+        index = self.index[: 4 * words].copy_(bits.view(torch.uint16))[:count]
+        return _with_tails(torch.index_select(_NORMALS, 0, index, out=self.found[:count]))
+
+
+def _looks_up(count: int, like: Tensor) -> bool:
+    return (
+        like.dtype == torch.float32
+        and like.device.type == "cpu"
+        and count >= _MANY
+        and not _exact()
+        and not noise_is_given()
+    )
+
+
 def _look_up(count: int) -> Tensor:
     words, own = (-(-count // 4),), _own(_NORMALS.device)
     bits = torch.randint(-(2**63), 2**63 - 1, words, dtype=torch.int64, device="cpu", **own)
-    found = _NORMALS.index_select(0, bits.view(torch.uint16).to(torch.int32)[:count])
+    index = bits.view(torch.uint16).to(torch.int32)[:count]
+    return _with_tails(_NORMALS.index_select(0, index))
+
+
+def _with_tails(found: Tensor) -> Tensor:
+    """Numbers that were looked up, a few of them drawn again from beyond the table."""
+    count, own = len(found), _own(_NORMALS.device)
     # The places of the tails: their distances are geometric. Sixteen and eight deviations more
     # than expected are enough for all of them but once in 1e15 calls.
     most = int(count * _TAIL + 8 * math.sqrt(count * _TAIL)) + 16

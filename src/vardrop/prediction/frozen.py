@@ -33,7 +33,7 @@ from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.calibration import Conformal
 from vardrop.prediction.functions import seed_of_a_call
 from vardrop.prediction.moments import analytic, output_noise, passed
-from vardrop.prediction.predictor import Draw, Engine, Options, batches
+from vardrop.prediction.predictor import Draw, Engine, Options, batches_on
 from vardrop.prediction.preparation import (
     check_noise,
     is_random,
@@ -285,7 +285,7 @@ class Predictor(nn.Module):
             own = drawing(seed_of_a_call(seed))
         with own, torch.no_grad():
             engine = self._prepared_engine()
-            return join([p for b in batches(self.net, x) for p in engine(b, seed or 0)])
+            return join([p for b in batches_on(engine.device, x) for p in engine(b, seed or 0)])
 
     def _prepared_engine(self) -> Engine:
         if self.options.mode == "sample" and self.options.draw == "weights":

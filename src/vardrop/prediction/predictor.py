@@ -149,7 +149,7 @@ class Engine:
     def __init__(
         self, net: nn.Module, options: Options, given: nn.Module | Objective | None = None
     ) -> None:
-        self.options = options
+        self.options, self.device = options, device_of(net)
         if is_spread(net):
             self.way: Way = _spread(net, options, given)
         elif options.mode == "moments":
@@ -233,9 +233,19 @@ def _checked(block: Tensor, rows: int) -> Tensor:
     return block
 
 
+def device_of(net: nn.Module) -> torch.device | None:
+    """Where the first tensor of a net is; None where it has none."""
+    found = next(chain(net.parameters(), net.buffers()), None)
+    return None if found is None else found.device
+
+
 def batches(net: nn.Module, data: Any) -> Iterator[Any]:
     """The inputs of one batch or of a loader, checked, on the device of the net."""
-    reference = next(chain(net.parameters(), net.buffers()), None)
+    return batches_on(device_of(net), data)
+
+
+def batches_on(device: torch.device | None, data: Any) -> Iterator[Any]:
+    """The inputs of one batch or of a loader, checked, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
@@ -246,7 +256,7 @@ def batches(net: nn.Module, data: Any) -> Iterator[Any]:
             )
         _check_values(x)
         count += 1
-        yield x if reference is None else mapped(lambda t: t.to(reference.device), x)
+        yield x if device is None else mapped(lambda t: t.to(device), x)
     if count == 0:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 

@@ -16,6 +16,7 @@ from vardrop.likelihoods import Likelihood, Taught, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
+_SMALL = 4096  # numbers below which a call of an operation costs more than its work
 _SAFE = 1e-30  # a sum of probabilities whose logarithm is right in single precision
 
 
@@ -244,18 +245,23 @@ class Moments:
         self.mean: Tensor
         self.square: Tensor
 
-    def add(self, values: Tensor) -> None:
-        """Take in values (S, ...)."""
+    def add(self, values: Tensor) -> Tensor:
+        """Take in values (S, ...); their own mean."""
         block = values.shape[0]
-        mean = values.sum(0).div_(block)
-        square = (values - mean).square_().sum(0)
+        if 1 < block < values.numel() < _SMALL:  # one operation in the place of five
+            variance, mean = torch.var_mean(values, 0)
+            square = variance.mul_(block - 1)
+        else:
+            mean = values.sum(0).div_(block)
+            square = (values - mean).square_().sum(0)
         if self.count == 0:
             self.count, self.mean, self.square = block, mean, square
-            return
+            return mean
         total, shift = self.count + block, mean - self.mean
         self.mean = self.mean + shift * (block / total)
         self.square = self.square + square + shift.square() * (self.count * block / total)
         self.count = total
+        return mean
 
     @property
     def variance(self) -> Tensor:
@@ -289,8 +295,8 @@ class Reduction:
         each = parts.aleatoric.sum(0)
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.log_probs is not None and parts.probs is not None:
-            self.probs.add(parts.probs)
-            total = _log_sum(parts.log_probs, parts.probs)
+            mean = self.probs.add(parts.probs)
+            total = _log_sum(parts.log_probs, parts.probs, mean)
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
@@ -340,9 +346,10 @@ def _check_no_nan(mean: Tensor) -> None:
         )
 
 
-def _log_sum(log_probs: Tensor, probs: Tensor) -> Tensor:
+def _log_sum(log_probs: Tensor, probs: Tensor, mean: Tensor) -> Tensor:
     """log sum p over draws, by the probabilities themselves unless one might have underflown."""
-    total = (probs if probs.shape == log_probs.shape else log_probs.exp()).sum(0)
+    alike = probs.shape == log_probs.shape
+    total = mean * len(probs) if alike else log_probs.exp().sum(0)
     if float(total.amin()) > _SAFE:
         return total.log_()
     return torch.logsumexp(log_probs, 0)

@@ -13,10 +13,11 @@ in one table, with the shape of its output; any other net is no chain.
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -30,7 +31,7 @@ from vardrop.estimators import (
     check_estimator,
     local_reparameterization,
 )
-from vardrop.functional import normal_like, standard_normal
+from vardrop.functional import Normals, normal_like
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, evaluating, replica, sampling
@@ -50,7 +51,8 @@ from vardrop.prediction.preparation import (
 _FUSED_STEPS = (nn.RNNBase, nn.RNNCellBase)  # torch's kernels know no vmap
 _EXACT = (torch.float32, torch.float64)
 _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a repeated call
-_CACHED = 2**20  # elements of the largest output that stay in the cache with what is made of them
+_CACHED = 2**18  # elements of the largest output that stay in the cache with what is made of them
+_FEWEST_ROWS = 96  # that a convolution is given at once
 
 
 class Way(Protocol):
@@ -111,6 +113,7 @@ class EstimatorDraws:
     ) -> None:
         self.source, self.memory, self.local, self.block = net, memory, local, block
         self._twin: nn.Module | None = None
+        self._room = Room()
         self._plans: dict[tuple[torch.Size, ...], tuple[Chain | None, Size]] = {}
 
     @property
@@ -141,7 +144,7 @@ class EstimatorDraws:
         fit = max(1, most // size.bytes(rows(x)))
         sizes = even(samples, min(fit, self.block or samples))
         if found is not None:
-            return side_by_side(found, x, sizes)
+            return side_by_side(found, x, sizes, self._room)
         return together(self.net, x, sizes)
 
 
@@ -418,8 +421,12 @@ class LocalLayer(Noisy):
         mean = self.mean(x)
         return mean if self.weight is None else self._like_weight(mean), std
 
-    def drawn(self, x: Tensor, noise: Tensor) -> Tensor:
+    def drawn(self, x: Tensor, noise: Tensor, room: Room) -> Tensor:
         """One draw of the output for every row, for as much flat noise; x is overwritten."""
+        if self.kind is Linear and x.dim() == 2 and self.weight is not None and self.sign is None:
+            mean = room.product(x, self.weight, self.bias)
+            std = room.product(x.mul_(x), self.variance, self.bias_variance).sqrt_()
+            return mean.addcmul_(std, noise.view(std.shape))
         mean = self.mean(x)
         std = self._like_weight(self.deviation(x.mul_(x)))
         if self.weight is None:
@@ -509,7 +516,37 @@ def has_known_product(layer: Variational) -> bool:
     return known and layer.gate is None and layer.posterior is not None
 
 
-def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+class Room(threading.local):
+    """Memory that the blocks of a chain use again and again, each thread its own.
+
+    Fresh pages cost as much as the work on them.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: Normals | None = None
+        self.kept: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def normals(self, count: int, like: Tensor) -> Tensor:
+        """So many standard normal numbers, which the next ones overwrite."""
+        if self.numbers is None or not self.numbers.fits(count, like):
+            self.numbers = Normals(count, like)
+        return self.numbers.draw(count)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x weight^T + bias in the room that belongs to the weight."""
+        key, size = (id(weight), x.dtype), len(x) * len(weight)
+        there = self.kept.get(key)
+        if there is None or there.numel() < size:
+            there = self.kept[key] = x.new_empty(size)
+        out = there[:size].view(len(x), len(weight))
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def side_by_side(
+    found: Chain, x: Tensor, sizes: list[int], room: Room | None = None
+) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size, the draws laid side by side as rows.
 
     Rows are taken in blocks that stay in the cache. What follows the first noisy layer belongs to
@@ -518,34 +555,37 @@ def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     for module in found.before:
         x = module(x)
     mean, std = found.first.moments(x, x * x)
-    count = len(std)
-    block = max(1, _CACHED // found.size.row) if std.is_cpu else count * max(sizes)
-    parts = [slice(a, a + block) for a in range(0, count, block)]
+    count, room = len(std), Room() if room is None else room
+    block = count * max(sizes)
+    if std.is_cpu:
+        block = max(_FEWEST_ROWS, _CACHED // found.size.row)
     for size in sizes:
-        pieces = []
-        for part in parts:
-            rows_mean = mean[part] if mean.dim() == std.dim() else mean
-            rows_std = std[part]
-            each = even(size, max(1, block // len(rows_std)))
-            drawn = [_drawn(found, rows_mean, rows_std, draws) for draws in each]
-            pieces.append(torch.cat(drawn) if len(drawn) > 1 else drawn[0])
-        yield torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
+        out: Tensor | None = None
+        for start in range(0, count, block):
+            rows = slice(start, start + block)
+            part = mean[rows] if mean.dim() == std.dim() else mean, std[rows]
+            at = 0
+            for draws in even(size, max(1, block // len(part[1]))):
+                y = _drawn(found, *part, draws, room)
+                out = y.new_empty(size, count, *y.shape[2:]) if out is None else out
+                out[at : at + draws, rows], at = y, at + draws
+        assert out is not None
+        yield out
 
 
-def _drawn(found: Chain, mean: Tensor, std: Tensor, draws: int) -> Tensor:
-    """Outputs (draws, N, ...) from the moments of the first noisy layer."""
+def _drawn(found: Chain, mean: Tensor, std: Tensor, draws: int, room: Room) -> Tensor:
+    """Outputs (draws, N, ...) from the moments of the first noisy layer; they lie in the room."""
     rows = draws * len(std)
-    noise = iter(
-        standard_normal((rows * sum(found.widths),), std).split(
-            [rows * width for width in found.widths]
-        )
-    )
+    flat = room.normals(rows * sum(found.widths), std)
+    noise = iter(flat.split([rows * width for width in found.widths]))
     y = _repeated(mean, std, next(noise))
     for step in found.after:
         if isinstance(step, LocalLayer):
-            y = step.drawn(y, next(noise))
+            y = step.drawn(y, next(noise), room)
+        elif type(step) is nn.ReLU:
+            y = y.relu_()
         else:
-            y = y.relu_() if type(step) is nn.ReLU else step(y)
+            y = _largest(y, step) if type(step) is nn.MaxPool2d else step(y)
     return y.view(draws, len(std), *y.shape[1:])
 
 
@@ -556,6 +596,21 @@ def _reordered(modules: list[nn.Module]) -> list[nn.Module]:
         if type(a) is nn.ReLU and isinstance(b, nn.MaxPool1d | nn.MaxPool2d):
             found[i], found[i + 1] = b, a
     return found
+
+
+def _largest(y: Tensor, pool: nn.MaxPool2d) -> Tensor:
+    """Pooling by the maximum; of channels-last windows side by side by elementwise maxima.
+
+    Which are faster, since torch looks for the places of the maxima too.
+    """
+    (height, width), stride = (per_axis(v, 2) for v in (pool.kernel_size, pool.stride))
+    rows, columns = y.shape[-2] // height * height, y.shape[-1] // width * width
+    plain = per_axis(pool.padding, 2) == (0, 0) and per_axis(pool.dilation, 2) == (1, 1)
+    if y.is_contiguous() or stride != (height, width) or not plain or pool.return_indices:
+        found: Tensor = pool(y)
+        return found
+    tall = reduce(torch.maximum, [y[:, :, i:rows:height] for i in range(height)])
+    return reduce(torch.maximum, [tall[..., j:columns:width] for j in range(width)])
 
 
 def _viewed(noise: Tensor, like: Tensor) -> Tensor:
