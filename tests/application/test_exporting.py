@@ -226,3 +226,30 @@ def test_a_net_that_cannot_be_exported_is_told(tmp_path):
     with pytest.raises(VardropError, match="to be exportable by torch.export"):
         export_run(load_run(tmp_path / "run", Reading()), tmp_path / "m.onnx")
     assert run.net.line.weight.shape == torch.Size([1, 2])
+
+
+def test_moments_answer_with_what_is_asked_for(tmp_path):
+    frame = table()[["size (m²)", "town", "price"]]
+    run = fit(frame, target="price", out=tmp_path / "run", **QUICK)
+    options = ("--onnx", tmp_path / "m.onnx", "--mode", "moments")
+    assert call("export", run.directory, *options, "--outputs", "epistemic, mean,lower") == 0
+    rows, unit = new_rows(), run.about.preprocessing.target_std
+    found = answered(tmp_path / "m.onnx", rows, run.about.preprocessing.columns)
+    assert list(found) == ["epistemic", "mean", "lower"]
+    likelihood = run.elbo.likelihood.scaled(np.exp(run.choice.log_scale))
+    x = run.inputs(rows)
+    p = run.in_units(vd.predict(run.net, x, 32, mode="moments", likelihood=likelihood))
+    assert np.allclose(found["mean"], p.mean, rtol=0, atol=1e-5 * unit)
+    assert np.allclose(found["epistemic"], p.epistemic, rtol=0, atol=1e-5 * unit**2)
+    assert np.allclose(found["lower"], run.interval(p, 0.95).lower, rtol=0, atol=1e-5 * unit)
+
+
+def test_an_output_that_is_not_there_is_told(numbers, tmp_path):
+    with pytest.raises(VardropError, match=r"known moments, but got '0' \(Embedded\)"):
+        export_run(numbers, tmp_path / "m.onnx", mode="moments", outputs=["mean"])
+    for mode in ("functions", "sample"):
+        with pytest.raises(VardropError, match="`outputs` to be one of .*, but got 'probs'"):
+            export_run(numbers, tmp_path / "m.onnx", 2, mode=mode, outputs=["probs"])
+    with pytest.raises(VardropError, match="`mode` to be one of 'functions'"):
+        export_run(numbers, tmp_path / "m.onnx", mode="mean")
+    assert not list(tmp_path.iterdir())

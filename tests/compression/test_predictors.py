@@ -10,6 +10,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.statistics import z_bound
+from vardrop.compression import export_program
 from vardrop.errors import VardropError
 
 with warnings.catch_warnings():
@@ -178,7 +179,7 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
 def test_a_program_of_torch_answers_too():
     net, x = trained(chain)
     predictor = vd.freeze(net, "moments")
-    program = vd.compression.export_program(predictor, x[:1], outputs=("probs", "lower"))
+    program = export_program(predictor, x[:1], outputs=("probs", "lower"))
     probs, lower = program.module()(x)
     expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
     torch.testing.assert_close(probs, expected["probs"])
@@ -247,3 +248,33 @@ def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("probs", "epistemic"))
     found = answers(tmp_path / "net.onnx", x)
     assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_package_answers_as_torch_does(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net = vd.convert(net, vd.sparse_vd(log_sigma2=-3.0)).eval()
+    predictor, x = vd.freeze(net, "moments"), torch.randn(7, 4)
+    size = vd.export_package(predictor, tmp_path / "net.pt2", x[:1], outputs=("probs", "epistemic"))
+    assert size == (tmp_path / "net.pt2").stat().st_size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load = torch._inductor.aoti_load_package(str(tmp_path / "net.pt2"))
+    for batch in (x, x[:1]):
+        probs, epistemic = load(batch)
+        torch.testing.assert_close(probs, predictor(batch).probs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(epistemic, predictor(batch).epistemic, rtol=0, atol=1e-5)
+
+
+def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("No working C++ compiler found")
+
+    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
+    predictor, x = vd.freeze(net, "moments"), torch.randn(2, 4)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
+    with pytest.raises(VardropError, match="No working C\\+\\+ compiler found. It needs a C"):
+        vd.export_package(predictor, tmp_path / "net.pt2", x)
+    with pytest.raises(VardropError, match=r"`path` to end in .pt2, but got"):
+        vd.export_package(predictor, tmp_path / "net.so", x)
+    assert not list(tmp_path.iterdir())

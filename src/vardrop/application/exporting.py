@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.func import functional_call, stack_module_state
 
 from vardrop.application.config import check_output
 from vardrop.application.run import SAMPLES, Run
-from vardrop.checks import check_integer
+from vardrop.checks import check_choice, check_integer
 from vardrop.compression import export_onnx
 from vardrop.data.graph import with_preprocessing
 from vardrop.errors import VardropError, needed
@@ -23,7 +24,7 @@ from vardrop.files import write_atomically
 from vardrop.functional import drawing
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
-from vardrop.prediction import draws
+from vardrop.prediction import draws, freeze
 from vardrop.prediction.calibration import conformal_rule
 
 LEVEL = 0.95
@@ -128,7 +129,56 @@ def _answer(run: Run, nets: list[nn.Module]) -> Answer:
     return Answer(nets, likelihood.scaled(scale), shift, unit, width)
 
 
-def export_run(run: Run, path: str | Path, samples: int = SAMPLES) -> int:
+class Served(nn.Module):
+    """The graph of a frozen predictor of a run, with numbers in the units of the target."""
+
+    together = False
+
+    def __init__(self, graph: Any, count: int, shift: float, unit: float) -> None:
+        super().__init__()
+        self.inner, self.count, self.names = graph, count, tuple(graph.output_names)
+        self.shift, self.unit = shift, unit
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for rows as the net takes them."""
+        found = self.inner(x)
+        return tuple(self._in_units(n, t) for n, t in zip(self.names, found, strict=True))
+
+    def _in_units(self, name: str, value: Tensor) -> Tensor:
+        if name in ("mean", "lower", "upper") and self.unit != 1:
+            return value * self.unit + self.shift
+        return value * self.unit ** {"std": 1, "aleatoric": 2, "epistemic": 2}.get(name, 0)
+
+
+def served(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> Served:
+    """A run's net as `freeze` makes it, with the scale of its noise and its conformal rule."""
+    choice, found = run.choice, run.about.preprocessing
+    likelihood, rule = run.elbo.likelihood, None
+    assert isinstance(likelihood, Likelihood)
+    if choice is not None:
+        likelihood = likelihood.scaled(math.exp(choice.log_scale))
+        rule = conformal_rule(choice.deviations, LEVEL)
+        rule = rule if math.isfinite(rule.quantile) else None
+    predictor = freeze(
+        run.net.eval(), mode, samples, likelihood=likelihood, conformal=rule, level=LEVEL
+    )
+    names = [n for n in predictor.output_names if n not in _ON_REQUEST.get(run.about.task, ())]
+    graph = predictor.graph(torch.zeros(2, *run.about.shape), outputs or names)
+    shift, unit = (0.0, 1.0) if found is None else (found.target_mean, found.target_std)
+    return Served(graph, samples, shift, unit)
+
+
+_ON_REQUEST = {"classification": ("lower", "upper", "set")}
+
+
+def export_run(
+    run: Run,
+    path: str | Path,
+    samples: int = SAMPLES,
+    *,
+    mode: Literal["functions", "moments", "sample"] = "functions",
+    outputs: Sequence[str] | None = None,
+) -> int:
     """Write a run as ONNX: raw rows in, answers in the units of the target out.
 
     Of a table every column is an input under its own name, see
@@ -139,7 +189,10 @@ def export_run(run: Run, path: str | Path, samples: int = SAMPLES) -> int:
     Args:
         run: a trained run.
         path: the file; it is there whole or not at all.
-        samples: functions drawn from the posterior, all in the file.
+        samples: draws, of at least one where the mode is none of functions.
+        mode: "functions" drawn from the posterior, all in the file; "moments", one pass that
+            carries mean and variance; "sample", draws as the layers' estimators, by the runtime.
+        outputs: which, in this order; all by default.
 
     Returns:
         The bytes on disk.
@@ -154,7 +207,10 @@ def export_run(run: Run, path: str | Path, samples: int = SAMPLES) -> int:
     check_output(Path(path), run.directory, run.config.data.name)
     if not Path(path).absolute().parent.is_dir():
         raise VardropError(f"Expected a directory to write {path} into, but there is none.")
-    return _written(run, answer(run, samples), Path(path))
+    check_choice("mode", mode, ("functions", "moments", "sample"))
+    if mode == "functions":
+        return _written(run, answer(run, samples), Path(path), outputs)
+    return _written(run, served(run, mode, samples, outputs), Path(path))
 
 
 def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
@@ -167,10 +223,18 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
     return _written(run, _answer(run, [net.eval()]), Path(path))
 
 
-def _written(run: Run, module: Answer, path: Path) -> int:
+def _written(
+    run: Run, module: Answer | Served, path: Path, outputs: Sequence[str] | None = None
+) -> int:
     onnx = needed("onnx", "compress")
+    for name in outputs or ():
+        check_choice("outputs", name, module.names)
     example = torch.zeros(2, *run.about.shape)
     model = _named(onnx, _exported(onnx, module, example), module.names)
+    if outputs is not None:
+        there = {value.name: value for value in model.graph.output}
+        del model.graph.output[:]
+        model.graph.output.extend(there[name] for name in outputs)
     own = {"samples": str(module.count), "task": run.about.task}
     own["classes"] = json.dumps(run.about.classes, ensure_ascii=False)
     onnx.helper.set_model_props(model, own)
@@ -181,7 +245,7 @@ def _written(run: Run, module: Answer, path: Path) -> int:
     return len(raw)
 
 
-def _exported(onnx: Any, module: Answer, example: Tensor) -> Any:
+def _exported(onnx: Any, module: Answer | Served, example: Tensor) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         try:

@@ -259,11 +259,23 @@ def compress(
     printing.compression(loaded, plan, json)
 
 
-@app.command(epilog="Example: vardrop export runs/h --onnx model.onnx")
-def export(run: o.RUN, onnx: o.MODEL, samples: o.FUNCTIONS = 32) -> None:
+@app.command(
+    epilog=o.examples(
+        "vardrop export runs/h --onnx model.onnx",
+        "vardrop export runs/a --onnx model.onnx --mode moments --outputs probs,epistemic",
+    )
+)
+def export(
+    run: o.RUN,
+    onnx: o.MODEL,
+    samples: o.FUNCTIONS = 32,
+    mode: o.SERVING = "functions",
+    outputs: o.OUTPUTS = None,
+) -> None:
     """Write a run as one ONNX file that takes raw rows and answers in the units of the target."""
+    names = None if outputs is None else [name.strip() for name in outputs.split(",")]
     loaded = load_run(run)
-    size = application.export_run(loaded, onnx, samples)
+    size = application.export_run(loaded, onnx, samples, mode=mode, outputs=names)
     printing.standing(loaded)
     printing.say(f"{onnx} written, {size:,} bytes")
 

@@ -149,6 +149,16 @@ FUNCTIONS = Annotated[
         "--samples", min=0, help="Functions drawn into the file; 0 for the means of the weights."
     ),
 ]
+SERVING = Annotated[
+    Literal["functions", "moments", "sample"],
+    typer.Option(
+        help="Functions in the file; one pass that carries mean and variance; or draws by the "
+        "runtime."
+    ),
+]
+OUTPUTS = Annotated[
+    str | None, typer.Option(help="What it answers with, such as probs,epistemic; all by default.")
+]
 MODEL = Annotated[
     Path, typer.Option("--onnx", help="The file to write: raw rows in, answers with doubt out.")
 ]

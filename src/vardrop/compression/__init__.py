@@ -14,6 +14,7 @@ from vardrop.compression.comparing import (
 from vardrop.compression.files import (
     Draws as Draws,
     export_onnx as export_onnx,
+    export_package as export_package,
     export_program as export_program,
     load as load,
     save as save,

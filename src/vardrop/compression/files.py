@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -418,6 +419,48 @@ def export_program(
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
     return _program(densify(net)[0], inputs, batch_axes=None)
+
+
+def export_package(
+    net: nn.Module,
+    path: str | PathLike[str],
+    example_input: Any,
+    *,
+    outputs: Sequence[str] | None = None,
+    noise: Literal["runtime", "input"] = "runtime",
+) -> int:
+    """Compile a net ahead of time into an AOTInductor package, for C++ or Python with torch.
+
+    `torch._inductor.aoti_load_package(path)` gives a function of the inputs; no Python code of the
+    net or of vardrop runs there. It needs a C++ compiler, and minutes the first time.
+
+    Args:
+        net: as of `export_program`: a plain net, or a predictor of `freeze`.
+        path: the file, which ends in .pt2; it is there whole or not at all.
+        example_input: one input of the usual shape.
+        outputs, noise: of a predictor, as of `export_onnx`.
+
+    Returns:
+        The bytes on disk.
+    """
+    target = as_path(path)
+    if target.suffix != ".pt2":
+        raise VardropError(f"Expected `path` to end in .pt2, but got {target}. Name it so.")
+    program = export_program(net, example_input, outputs=outputs, noise=noise)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Path(folder) / "net.pt2"
+        try:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+        except Exception as failure:
+            found = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+            raise VardropError(
+                f"Expected torch to compile the net, but got: {found}. It needs a C++ compiler "
+                "(CXX, or g++ on the path); write ONNX with vardrop.export_onnx where there is none."
+            ) from failure
+        raw = made.read_bytes()
+    write_atomically(target, raw)
+    return len(raw)
 
 
 def _answering(

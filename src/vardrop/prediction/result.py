@@ -245,10 +245,10 @@ class Moments:
         self.mean: Tensor
         self.square: Tensor
 
-    def add(self, values: Tensor) -> Tensor:
-        """Take in values (S, ...); their own mean."""
+    def add(self, values: Tensor, finite: bool = False) -> Tensor:
+        """Take in values (S, ...), which may be known to be finite; their own mean."""
         block = values.shape[0]
-        if 1 < block < values.numel() < _SMALL:  # one operation in the place of five
+        if finite and 1 < block < values.numel() < _SMALL:  # one operation in the place of five
             variance, mean = torch.var_mean(values, 0)
             square = variance.mul_(block - 1)
         else:
@@ -295,7 +295,7 @@ class Reduction:
         each = parts.aleatoric.sum(0)
         self.aleatoric = each if self.aleatoric is None else self.aleatoric + each
         if parts.log_probs is not None and parts.probs is not None:
-            mean = self.probs.add(parts.probs)
+            mean = self.probs.add(parts.probs, finite=True)
             total = _log_sum(parts.log_probs, parts.probs, mean)
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
