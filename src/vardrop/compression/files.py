@@ -456,7 +456,7 @@ def export_package(
             found = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
             raise VardropError(
                 f"Expected torch to compile the net, but got: {found}. It needs a C++ compiler "
-                "(CXX, or g++ on the path); write ONNX with vardrop.export_onnx where there is none."
+                "(CXX, or g++ on the path); where there is none, write vardrop.export_onnx."
             ) from failure
         raw = made.read_bytes()
     write_atomically(target, raw)
