@@ -124,6 +124,7 @@ from vardrop.prediction import draws as draws
 from vardrop.prediction import fit_temperature as fit_temperature
 from vardrop.prediction import freeze as freeze
 from vardrop.prediction import predict as predict
+from vardrop.prediction import predict_batches as predict_batches
 from vardrop.priors import ARD as ARD
 from vardrop.priors import LogUniform as LogUniform
 from vardrop.priors import MonteCarlo as MonteCarlo

@@ -39,8 +39,12 @@ _thread = _Thread()
 
 
 @contextmanager
-def drawing(seed: int) -> Iterator[None]:
+def drawing(
+    seed: int, generators: dict[torch.device, torch.Generator] | None = None
+) -> Iterator[None]:
     """Draw from generators of one's own, made from the seed; the global ones are left alone.
+
+    A dictionary for them, where one is given, lets a later block go on where this one ends.
 
     >>> import torch
     >>> with drawing(0):
@@ -51,7 +55,7 @@ def drawing(seed: int) -> Iterator[None]:
     """
     before = _thread.seed, getattr(_thread, "generators", {})
     try:
-        _thread.seed, _thread.generators = seed, {}
+        _thread.seed, _thread.generators = seed, {} if generators is None else generators
         yield
     finally:
         _thread.seed, _thread.generators = before

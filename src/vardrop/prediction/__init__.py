@@ -20,7 +20,10 @@ from vardrop.prediction.functions import (
     select as select,
     unlabelled_kappa as unlabelled_kappa,
 )
-from vardrop.prediction.predictor import predict as predict
+from vardrop.prediction.predictor import (
+    predict as predict,
+    predict_batches as predict_batches,
+)
 from vardrop.prediction.result import (
     Interval as Interval,
     Prediction as Prediction,

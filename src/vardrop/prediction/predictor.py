@@ -95,24 +95,92 @@ def predict(
     dropout training" (moments).
     """
     old = _Deprecated.take(deprecated)
-    model, meaning = net_and_likelihood(net, likelihood, old.noise_std)
-    pick = getattr(net, "output", None) if output is None else output
-    model = model if pick is None else Picked(model, pick)
     way, chosen = old.words(draw, mode)
+    model, meaning = net_and_likelihood(net, likelihood, old.noise_std)
     options = Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
-    if options.mode != "mean":
-        check_noise(model)
-    results: list[Prediction] = []
-    # What draws nothing takes no seed from the global generator.
-    draws = options.mode == "sample" or (options.mode == "mean" and may_draw(model))
-    with drawing(seed_of_a_call(seed)) if draws else nullcontext(), torch.no_grad():
-        engine: Engine | None = None
-        for batch in batches(model, x):
-            if engine is None:
-                model = old.selected(model, batch, meaning)
-                engine = Engine(model, options, net)
-            results += engine(batch, seed or 0)
-    return join(results)
+    call = _Call(net, model, meaning, options, seed, output, old)
+    return join(list(call.predictions(x)))
+
+
+def predict_batches(
+    net: nn.Module | Objective,
+    x: Iterable[object],
+    samples: int = 32,
+    *,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    **more: Any,
+) -> Iterator[Prediction]:
+    """The predictions of a loader, batch after batch: memory holds one of them at a time.
+
+    They are those of `predict` of the whole loader, for the same seed.
+
+    Args:
+        net, samples, likelihood, seed, output: as for `predict`.
+        x: a loader of batches, each of them an input or a tuple that begins with one.
+        more: `mode`, `draw`, `memory`, `tolerance` and `keep`, as for `predict`.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    >>> for p in vd.predict_batches(net, torch.randn(5, 4).split(2), samples=8):
+    ...     print(tuple(p.probs.shape))
+    (2, 3)
+    (2, 3)
+    (1, 3)
+    """
+    given = {"mode": "sample", "draw": "estimator", "memory": 2**28, "tolerance": None}
+    given |= {"keep": None}
+    if unknown := sorted(set(more) - set(given)):
+        raise TypeError(f"predict_batches() got an unexpected keyword argument {unknown[0]!r}")
+    if isinstance(x, Tensor | Mapping):
+        raise VardropError(
+            f"Expected `x` to be a loader of batches, but got {type(x).__name__}. Split it, as by "
+            "x.split(1000), or call `predict`."
+        )
+    model, meaning = net_and_likelihood(net, likelihood)
+    options = Options(samples, likelihood=meaning.fixed(), **{**given, **more})
+    return _Call(net, model, meaning, options, seed, output).predictions(x)
+
+
+class _Call:
+    """One call: a net with what it was asked, whose draws go on from batch to batch."""
+
+    def __init__(
+        self,
+        given: nn.Module | Objective,
+        model: nn.Module,
+        meaning: Likelihood,
+        options: Options,
+        seed: int | None,
+        output: Callable[[Any], Tensor] | None,
+        old: _Deprecated | None = None,
+    ) -> None:
+        pick = getattr(given, "output", None) if output is None else output
+        self.net = model if pick is None else Picked(model, pick)
+        self.given, self.meaning, self.options, self.seed = given, meaning, options, seed
+        self.old = old or _NOTHING
+        self.engine: Engine | None = None
+        if options.mode != "mean":
+            check_noise(self.net)
+        # What draws nothing takes no seed from the global generator.
+        draws = options.mode == "sample" or (options.mode == "mean" and may_draw(self.net))
+        self.drawn = seed_of_a_call(seed) if draws else None
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def predictions(self, x: Any) -> Iterator[Prediction]:
+        """The prediction of every batch."""
+        for batch in batches(self.net, x):
+            yield self.one(batch)
+
+    @undisturbed
+    def one(self, batch: Any) -> Prediction:
+        own = nullcontext() if self.drawn is None else drawing(self.drawn, self.generators)
+        with own, torch.no_grad():
+            if self.engine is None:
+                self.net = self.old.selected(self.net, batch, self.meaning)
+                self.engine = Engine(self.net, self.options, self.given)
+            return join(list(self.engine(batch, self.seed or 0)))
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_integer
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.objective import ELBO
+from vardrop.training.feeding import Feed, Rows, Streamed
 from vardrop.training.processes import (
     ALONE,
     World,
@@ -39,9 +39,10 @@ class Loop:
     Args:
         elbo: the objective; its net is put into training mode at every epoch.
         optimizer: over the parameters of `elbo`.
-        x, y: the training data.
+        x, y: the training data; or a stream for `x` and None for `y`: a `DataLoader`, or any other
+            iterable of batches (x, y) or (x, y, weight) that can be read in every epoch anew.
         epochs: how many in all.
-        batch_size: examples per step; the last, shorter batch is used too.
+        batch_size: examples per step; the last, shorter batch is used too. A stream has its own.
         beta: schedule of the KL weight by epoch.
         rate: schedule by epoch of the factor on every group's initial learning rate.
         seed: of the shuffling, which has a generator of its own.
@@ -54,8 +55,8 @@ class Loop:
         self,
         elbo: ELBO,
         optimizer: torch.optim.Optimizer,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor | Iterable[Any],
+        y: Tensor | None,
         epochs: int,
         batch_size: int = 100,
         beta: Schedule | None = None,
@@ -65,21 +66,20 @@ class Loop:
         world: World = ALONE,
         weight: Tensor | None = None,
     ) -> None:
-        _check(x, y, batch_size)
-        self.weight = weight
-        self.elbo, self.optimizer, self.x, self.y = elbo, optimizer, x, y
+        self.feed = _feed(x, y, weight, batch_size, elbo.beta.device)
+        self.elbo, self.optimizer = elbo, optimizer
         self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
         self.step, self.world = step or Step(elbo, optimizer), world
         self.epoch = self.position = 0
-        self.sums = torch.zeros(3, device=x.device)
+        self.sums = torch.zeros(3, device=self.feed.device)
         self._generator = torch.Generator().manual_seed(seed)
         self._shuffle = self._generator.get_state()  # as it was before this epoch's order
         self._base = [group["lr"] for group in optimizer.param_groups]
 
     @property
-    def steps(self) -> int:
-        """Steps per epoch."""
-        return -(-len(self.x) // self.batch_size)
+    def steps(self) -> int | None:
+        """Steps per epoch; None before the first one of a stream without a length."""
+        return self.feed.steps
 
     def run(self, after_step: Callable[[], None] | None = None) -> Iterator[Epoch]:
         """Train to the last epoch, yielding after every one."""
@@ -99,16 +99,14 @@ class Loop:
         for group, lr in zip(self.optimizer.param_groups, self._base, strict=True):
             group["lr"] = lr * factor
 
-    def _batches(self) -> tuple[Tensor, ...]:
+    def _batches(self) -> Iterable[Any]:
         self._generator.set_state(self._shuffle)
-        order = torch.randperm(len(self.x), generator=self._generator)
-        return order.split(self.batch_size)[self.position :]
+        return self.feed.batches(self._generator, self.position)
 
-    def _step(self, batch: Tensor) -> None:
-        rows, share = self.world.slice(batch)
-        weight = None if self.weight is None else self.weight[rows]
+    def _step(self, batch: Any) -> None:
+        x, y, weight, share = self.feed.take(batch, self.world)
         try:
-            self.sums += self.step(self.x[rows], self.y[rows], share, weight)
+            self.sums += self.step(x, y, share, weight)
         except NotFiniteError as found:
             raise NotFiniteError(
                 f"Expected a finite loss, but got {found} in epoch {self.epoch + 1}, step "
@@ -127,9 +125,11 @@ class Loop:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Where the training stands: tensors, and plain values."""
-        tensors = {"sums": self.sums, "shuffle": self._shuffle, **generator_states(self.x.device)}
+        more, values = self.feed.state()
+        noise = generator_states(self.feed.device)
+        tensors = {"sums": self.sums, "shuffle": self._shuffle, **noise, **more}
         where = {"epoch": self.epoch, "position": self.position, "batch_size": self.batch_size}
-        return tensors, where
+        return tensors, {**where, **values}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Stand where `state` was taken; sets the global generators, which draw the noise.
@@ -142,27 +142,28 @@ class Loop:
         self._shuffle = tensors["shuffle"]
         if values.get("batch_size", self.batch_size) != self.batch_size:
             self.position, self.sums = 0, torch.zeros_like(self.sums)
-        if self.position > self.steps:
+        if self.steps is not None and self.position > self.steps:
             raise ValueError(f"step {self.position} of {self.steps}")
+        self.feed.load_state(tensors, values)
         own = 7919 * self.world.rank + self.epoch
         if self.world.first:
-            set_generator_states(self.x.device, tensors, own)
+            set_generator_states(self.feed.device, tensors, own)
         else:  # the state is the first process's; the others draw their own
-            seed_generators(self.x.device, own)
+            seed_generators(self.feed.device, own)
 
 
 def train(
     elbo: ELBO,
     optimizer: torch.optim.Optimizer,
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Iterable[Any],
+    y: Tensor | None,
     epochs: int,
     batch_size: int = 100,
     beta: Schedule | None = None,
     rate: Schedule | None = None,
     seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train on tensors, yielding after every epoch. The arguments are those of `Loop`.
+    """Train on tensors or a stream, yielding after every epoch. The arguments are those of `Loop`.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.training import train
@@ -174,9 +175,12 @@ def train(
     return Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed).run()
 
 
-def _check(x: Tensor, y: Tensor, batch_size: int) -> None:
-    if len(x) != len(y) or len(x) == 0:
+def _feed(x: Any, y: Tensor | None, weight: Tensor | None, size: int, device: torch.device) -> Feed:
+    if y is not None:
+        return Rows(x, y, weight, size)
+    if isinstance(x, Tensor) or weight is not None:
         raise VardropError(
-            f"Expected `x` and `y` to have the same positive length, but got {len(x)} and {len(y)}."
+            "Expected `y` with tensors, or a stream of batches (x, y, weight) for `x` and no "
+            f"`weight`, but got y=None with {type(x).__name__}."
         )
-    check_integer("batch_size", batch_size)
+    return Streamed(x, device)

@@ -66,10 +66,10 @@ class Members(Loop):
             for group in groups(first)
         ]
         self.betas, self.counts = betas, [len(x) for x, *_ in rows]
-        x, y = torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows])
+        self.x, self.y = torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows])
         weights = [weight for _, _, weight in rows if weight is not None]
         optimizer = torch.optim.Adam(stacked, fused=True)
-        super().__init__(first, optimizer, x, y, epochs, batch_size, None, rate, seed)
+        super().__init__(first, optimizer, self.x, self.y, epochs, batch_size, None, rate, seed)
         self.weight = torch.cat(weights) if weights else None
 
     @property

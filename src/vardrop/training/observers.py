@@ -134,7 +134,8 @@ class ProgressBar(Observer):
             console=terminal,
             transient=self.transient,
         )
-        total, done = loop.epochs * loop.steps, loop.epoch * loop.steps + loop.position
+        steps = loop.steps or 0  # of a stream that may have no length
+        total, done = loop.epochs * steps or None, loop.epoch * steps + loop.position
         self._task = self._bar.add_task(
             self.label, total=total, completed=done, rate="-", scores="", left="?"
         )
