@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -24,17 +24,29 @@ LOCK = ".lock"
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, sees the old or the new one."""
+    with writing(path, len(data)) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write piece by piece, which takes its name when the block ends without an error.
+
+    Its size, where it is known, is for the error.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with open(aside, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except OSError as failure:
+    except BaseException as failure:
         with suppress(OSError):  # where the directory is read-only there is nothing to remove
             aside.unlink(missing_ok=True)
-        raise _unwritten(path, len(data), failure) from failure
+        if isinstance(failure, OSError):
+            raise _unwritten(path, size, failure) from failure
+        raise
 
 
 def append(path: Path, data: bytes) -> None:
@@ -48,9 +60,10 @@ def append(path: Path, data: bytes) -> None:
         raise _unwritten(path, len(data), failure) from failure
 
 
-def _unwritten(path: Path, size: int, failure: OSError) -> VardropError:
+def _unwritten(path: Path, size: int | None, failure: OSError) -> VardropError:
+    what = "" if size is None else f"{size} bytes "
     return VardropError(
-        f"Expected to write {size} bytes to {path}, but got: {failure.strerror}. "
+        f"Expected to write {what}to {path}, but got: {failure.strerror}. "
         "Whatever the file held before is still there."
     )
 

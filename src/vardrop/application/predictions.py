@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,8 @@ from torch import Tensor
 
 from vardrop.application.config import check_output
 from vardrop.application.run import SAMPLES, Run
-from vardrop.data import read_table
 from vardrop.errors import VardropError, needed
-from vardrop.files import write_atomically
+from vardrop.files import writing
 
 if TYPE_CHECKING:
     import pandas
@@ -66,7 +67,9 @@ def _cell(name: str) -> str:
 def write_predictions(
     run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
 ) -> None:
-    """Predict the rows of a file and write them as CSV.
+    """Predict the rows of a file and write them as CSV, both piece by piece: memory stays flat.
+
+    The file takes its name when all rows are in it.
 
     Args:
         run: a trained run.
@@ -75,11 +78,26 @@ def write_predictions(
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
-    x = _images(run, Path(source)) if run.about.kind == "image" else run.inputs(source)
-    table = prediction_table(run, run.predict(x, samples))
-    if (column := run.config.data.roles.id) is not None:
-        table.insert(0, column, named_rows(read_table(source), column, str(source)))
-    write_atomically(Path(out), table.to_csv(index=False).encode())
+    names: deque[object] = deque()
+    rows = _images(run, Path(source)) if run.about.kind == "image" else _rows(run, source, names)
+    header = True
+    with writing(Path(out)) as file:
+        for p in run.predict_batches(rows, samples):
+            table = prediction_table(run, p)
+            if (column := run.config.data.roles.id) is not None and names:
+                table.insert(0, column, [names.popleft() for _ in range(len(table))])
+            file.write(table.to_csv(index=False, header=header).encode())
+            header = False
+
+
+def _rows(run: Run, source: str | Path, names: deque[object]) -> Iterator[Tensor]:
+    """The inputs of a file piece by piece; the names of its rows go aside."""
+    found, column = run.about.preprocessing, run.config.data.roles.id
+    assert found is not None
+    for rows in run.chunks(source, *([] if column is None else [column])):
+        if column is not None:
+            names.extend(named_rows(rows, column, str(source)))
+        yield found.inputs(rows, str(source))
 
 
 def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:

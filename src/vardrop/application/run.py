@@ -7,8 +7,9 @@ import functools
 import math
 import os
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,15 @@ from vardrop.application.config import Config
 from vardrop.application.named import build_net
 from vardrop.checks import check_number, check_type
 from vardrop.conversion import convert
-from vardrop.data import About, Dataset, read_table
+from vardrop.data import About, Dataset
+from vardrop.data.chunks import as_texts, evenly, read_chunks
 from vardrop.data.given import frame_of
 from vardrop.errors import VardropError
 from vardrop.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
-from vardrop.prediction import Interval, Prediction, predict
+from vardrop.prediction import Interval, Prediction, predict, predict_batches
 from vardrop.prediction.calibration import conformal_rule
 from vardrop.prediction.predictor import Draw
 from vardrop.training import NotFiniteError, read_history
@@ -33,6 +35,9 @@ from vardrop.training.checkpoint import load_module
 from vardrop.training.processes import own_generators
 from vardrop.training.recording import BEST, read_standing
 from vardrop.training.step import broken_parameter
+
+if TYPE_CHECKING:
+    import pandas
 
 _BATCH = 1000
 SAMPLES = 32
@@ -160,9 +165,17 @@ class Run:
                 f"(N, {', '.join(map(str, self.about.shape))})."
             )
         if isinstance(x, str | Path):
-            return self.about.preprocessing.inputs(read_table(x), str(x))
+            found = self.about.preprocessing
+            return torch.cat([found.inputs(rows, str(x)) for rows in self.chunks(x)])
         names = [column.name for column in self.about.preprocessing.columns]
         return self.about.preprocessing.inputs(frame_of(x, names), "the table")
+
+    def chunks(self, path: str | Path, *more: str) -> Iterator[pandas.DataFrame]:
+        """The rows of a file piece by piece: the columns that the net needs, and more by name."""
+        found = self.about.preprocessing
+        assert found is not None
+        wanted = {*(column.name for column in found.columns), *more}
+        return read_chunks(path, wanted, as_texts(found))
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
@@ -175,14 +188,52 @@ class Run:
                 that of a graph of `export_run`.
         """
         inputs = self.inputs(x)
-        _check_finite(self, inputs)
+        _check_net(self)
+        _check_finite(inputs, 0)
         p = predicted(self.elbo, inputs, samples, self.config.settings.seed, draw)
+        return self._finished(p, 0)
+
+    def predict_batches(
+        self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
+    ) -> Iterator[Prediction]:
+        """The predictions of many rows, a thousand at a time: memory holds no more of them.
+
+        They are those of `predict` of all rows, but for rounding.
+
+        Args:
+            x: a file, which is read piece by piece; a loader of batches, each of them what
+                `predict` takes, or a tuple that begins with it; a tensor, array or DataFrame.
+            samples, draw: as for `predict`.
+
+        >>> import tempfile, vardrop as vd
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = vd.fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+        >>> sum(len(p.mean) for p in run.predict_batches(run.data.test.x.split(16)))
+        88
+        """
+        _check_net(self)
+        seed, done = self.config.settings.seed, 0
+        inputs = _checked_rows(evenly(self._pieces(x), _BATCH))
+        for p in predict_batches(self.elbo, inputs, **_way(self.elbo, samples, seed, draw)):
+            yield self._finished(p, done)
+            done += len(p.mean)
+
+    def _pieces(self, x: Any) -> Iterator[Tensor]:
+        found = self.about.preprocessing
+        if isinstance(x, str | Path) and found is not None:
+            return (found.inputs(rows, str(x)) for rows in self.chunks(x))
+        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
+            return iter((self.inputs(x),))
+        return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
+
+    def _finished(self, p: Prediction, before: int) -> Prediction:
+        """With the scale that held-out rows gave it, in the units of the target."""
         if self.choice is not None and self.choice.log_scale != 0:
             p = p.rescaled(math.exp(self.choice.log_scale))
         if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
             raise NotFiniteError(
-                f"Expected finite predictions, but got NaN or infinity in row {row}. Its values "
-                "are too large for this net."
+                f"Expected finite predictions, but got NaN or infinity in row {before + row}. Its "
+                "values are too large for this net."
             )
         return self.in_units(p)
 
@@ -236,15 +287,28 @@ class Run:
         return report([self.directory], out)
 
 
-def _check_finite(run: Run, inputs: Tensor) -> None:
-    """A net or inputs with NaN would be given a class all the same."""
+def _check_net(run: Run) -> None:
+    """A net with NaN would give a class all the same."""
     if (name := broken_parameter(run.elbo)) is not None:
         raise NotFiniteError(
             f"Expected the net of {run.directory} to be finite, but got NaN or infinity in "
             f"'{name}'. Train it again."
         )
+
+
+def _check_finite(inputs: Tensor, before: int) -> None:
     if (row := _broken_row(inputs)) is not None:
-        raise NotFiniteError(f"Expected finite inputs, but got NaN or infinity in row {row}.")
+        raise NotFiniteError(
+            f"Expected finite inputs, but got NaN or infinity in row {before + row}."
+        )
+
+
+def _checked_rows(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    before = 0
+    for part in parts:
+        _check_finite(part, before)
+        before += len(part)
+        yield part
 
 
 def _broken_row(values: Tensor) -> int | None:
@@ -257,9 +321,13 @@ def predicted(
     elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
 ) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
+    return predict(elbo, x.split(_BATCH), **_way(elbo, samples, seed, draw))
+
+
+def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
     still = samples == 0 or not has_noise(elbo.net)
     mode: Literal["mean", "sample"] = "mean" if still else "sample"
-    return predict(elbo, x.split(_BATCH), max(samples, 1), mode=mode, draw=draw, seed=seed)
+    return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
 
 
 def load_same_data(

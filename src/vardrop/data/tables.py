@@ -53,12 +53,7 @@ def read_table(path: str | Path) -> pandas.DataFrame:
     the first lines: a comma, a semicolon, a tab or a bar.
     """
     path = Path(path)
-    if not is_table(path):
-        raise VardropError(
-            f"Expected a file that ends in {', '.join(SUFFIXES)}, but got {str(path)!r}."
-        )
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
+    check_file(path)
     pandas = needed("pandas")
     try:
         table = _text(path) if not path.name.lower().endswith((".parquet", ".pq")) else None
@@ -70,10 +65,20 @@ def read_table(path: str | Path) -> pandas.DataFrame:
         raise VardropError(f"Expected {path} to be a table, but got: {reason}.") from broken
     if len(table) == 0:
         raise VardropError(f"Expected {path} to have rows, but it has only a header.")
-    _check_header(table, path)
+    check_header(table, path)
     return table.set_axis([str(name).strip() for name in table.columns], axis=1).reset_index(
         drop=True
     )
+
+
+def check_file(path: Path) -> None:
+    """Raise where there is no such file, or its name is not that of a table."""
+    if not is_table(path):
+        raise VardropError(
+            f"Expected a file that ends in {', '.join(SUFFIXES)}, but got {str(path)!r}."
+        )
+    if not path.is_file():
+        raise VardropError(f"Expected the file {path}, but it is not there.")
 
 
 def _text(path: Path) -> pandas.DataFrame:
@@ -81,7 +86,7 @@ def _text(path: Path) -> pandas.DataFrame:
     raw = gzip.decompress(raw) if path.suffix.lower() == ".gz" else raw
     text = _decoded(raw)
     return needed("pandas").read_csv(
-        io.StringIO(text), sep=_delimiter(text, path), skipinitialspace=True, low_memory=False
+        io.StringIO(text), sep=delimiter(text, path), skipinitialspace=True, low_memory=False
     )
 
 
@@ -94,7 +99,7 @@ def _decoded(raw: bytes) -> str:
         return raw.decode("cp1252", errors="replace")
 
 
-def _delimiter(text: str, path: Path) -> str:
+def delimiter(text: str, path: Path) -> str:
     """The mark that divides the first lines into the same number of cells, more than one."""
     if ".tsv" in path.name.lower():
         return "\t"
@@ -109,7 +114,8 @@ def _delimiter(text: str, path: Path) -> str:
     return max(found, key=lambda mark: found[mark]) if found else ","
 
 
-def _check_header(table: pandas.DataFrame, path: Path) -> None:
+def check_header(table: pandas.DataFrame, path: Path, whole: bool = True) -> None:
+    """Raise where columns have one name, or numbers for names; `whole` where all are there."""
     names = [str(name).strip() for name in table.columns]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -117,7 +123,7 @@ def _check_header(table: pandas.DataFrame, path: Path) -> None:
             f"Expected columns of {path} with names of their own, but got "
             f"{', '.join(map(repr, twice))} more than once. Rename them."
         )
-    if all(_is_number(name) for name in names):
+    if whole and all(_is_number(name) for name in names):
         raise VardropError(
             f"Expected the first line of {path} to name the columns, but got numbers: "
             f"{', '.join(names[:5])}. Put a line with names above them."

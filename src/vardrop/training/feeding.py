@@ -131,9 +131,9 @@ class Streamed:
             skipped += 1
             if skipped > position:
                 yield batch
-        if skipped < max(position, 1):
+        if skipped < (least := max(position, 1)):
             raise VardropError(
-                f"Expected at least {max(position, 1)} batches from {type(self.source).__name__}, but got "
+                f"Expected at least {least} batches from {type(self.source).__name__}, but got "
                 f"{skipped}. It has to give the same ones in every epoch."
             )
         self._seen = skipped
