@@ -368,6 +368,9 @@ class LocalLayer(Noisy):
     y ~ N(op(x, weight) + bias, op(x^2, variance) + bias_variance): buffers, no gradients, no KL.
     """
 
+    kind: type[Variational]
+    op: Callable[..., Tensor]
+    channels_last: bool
     weight: Tensor | None
     bias: Tensor | None
     variance: Tensor
@@ -377,16 +380,20 @@ class LocalLayer(Noisy):
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
-        self.kind, self.op, self.channels_last = type(layer), _product(layer), False
-        vars(self).update({k: getattr(layer, k) for k in _GEOMETRY if hasattr(layer, k)})
+        geometry = {k: v for k, v in vars(layer).items() if k in _GEOMETRY}
+        own = {"kind": type(layer), "op": _product(layer), "channels_last": False}
+        vars(self).update(geometry, **own)  # what nn.Module does on setting an attribute is slow
         affine = layer.affine()
         mean, bias = affine.weight.mean.detach(), affine.mean_bias
-        self.register_buffer("weight", None if affine.weight.posterior.zero_mean else mean)
-        self.register_buffer("bias", None if bias is None else bias.detach())
-        for name, value in zip(("variance", "bias_variance"), affine.variances(floor), strict=True):
-            self.register_buffer(name, value.detach().to(mean.dtype))
-        self.register_buffer("square", None)
-        self.register_buffer("sign", None)
+        variance, bias_variance = (v.detach().to(mean.dtype) for v in affine.variances(floor))
+        self._buffers.update(
+            weight=None if affine.weight.posterior.zero_mean else mean,
+            bias=None if bias is None else bias.detach(),
+            variance=variance,
+            bias_variance=bias_variance,
+            square=None,
+            sign=None,
+        )
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """A draw while sampling or for given noise, else the mean."""
