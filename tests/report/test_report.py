@@ -242,6 +242,16 @@ def test_several_runs_stand_side_by_side(tmp_path):
     assert "--columns: 3" in text
 
 
+def test_many_runs_have_one_title_and_say_once_what_they_predict(tmp_path):
+    names = [f"seed-{i}" for i in range(5)]
+    many = [runs.write(tmp_path / n, config=MINIMAL) for n in names]
+    text = page([*many, runs.regression(tmp_path / "houses")], out=tmp_path / "r.html")
+    assert "</small>6 runs</h1>" in text
+    assert f"<b>{', '.join(names)}</b>: Predicts" in text
+    assert "<b>houses</b>: Predicts" in text
+    assert text.count("Predicts ") == 2
+
+
 def test_layers_keep_the_order_of_the_net(tmp_path):
     run = read_run(runs.classification(tmp_path / "a"))
     assert list(run.layers("weight")) == list(runs.LAYERS)
@@ -250,8 +260,7 @@ def test_layers_keep_the_order_of_the_net(tmp_path):
 def test_runs_of_one_name_are_told_apart_by_path(tmp_path):
     pair = [runs.write(tmp_path / folder / "a", config=MINIMAL) for folder in "xy"]
     text = page(pair, out=tmp_path / "r.html")
-    for path in pair:
-        assert f"<b>{path}</b>:" in text
+    assert f"<b>{pair[0]}, {pair[1]}</b>:" in text
 
 
 def test_missing_pieces_are_left_out_with_a_sentence(tmp_path):

@@ -18,6 +18,7 @@ from vardrop.report.summary import Figure, facts, figures, predicts, remarks
 from vardrop.report.tables import Table, beside, compared, confusions, flatten, table
 
 Runs = Mapping[str, StoredRun]
+_NAMED = 4  # runs that the title still names
 _GROUPS = ("data", "settings", "sizes", "versions")
 
 
@@ -81,8 +82,9 @@ def _page(runs: Runs) -> str:
     text = files("vardrop.report").joinpath("page.html").read_text(encoding="utf-8")
     same, other = _facts(runs)
     return environment.from_string(text).render(
-        title=", ".join(runs),
+        title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         headlines=(headlines := {name: _headline(run) for name, run in runs.items()}),
+        leads=_leads(headlines),
         short=_short(headlines),
         same=same,
         other=other,
@@ -100,6 +102,14 @@ class _Headline(NamedTuple):
 
 def _headline(run: StoredRun) -> _Headline:
     return _Headline(predicts(run), figures(run), remarks(run))
+
+
+def _leads(headlines: Mapping[str, _Headline]) -> dict[str, list[str]]:
+    """What the runs predict, each sentence once, with the names of those that it is about."""
+    found: dict[str, list[str]] = {}
+    for name, headline in headlines.items():
+        found.setdefault(headline.sentence, []).append(name)
+    return found
 
 
 def _short(headlines: Mapping[str, _Headline]) -> Table:
