@@ -38,6 +38,7 @@ from vardrop.conversion import plan as plan
 from vardrop.conversion import revert as revert
 from vardrop.conversion import save_noisy as save_noisy
 from vardrop.conversion import to_variance as to_variance
+from vardrop.data import Stream as Stream
 from vardrop.data import load_dataset as load_dataset
 from vardrop.data import register_dataset as register_dataset
 from vardrop.diagnostics import alpha_summary as alpha_summary

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import vardrop as vd
-from vardrop.application import fit, load_run, write_predictions
+from vardrop.application import evaluate, fit, load_run, resume, write_predictions
 from vardrop.application.predictions import prediction_table
-from vardrop.data import chunks, read_table
+from vardrop.data import chunks, given, load_dataset, read_table, splits, streams
 from vardrop.data.chunks import encoding_of, read_chunks
 from vardrop.training.observers import Observer
 
-# Means are scaled back batch by batch; vector instructions round their last elements otherwise.
+# What is computed batch by batch: vector instructions round their last elements otherwise.
 ROUNDING = {"rtol": 1e-5, "atol": 2e-6}
 QUIET = {"observer": Observer(), "batch_size": 64, "compare": False, "beta": 0.1}
 
@@ -172,3 +172,189 @@ def test_loaders_of_tables_and_tensors_are_predicted(run):
     broken[1700, 0] = torch.inf
     with pytest.raises(vd.VardropError, match="finite inputs, but got NaN or infinity in row 1701"):
         list(load_run(run.directory).predict_batches(broken, 8))
+
+
+# Training.
+
+
+def written(folder, name, rows=3000, **options):
+    path, found = folder / name, table(rows, **options)
+    if name.endswith("parquet"):
+        found.to_parquet(path, row_group_size=700)
+    else:
+        found.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def small_buffers(monkeypatch, small_pieces):
+    monkeypatch.setattr(streams, "BUFFER", 800)
+    monkeypatch.setattr(streams, "SAMPLE", 1000)
+    monkeypatch.setattr(streams, "HELD", {"test": (0.2, 300), "validation": (0.1, 200)})
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_every_row_is_in_one_part_and_trained_on_once_an_epoch(tmp_path, small_buffers, name):
+    path = written(tmp_path, name)
+    data = load_dataset(vd.Stream(path), target="y", drop=["name"])
+    whole = table(3000)
+    x = data.preprocessing.inputs(whole, "t")
+    feed = data.feed.batched(64)
+    for _ in range(2):
+        batches = list(feed)
+        assert len(batches) == len(feed)
+        assert [len(y) for _, y in batches[:-1]] == [64] * (len(feed) - 1)
+        trained = torch.cat([part for part, _ in batches])
+        assert len(trained) == data.sizes()["train"]
+        together = torch.cat([trained, data.validation.x, data.test.x])
+        rows, expected = (t[t[:, 0].argsort()] for t in (together, x))
+        assert torch.allclose(rows, expected, **ROUNDING)
+    for part, expected in (("test", 300), ("validation", 200)):
+        # About so many: a binomial count, five deviations.
+        assert abs(data.sizes()[part] - expected) < 5 * expected**0.5
+    assert abs(len(data.train.y) - 1000) < 5 * 1000**0.5
+    first, second = (torch.cat([part for part, _ in feed])[:, 0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_preprocessing_of_a_whole_sample_is_that_of_the_table(tmp_path, small_pieces):
+    path = written(tmp_path, "t.csv", 900)
+    streamed = load_dataset(vd.Stream(path), target="y", drop=["name"]).preprocessing
+    known = load_dataset(table(900), target="y", drop=["name"]).preprocessing
+    assert [(type(c), c.name) for c in streamed.columns] == [
+        (type(c), c.name) for c in known.columns
+    ]
+    assert streamed.columns[1].categories == ("007", "8.50", "abc")
+
+
+def test_rows_are_shuffled_far(tmp_path, small_buffers):
+    rows = pd.DataFrame({"a": np.arange(4000.0), "y": np.arange(4000) % 7 / 3})
+    rows.to_parquet(tmp_path / "t.parquet")
+    data = load_dataset(vd.Stream(tmp_path / "t.parquet"), target="y", task="regression")
+    first = next(iter(data.feed.batched(100)))[0][:, 0]
+    std = data.preprocessing.columns[0].std
+    assert float(first.max() - first.min()) * std > 600  # of the 800 rows in the buffer
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_a_stream_is_fitted_and_read_again(tmp_path, small_buffers, name):
+    path = written(tmp_path, name)
+    options = {"target": "y", "drop": ["name"], "epochs": 4, **QUIET}
+    run = fit(vd.Stream(path), out=tmp_path / "r", **options)
+    assert run.results["metrics"]["r2"] > 0.8
+    assert run.elbo.num_data == run.about.sizes["train"] > 2300
+    assert run.config.settings.folds == 1
+    assert len(run.history) == 4
+    again = load_run(tmp_path / "r")
+    assert torch.equal(again.data.test.x, run.data.test.x)
+    assert again.data.feed.rows == run.data.feed.rows
+    evaluated = evaluate(again)
+    assert evaluated["metrics"] == pytest.approx(run.results["metrics"])
+
+
+def test_a_stream_that_was_stopped_inside_an_epoch_goes_on(tmp_path, small_buffers):
+    path = written(tmp_path, "t.parquet")
+    options = {"target": "y", "drop": ["name"], "epochs": 2, **QUIET}
+    whole = fit(vd.Stream(path), out=tmp_path / "a", **options)
+
+    class Stops(Observer):
+        def step(self, loop):
+            if loop.epoch == 1 and loop.position == 11:
+                raise KeyboardInterrupt
+
+    stopped = {**options, "observer": Stops(), "checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        fit(vd.Stream(path), out=tmp_path / "b", **stopped)
+    assert "1 of 2 epochs and 10 steps" in load_run(tmp_path / "b").standing
+    found = resume(tmp_path / "b", observer=Observer())
+    for one, other in zip(whole.elbo.parameters(), found.elbo.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_held_out_rows_choose_as_for_a_table(tmp_path, small_buffers):
+    path = written(tmp_path, "t.parquet")
+    options = {**QUIET, "beta": None, "compare": True, "batch_size": 256}
+    run = fit(vd.Stream(path), target="y", drop=["name"], out=tmp_path / "r", epochs=1, **options)
+    assert {"net", "plain", "mean"} <= set(run.results["held_out"])
+    assert len(run.results["held_out"]["weights"]) >= 2
+
+
+def test_classes_that_are_rare_are_known_and_weighed(tmp_path, small_buffers):
+    rows = table(3000)
+    rows["kind"] = np.where(rows["a"] > 0, "up", "down")
+    rows.loc[[20, 2900], "kind"] = "flat"
+    rows.drop(columns=["y", "name"]).to_csv(tmp_path / "t.csv", index=False)
+    weights = {"class_weight": {"flat": 50.0, "up": 2.0}}
+    options = {"target": "kind", "out": tmp_path / "r", "epochs": 1, **QUIET, **weights}
+    run = fit(vd.Stream(tmp_path / "t.csv"), **options)
+    assert run.about.classes == ("down", "flat", "up")
+    data = splits.weighed(run.data, weights["class_weight"])
+    y, weight = (torch.cat(part) for part in list(zip(*data.feed.batched(64), strict=True))[1:])
+    assert torch.equal(weight, torch.tensor([1.0, 50.0, 2.0])[y])
+
+
+def test_weights_of_rows_are_read_along(tmp_path, small_buffers):
+    rows = table(2000).assign(times=np.arange(2000) % 3)
+    rows.to_parquet(tmp_path / "t.parquet")
+    data = load_dataset(
+        vd.Stream(tmp_path / "t.parquet"), target="y", drop=["name"], weight="times"
+    )
+    weights = torch.cat([weight for _, _, weight in data.feed])
+    assert set(weights.tolist()) == {0.0, 1.0, 2.0}
+    assert data.train.weight is not None
+
+
+def test_several_files_and_parts_of_ones_own(tmp_path, small_buffers):
+    paths = [written(tmp_path, f"{i}.parquet", 900, seed=i) for i in range(3)]
+    stream = vd.Stream(paths)
+    data = load_dataset(stream, target="y", drop=["name"], test=table(100, seed=8), seed=1)
+    sizes = data.sizes()
+    assert sizes["test"] == 100
+    assert sizes["train"] + sizes["validation"] == 2700
+    options = {"target": "y", "drop": ["name"], "epochs": 1, **QUIET}
+    run = fit(stream, test=False, out=tmp_path / "r", **options)
+    assert run.about.sizes["test"] == 0
+    assert load_run(tmp_path / "r").data.feed.rows == run.about.sizes["train"]
+    table(900).drop(columns="day").to_parquet(paths[2])
+    with pytest.raises(vd.VardropError, match="2.parquet to have the columns of .*'day'"):
+        load_dataset(stream, target="y")
+
+
+def test_what_a_stream_cannot_do_is_refused(tmp_path, small_buffers):
+    path = written(tmp_path, "t.csv", 900)
+    stream, options = vd.Stream(path), {"target": "y", "out": tmp_path / "r", **QUIET}
+    for role in ("group", "time", "split"):
+        with pytest.raises(vd.VardropError, match=f"no `{role}` for a Stream.* but got 'day'"):
+            fit(stream, **{role: "day"}, **options)
+    with pytest.raises(vd.VardropError, match="`folds` to be 1 for a Stream"):
+        fit(stream, folds=3, **options)
+    with pytest.raises(vd.VardropError, match="a target for .*t.csv, but got none"):
+        fit(stream, **{**options, "target": None})
+    with pytest.raises(vd.VardropError, match="the target column 'z'"):
+        fit(stream, **{**options, "target": "z"})
+    for wrong in (3, [], "table.xls", torch.zeros(3)):
+        with pytest.raises(vd.VardropError, match="CSV or Parquet file for a Stream"):
+            vd.Stream(wrong)
+    with pytest.raises(vd.VardropError, match="not there"):
+        fit(vd.Stream(tmp_path / "none.csv"), **options)
+    gap = table(900).astype({"y": object})
+    gap.loc[812, "y"] = None
+    gap.to_csv(path, index=False)
+    with pytest.raises(vd.VardropError, match="target column 'y' of .* but row 813 has none"):
+        fit(stream, **options)
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_is_too_large_for_memory_is_pointed_to_streams(tmp_path, monkeypatch):
+    monkeypatch.setattr(given, "LARGEST", 1000)
+    path = written(tmp_path, "t.csv", 100)
+    with pytest.raises(vd.VardropError, match=r"Pass vardrop.Stream\('.*t.csv'\)"):
+        load_dataset(path, target="y")
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.zeros(4), torch.tensor(1)
+
+    with pytest.raises(vd.VardropError, match="of inputs from Endless to read into memory"):
+        load_dataset(Endless())

@@ -31,7 +31,7 @@ from vardrop.application.run import Run, load_same_data
 from vardrop.application.trials import Order, carried_out
 from vardrop.checks import check_choice, nearest
 from vardrop.conversion import convert
-from vardrop.data import About, Dataset, Roles, describe
+from vardrop.data import About, Dataset, Roles, Stream, describe
 from vardrop.data.preprocessing import Task, label
 from vardrop.data.splits import weighed
 from vardrop.errors import VardropError, needed
@@ -69,7 +69,8 @@ def fit(
 
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
-            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
+            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`. Files
+            larger than memory are handed over as a `Stream`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
         recipe: the method; None leaves the net as it is, plain or converted by you. By default
@@ -137,12 +138,15 @@ def _check_names(more: Mapping[str, Any]) -> None:
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
     """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    parts = {"name": data, "validation": validation, "test": None if test is False else test}
+    files = data.paths if isinstance(data, Stream) else ()
+    source = data.name if isinstance(data, Stream) else data
+    parts = {"name": source, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
     own_test = False if test is False else names["test"]
-    return Data(names["name"] or "None", roles, where, names["validation"], own_test, in_memory)
+    name = names["name"] or "None"
+    return Data(name, roles, where, names["validation"], own_test, in_memory, files)
 
 
 def _path(data: Any) -> str | None:
@@ -206,7 +210,12 @@ def _check_class_weight(given: Settings, about: About) -> None:
 def _settings(source: Data, given: Settings, rows: int, images: bool) -> Settings:
     """Parts that were given are no folds: they would mix what was to be kept apart."""
     roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time)
+    apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
+    if source.stream and (given.folds or 1) > 1:
+        raise VardropError(
+            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
+            f"{given.folds}. Leave it out."
+        )
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
     return given.for_data(rows, images)

@@ -23,6 +23,7 @@ from vardrop.data.splits import (
     Part as Part,
     Roles as Roles,
 )
+from vardrop.data.streams import Stream as Stream
 from vardrop.data.tables import (
     describe as describe,
     read_table as read_table,

@@ -17,6 +17,7 @@ from vardrop.data.given import KINDS, Table, Tensors, given
 from vardrop.data.images import Images, ImageSet, idx_set
 from vardrop.data.preprocessing import Preprocessing, Task, label, numbers
 from vardrop.data.splits import Dataset, Part, Roles, checksum, parted, parts_named
+from vardrop.data.streams import FileFeed, Files, Stream, check_streamed
 from vardrop.data.tables import SUFFIXES, check_target, infer_task, is_table, learn
 from vardrop.errors import VardropError, needed
 
@@ -98,7 +99,7 @@ def load_dataset(
     Args:
         data: a name of `DATASETS` or of `register_dataset`, such as "digits"; a CSV or Parquet
             file; a DataFrame with its `target`; a pair (X, y) of arrays, tensors or DataFrames; a
-            torch `Dataset` or `DataLoader`, which is read into memory.
+            torch `Dataset` or `DataLoader`, which is read into memory; or a `Stream`, which is not.
         target: the target column of a table.
         task: "classification" or "regression"; inferred from the target where None.
         drop: columns of a table to leave out.
@@ -116,6 +117,8 @@ def load_dataset(
     own = {"validation": validation, "test": None if without else test}
     if data is None:
         raise VardropError(f"Expected `data` to be {KINDS}, but got None.")
+    if isinstance(data, Stream):
+        return _streamed(data, wanted, seed, own, without)
     name = str(data) if isinstance(data, str | Path) else None
     if name in DATASETS:
         _check_named(name, wanted, own)
@@ -218,6 +221,33 @@ def _together(
     frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
     table = Table(frame if known else own.frame, name or own.name, own.target, total)
     return _table(table, dataclasses.replace(roles, target=own.target), seed, known, without)
+
+
+def _streamed(
+    data: Stream, roles: Roles, seed: int, own: dict[str, Any], without: str | None
+) -> Dataset:
+    """What is held in memory is a table; the rows to train on come with it."""
+    check_streamed(roles)
+    others = {part: given(d, roles.target) for part, d in own.items() if d is not None}
+    apart = {*others, *([] if without is None else [without])}
+    files = Files.of(data, seed, apart)
+    frame, known = files.gathered(roles.target)
+    frames = {"train": frame}
+    for part, one in others.items():
+        if not isinstance(one, Table):
+            raise VardropError(f"Expected `{part}` to be a table, as the Stream is.")
+        frames[part] = one.frame
+        known += [part] * len(one.frame)
+    _check_columns(frames, data.name)
+    rows = frame.index[[part == "test" for part in known[: len(frame)]]]
+    if len(frames) > 1:
+        frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
+    total = _total([files.checksum(), *(one.checksum for one in others.values())])
+    found = _table(Table(frame, data.name, roles.target, total), roles, seed, known, without)
+    assert found.preprocessing is not None
+    feed = FileFeed(files, found.preprocessing, roles.weight)
+    tested = checksum(torch.tensor(rows.to_numpy(copy=True))) if len(rows) else found.test_rows
+    return dataclasses.replace(found, feed=feed, test_rows=tested)
 
 
 def _known(sizes: dict[str, int]) -> list[str] | None:

@@ -36,7 +36,7 @@ def read_chunks(
     """
     path = Path(path)
     check_file(path)
-    pieces = _parquet if path.name.lower().endswith((".parquet", ".pq")) else _text
+    pieces = _parquet if _is_parquet(path) else _text
     begin = 0
     for piece in _told(path, pieces(path, columns, texts)):
         names = [str(name).strip() for name in piece.columns]
@@ -47,6 +47,38 @@ def read_chunks(
         yield piece.set_axis(names, axis=1).set_axis(index, axis=0)
     if begin == 0:
         raise VardropError(f"Expected {path} to have rows, but it has only a header.")
+
+
+def names_of(path: Path) -> list[str]:
+    """The names of the columns of a file."""
+    check_file(path)
+    if _is_parquet(path):
+        found = _told(path, iter([needed("pyarrow.parquet").read_schema(path).names]))
+    else:
+        found = _told(path, (_header(path, *_form(path)) for _ in range(1)))
+    return [str(name).strip() for name in next(found)]
+
+
+def count_rows(path: Path, column: str) -> int:
+    """How many rows a file has; of a CSV file a column is read to know."""
+    if _is_parquet(path):
+        return int(needed("pyarrow.parquet").read_metadata(path).num_rows)
+    return sum(len(piece) for piece in read_chunks(path, {column}, {column}))
+
+
+def inferred(texts: pandas.DataFrame, path: str) -> pandas.DataFrame:
+    """Rows of a CSV file that were read as texts, with the types that they have together."""
+    if _is_parquet(Path(path)):
+        return texts
+    pandas = needed("pandas")
+    content = io.StringIO(texts.to_csv(index=False))
+    return pandas.read_csv(content, skipinitialspace=True, low_memory=False).set_axis(
+        texts.index, axis=0
+    )
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith((".parquet", ".pq"))
 
 
 def as_texts(found: Preprocessing) -> set[str]:
@@ -93,16 +125,25 @@ def _parquet(
 def _text(
     path: Path, columns: Collection[str] | None, texts: Collection[str]
 ) -> Iterator[pandas.DataFrame]:
-    pandas, encoding = needed("pandas"), encoding_of(path)
-    with _opened(path, encoding) as file:
-        mark = delimiter(file.read(_BYTES), path)
+    pandas, (encoding, mark) = needed("pandas"), _form(path)
+    raw = _header(path, encoding, mark)
     options: dict[str, Any] = {"sep": mark, "skipinitialspace": True}
-    with _opened(path, encoding) as file:
-        raw = pandas.read_csv(file, nrows=0, **options).columns
     options["dtype"] = {name: str for name in raw if str(name).strip() in texts}
     options["usecols"] = _wanted(raw, columns)
     with _opened(path, encoding) as file:
         yield from pandas.read_csv(file, chunksize=CHUNK, low_memory=False, **options)
+
+
+def _form(path: Path) -> tuple[str, str]:
+    """The encoding of a CSV file, and the mark that divides its cells."""
+    encoding = encoding_of(path)
+    with _opened(path, encoding) as file:
+        return encoding, delimiter(file.read(_BYTES), path)
+
+
+def _header(path: Path, encoding: str, mark: str) -> Any:
+    with _opened(path, encoding) as file:
+        return needed("pandas").read_csv(file, nrows=0, sep=mark, skipinitialspace=True).columns
 
 
 def _wanted(raw: Iterable[Any], columns: Collection[str] | None) -> list[Any] | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 TARGET = "target"  # the name of a target that has none
+LARGEST = 4_000_000_000  # bytes of a file or of the inputs of a loader that are read into memory
 KINDS = (
     "a name, a file, a DataFrame with `target`, a pair (X, y) of arrays, tensors or DataFrames, "
     "a torch Dataset or a DataLoader"
@@ -54,6 +55,7 @@ def given(data: Any, target: str | None) -> Table | Tensors:
     """
     if isinstance(data, str | Path):
         path = Path(data)
+        _check_size(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         return Table(read_table(path), str(path), target, f"sha256:{digest}")
     if (frame := _frame(data)) is not None:
@@ -66,6 +68,15 @@ def given(data: Any, target: str | None) -> Table | Tensors:
     if isinstance(x, Tensor) and x.dim() > 2:
         return _tensors(x, y)
     return _pair(x, y, target)
+
+
+def _check_size(path: Path) -> None:
+    size = path.stat().st_size if path.is_file() else 0
+    if size > LARGEST:
+        raise VardropError(
+            f"Expected a file of at most {LARGEST / 1e9:g} GB to read into memory, but {path} has "
+            f"{size / 1e9:.3g}. Pass vardrop.Stream({str(path)!r}), which is read piece by piece."
+        )
 
 
 def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
@@ -137,7 +148,7 @@ def _collected(data: Any) -> tuple[Tensor, Tensor]:
     batched = isinstance(data, torch.utils.data.DataLoader)
     streams = batched or isinstance(data, torch.utils.data.IterableDataset)
     items = data if streams else (data[i] for i in range(len(data)))
-    inputs, targets = [], []
+    inputs, targets, total = [], [], 0
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise VardropError(
@@ -145,6 +156,13 @@ def _collected(data: Any) -> tuple[Tensor, Tensor]:
                 f"{type(item).__name__}."
             )
         x, y = (torch.as_tensor(part) for part in item)
+        total += x.nbytes
+        if total > LARGEST:
+            raise VardropError(
+                f"Expected at most {LARGEST / 1e9:g} GB of inputs from {type(data).__name__} to "
+                "read into memory, but got more. Write them into files for vardrop.Stream, or "
+                "train on the loader with `vardrop.training.Loop`."
+            )
         inputs.append(x if batched else x.unsqueeze(0))
         targets.append(y if batched else y.unsqueeze(0))
     if not inputs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -125,12 +125,27 @@ class About:
         return len(self.classes) if self.task == "classification" else 1
 
 
+class Feed(Protocol):
+    """Training rows that are not in memory."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+
+    def batched(self, size: int) -> Iterable[Any]:
+        """Batches (x, y) or (x, y, weight) of so many rows, others in every epoch."""
+
+    def weighed(self, factors: Tensor) -> Feed:
+        """The same rows with factors on their weights, by class."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back. `test_rows` is a checksum of which rows the test part has.
+    knows the way back. `test_rows` is a checksum of which rows the test part has. Where there is a
+    `feed`, it gives the rows to train on, and `train` is a sample of them.
     """
 
     name: str
@@ -143,6 +158,7 @@ class Dataset:
     checksum: str
     preprocessing: Preprocessing | None = None
     test_rows: str = ""
+    feed: Feed | None = None
 
     @property
     def about(self) -> About:
@@ -166,14 +182,16 @@ class Dataset:
     def sizes(self) -> dict[str, int]:
         """How many examples each part has."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: len(part.y) for name, part in parts.items()}
+        found = {name: len(part.y) for name, part in parts.items()}
+        return found if self.feed is None else {**found, "train": self.feed.rows}
 
 
 def weighed(data: Dataset, class_weight: Literal["balanced"] | Mapping[str, float]) -> Dataset:
     """The data with rows to train on and to choose by that count by their class; test rows do not.
 
     A weight multiplies that of the row. Balanced: n / (K n_k) for the n_k rows of a class, of n in
-    all and K classes that have some. A class that is not named counts once.
+    all and K classes that have some; of a stream, n and n_k are those of the rows in memory. A
+    class that is not named counts once.
     """
     rows = data.train.join(data.validation)
     factors = torch.ones(len(data.classes), dtype=torch.float64)
@@ -188,7 +206,8 @@ def weighed(data: Dataset, class_weight: Literal["balanced"] | Mapping[str, floa
         Part(*part, (part.weights * factors[part.y]).float())
         for part in (data.train, data.validation)
     )
-    return dataclasses.replace(data, train=train, validation=validation)
+    feed = None if data.feed is None else data.feed.weighed(factors.float())
+    return dataclasses.replace(data, train=train, validation=validation, feed=feed)
 
 
 def parted(

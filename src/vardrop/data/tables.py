@@ -150,18 +150,23 @@ def check_target(table: pandas.DataFrame, target: str | None, source: str) -> st
             f"Expected {source} to have the target column '{target}', but it has {known}."
             f"{nearest(target, table.columns)}"
         )
-    missing = texts(table[target]).isna()
-    if bool(missing.any()):
-        raise VardropError(
-            f"Expected a value in every row of the target column '{target}' of {source}, but row "
-            f"{row_number(table[target], int(missing.to_numpy().argmax()))} has none ("
-            f"{int(missing.sum())} in all). Take out such rows."
-        )
+    check_no_gaps(table[target], target, source)
     if table[target].nunique() < 2:
         raise VardropError(
             f"Expected the target column '{target}' of {source} to vary, but it is constant."
         )
     return target
+
+
+def check_no_gaps(values: pandas.Series, target: str, source: str) -> None:
+    """Raise where a row has no target."""
+    missing = texts(values).isna()
+    if bool(missing.any()):
+        raise VardropError(
+            f"Expected a value in every row of the target column '{target}' of {source}, but row "
+            f"{row_number(values, int(missing.to_numpy().argmax()))} has none ("
+            f"{int(missing.sum())} in all). Take out such rows."
+        )
 
 
 def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
