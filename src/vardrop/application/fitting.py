@@ -103,6 +103,8 @@ def fit(
     chosen = Settings.from_json(more)
     for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
         needed(package)
+    if isinstance(data, Stream):
+        chosen = _for_stream(data, chosen)
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
@@ -125,6 +127,24 @@ def fit(
             return _train(config, path, dataset, model, observer, world, resuming=False)
 
 
+def _for_stream(data: Stream, given: Settings) -> Settings:
+    """The settings with what a stream decides; what it cannot do is refused."""
+    if (given.folds or 1) > 1:
+        raise VardropError(
+            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
+            f"{given.folds}. Leave it out."
+        )
+    if not data.loads:
+        return given
+    if given.batch_size is not None:
+        raise VardropError(
+            f"Expected no `batch_size` with a loader, which has batches of its own, but got "
+            f"{given.batch_size}. Leave it out."
+        )
+    size: Any = getattr(data.source, "batch_size", None)
+    return dataclasses.replace(given, batch_size=size)
+
+
 def _check_names(more: Mapping[str, Any]) -> None:
     """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
     settings = {f.name for f in dataclasses.fields(Settings)}
@@ -142,6 +162,7 @@ def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles)
     source = data.name if isinstance(data, Stream) else data
     parts = {"name": source, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
+    in_memory = in_memory or (isinstance(data, Stream) and data.loads)
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
     own_test = False if test is False else names["test"]
@@ -211,11 +232,6 @@ def _settings(source: Data, given: Settings, rows: int, images: bool) -> Setting
     """Parts that were given are no folds: they would mix what was to be kept apart."""
     roles = source.roles
     apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
-    if source.stream and (given.folds or 1) > 1:
-        raise VardropError(
-            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
-            f"{given.folds}. Leave it out."
-        )
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
     return given.for_data(rows, images)

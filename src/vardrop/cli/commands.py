@@ -22,6 +22,7 @@ from vardrop.application.config import free_directory
 from vardrop.application.named import check_net_name
 from vardrop.cli import options as o, printing
 from vardrop.cli.configuring import imported
+from vardrop.data import Stream
 from vardrop.errors import VardropError
 from vardrop.recipes import BaseRecipe
 from vardrop.training import Settings
@@ -91,6 +92,7 @@ def fit(
     out: o.OUT = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
+    stream: o.STREAM = False,
     data_dir: o.DATA_DIR = None,
     where: o.WHERE = None,
     exclude: o.EXCLUDE = None,
@@ -107,7 +109,19 @@ def fit(
     with o.usage():
         Settings.from_json(settings).torch_device()
     if resume:
-        fixed = (data, net, method, option, validation, test, data_dir, where, exclude, force)
+        fixed = (
+            data,
+            net,
+            method,
+            option,
+            validation,
+            test,
+            data_dir,
+            where,
+            exclude,
+            force,
+            stream,
+        )
         path = _resumed(out, any(fixed) or bool(given))
         watch = observer(context, json, path if tensorboard else None)
         with _stoppable(path):
@@ -123,7 +137,7 @@ def fit(
     path = out or free_directory(data)
     with _stoppable(path):
         run = application.fit(
-            data,
+            Stream(data) if stream else data,
             net or "auto",
             recipe,
             out=path,

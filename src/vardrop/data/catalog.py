@@ -15,6 +15,7 @@ from vardrop.checks import nearest
 from vardrop.data.cifar import load_cifar10
 from vardrop.data.given import KINDS, Table, Tensors, given
 from vardrop.data.images import Images, ImageSet, idx_set
+from vardrop.data.loading import LoaderFeed, rows_of, sample_of
 from vardrop.data.preprocessing import Preprocessing, Task, label, numbers
 from vardrop.data.splits import Dataset, Part, Roles, checksum, parted, parts_named
 from vardrop.data.streams import FileFeed, Files, Stream, check_streamed
@@ -118,7 +119,8 @@ def load_dataset(
     if data is None:
         raise VardropError(f"Expected `data` to be {KINDS}, but got None.")
     if isinstance(data, Stream):
-        return _streamed(data, wanted, seed, own, without)
+        read = _loaded if data.loads else _streamed
+        return read(data, wanted, seed, own, without)
     name = str(data) if isinstance(data, str | Path) else None
     if name in DATASETS:
         _check_named(name, wanted, own)
@@ -248,6 +250,23 @@ def _streamed(
     feed = FileFeed(files, found.preprocessing, roles.weight)
     tested = checksum(torch.tensor(rows.to_numpy(copy=True))) if len(rows) else found.test_rows
     return dataclasses.replace(found, feed=feed, test_rows=tested)
+
+
+def _loaded(
+    data: Stream, roles: Roles, seed: int, own: dict[str, Any], without: str | None
+) -> Dataset:
+    """The sample of a loader and the parts that were given with it; all others come by batches."""
+    check_streamed(roles)
+    if absent := [part for part, d in own.items() if d is None and part != without]:
+        raise VardropError(
+            f"Expected `{absent[0]}` with a loader in a Stream, whose rows cannot be held out, but "
+            "got none. Pass data for it; test=False goes without a test."
+        )
+    rows = rows_of(data)
+    parts = {"train": sample_of(data, seed), **{p: d for p, d in own.items() if d is not None}}
+    found = _together(parts, roles, seed, data.name, without)
+    feed = LoaderFeed(data.source, rows, found.preprocessing, len(found.classes))
+    return dataclasses.replace(found, feed=feed)
 
 
 def _known(sizes: dict[str, int]) -> list[str] | None:

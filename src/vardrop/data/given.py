@@ -75,7 +75,8 @@ def _check_size(path: Path) -> None:
     if size > LARGEST:
         raise VardropError(
             f"Expected a file of at most {LARGEST / 1e9:g} GB to read into memory, but {path} has "
-            f"{size / 1e9:.3g}. Pass vardrop.Stream({str(path)!r}), which is read piece by piece."
+            f"{size / 1e9:.3g}. Pass vardrop.Stream({str(path)!r}), or --stream, to read it piece "
+            "by piece."
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vardrop.checks import check_integer
 from vardrop.data.chunks import as_texts, count_rows, inferred, names_of, read_chunks
 from vardrop.data.preprocessing import Preprocessing, numbers
 from vardrop.data.splits import Roles
@@ -25,21 +26,27 @@ if TYPE_CHECKING:
 SAMPLE = 100_000  # training rows that the preprocessing is learned from
 HELD = {"test": (0.2, 50_000), "validation": (0.1, 20_000)}  # the fraction, and about how many
 BUFFER = 100_000  # rows among which batches are shuffled
-_LABELS = 1000  # different targets up to which one row of each is looked at
+_LABELS = 50  # the first different targets, of which one row each is held: the most classes
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Files that are trained on piece by piece, so that they may be larger than memory.
+    """Data that are trained on piece by piece, so that they may be larger than memory.
 
-    About a tenth of the rows (20 000 at most) is held out for validation and a fifth (50 000 at
-    most) for the test, by a hash of their numbers; they and a sample of 100 000 other rows, which
-    the preprocessing is learned from, are held in memory. All other rows are read in every epoch,
-    and shuffled in a buffer of 100 000: a file that is sorted should be shuffled once before.
+    Of files about a tenth of the rows (20 000 at most) is held out for validation and a fifth
+    (50 000 at most) for the test, by a hash of their numbers; they and a sample of 100 000 other
+    rows, which the preprocessing is learned from, are held in memory. All other rows are read in
+    every epoch, and shuffled in a buffer of 100 000: a file that is sorted should be shuffled once
+    before.
+
+    A loader is trained on as it is, after its first 100 000 rows were looked at; `fit` has to be
+    given `validation`, and `test` or test=False.
 
     Args:
-        files: a CSV or Parquet file, or several with the same columns.
+        source: a CSV or Parquet file, or several with the same columns; or a `DataLoader` of (x, y)
+            or (x, y, weight).
+        rows: how many examples a loader gives in an epoch; for one that does not say so.
 
     >>> import tempfile, pandas, vardrop as vd
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,27 +57,40 @@ class Stream:
     True
     """
 
-    files: str | Path | Sequence[str | Path]
+    source: str | Path | Sequence[str | Path] | torch.utils.data.DataLoader[Any]
+    rows: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.paths or not all(isinstance(p, str | Path) and is_table(p) for p in self.paths):
+        if self.rows is not None:
+            check_integer("rows", self.rows)
+        files = [p for p in self.paths if isinstance(p, str) and is_table(p)]
+        if not self.loads and (not files or len(files) < len(self.paths) or self.rows is not None):
             raise VardropError(
-                "Expected a CSV or Parquet file for a Stream, or several of them, but got "
-                f"{self.files!r}. Train on a loader by `vardrop.training.Loop`."
+                "Expected a CSV or Parquet file for a Stream, several of them, or a DataLoader, "
+                f"for which `rows` is, but got {self.source!r} with rows={self.rows}."
             )
 
     @property
+    def loads(self) -> bool:
+        """Whether it is a loader."""
+        return isinstance(self.source, torch.utils.data.DataLoader)
+
+    @property
     def paths(self) -> tuple[Any, ...]:
-        """The files, by their full names."""
-        given = self.files
-        several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+        """The files, by their full names; none of a loader."""
+        given: Any = self.source
+        if self.loads:
+            return ()
+        several = given if isinstance(given, tuple | list) else (given,)
         return tuple(str(Path(p).resolve()) if isinstance(p, str | Path) else p for p in several)
 
     @property
     def name(self) -> str:
-        """The first file, and how many more there are."""
+        """The first file, and how many more there are; the type of a loader."""
+        if self.loads:
+            return type(self.source).__name__
         more = len(self.paths) - 1
-        return self.paths[0] + (f" and {more} more" if more else "")
+        return str(self.paths[0]) + (f" and {more} more" if more else "")
 
 
 def check_streamed(roles: Roles) -> None:
@@ -195,7 +215,7 @@ class Files:
             check_no_gaps(values, str(target), path)
             once = values[~values.duplicated()]
             for row, value in once.items():
-                if len(seen) <= _LABELS and value not in seen:
+                if len(seen) < _LABELS and value not in seen:
                     seen.add(value)
                     chosen[row - piece.index[0]] = True
         names = ("test", "validation", "train")

@@ -148,7 +148,7 @@ class Streamed:
 
     def take(self, batch: Any, world: World) -> Batch:
         """The part of this process, on the device of the objective."""
-        x, y, weight = _parts(batch, self.source)
+        x, y, weight = batch_parts(batch, self.source)
         share = 1.0
         if world.size > 1:
             rows, share = world.slice(torch.arange(len(x)))
@@ -183,7 +183,8 @@ def _generators(source: Any) -> list[torch.Generator]:
     return [g for g in found if isinstance(g, torch.Generator)]
 
 
-def _parts(batch: Any, source: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def batch_parts(batch: Any, source: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs, targets and weights of a batch, checked; the source is named in errors."""
     whole = isinstance(batch, tuple | list) and len(batch) in (2, 3)
     if not whole or not all(isinstance(part, Tensor) and part.dim() for part in batch):
         raise VardropError(
