@@ -455,3 +455,15 @@ def test_the_command_line_reads_piece_by_piece(tmp_path, small_buffers):
     assert call(*typed, "--quiet") in (0, None)
     assert load_run(tmp_path / "r").config.data.stream == (str(path),)
     assert call("fit", "--resume", "--stream", "--out", tmp_path / "r") == 2
+
+
+def test_what_was_read_of_a_parquet_file_is_let_go(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(chunks, "CHUNK", 5000)
+    rows = pd.DataFrame(np.random.default_rng(0).standard_normal((200_000, 10)))
+    path = tmp_path / "t.parquet"
+    rows.add_prefix("x").to_parquet(path, row_group_size=5000)
+    most, before = 0, pyarrow.total_allocated_bytes()
+    for _ in read_chunks(path):
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert most < path.stat().st_size / 4  # a fortieth is read at a time

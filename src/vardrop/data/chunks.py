@@ -117,7 +117,7 @@ def _told(path: Path, pieces: Iterator[Any]) -> Iterator[Any]:
 def _parquet(
     path: Path, columns: Collection[str] | None, texts: Collection[str]
 ) -> Iterator[pandas.DataFrame]:
-    file = needed("pyarrow.parquet").ParquetFile(path, memory_map=False)
+    file = needed("pyarrow.parquet").ParquetFile(path, pre_buffer=False)  # else it is kept
     for batch in file.iter_batches(CHUNK, columns=_wanted(file.schema_arrow.names, columns)):
         yield batch.to_pandas()
 
