@@ -404,6 +404,25 @@ def test_a_loader_of_rows_is_trained_on_as_it_is(tmp_path, small_buffers):
         resume(tmp_path / "b", data=vd.Stream(loader(*numbers(seed=5))), **parts)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loader_with_a_state_goes_on_inside_an_epoch(small_buffers):
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    feeds = []
+    for _ in range(2):
+        rows = module.StatefulDataLoader(TensorDataset(*numbers(100)), batch_size=20)
+        parts = {"validation": numbers(50, 1), "test": False}
+        feeds.append(load_dataset(vd.Stream(rows, rows=100), **parts).feed)
+    batches = iter(feeds[0])
+    first = [next(batches) for _ in range(2)]
+    feeds[1].load_state_dict(feeds[0].state_dict())
+    rest = list(feeds[1])
+    whole = torch.cat([x for x, _ in list(feeds[1])])
+    assert torch.equal(torch.cat([x for x, _ in (*first, *rest)]), whole)
+    assert len(rest) == 3
+    plain = load_dataset(vd.Stream(loader(*numbers(100))), **parts).feed
+    assert not hasattr(plain, "state_dict")
+
+
 def test_a_loader_of_images_with_weights(tmp_path, small_buffers):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(300, 1, 8, 8, generator=generator), torch.arange(300) % 4
@@ -441,7 +460,15 @@ def test_what_a_loader_lacks_is_asked_for(tmp_path, small_buffers):
     with pytest.raises(vd.VardropError, match=r"Pass vardrop.Stream\(loader, rows=...\)"):
         fit(vd.Stream(DataLoader(Endless(), batch_size=50)), **parts, **options)
     stream = vd.Stream(DataLoader(Endless(), batch_size=50), rows=1000)
-    assert load_dataset(stream, **parts).sizes()["train"] == 1000
+    data = load_dataset(stream, **parts)
+    assert data.sizes()["train"] == 1000
+    for _ in range(2):
+        assert len(list(data.feed)) == 20
+    short = load_dataset(vd.Stream(loader(*rows), rows=120), **parts)
+    with pytest.raises(
+        vd.VardropError, match="120 examples in an epoch of DataLoader, but got 100"
+    ):
+        list(short.feed)
     assert load_dataset(vd.Stream(loader(*rows, drop_last=True)), **parts).sizes()["train"] == 100
     with pytest.raises(vd.VardropError, match="`rows` to be an integer of at least 1, but got 0"):
         vd.Stream(loader(*rows), rows=0)

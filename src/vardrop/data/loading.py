@@ -19,12 +19,12 @@ from vardrop.training.processes import own_generators
 if TYPE_CHECKING:
     import pandas
 
-_PASSED_ON = ("generator", "sampler", "state_dict", "load_state_dict")  # what `Loop` looks for
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LoaderFeed:
     """The batches of a loader, as the net takes them: an iterable with the state of the loader.
+
+    An epoch ends once it has had `rows` examples, so that a loader may be endless.
 
     Args:
         loader: gives batches (x, y) or (x, y, weight).
@@ -39,6 +39,7 @@ class LoaderFeed:
     found: Preprocessing | None
     classes: int
     factors: Tensor | None = None
+    _seen: int = 0  # examples of this epoch so far
 
     def batched(self, size: int) -> LoaderFeed:
         """The same: a loader has batches of its own."""
@@ -49,15 +50,36 @@ class LoaderFeed:
         return dataclasses.replace(self, factors=factors)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PASSED_ON:
-            return getattr(self.loader, name)
-        raise AttributeError(name)
+        """What `Loop` looks for, as far as the loader has it: its generators and its state."""
+        own = {"state_dict": self._state, "load_state_dict": self._load_state}
+        if name not in (*own, "generator", "sampler"):
+            raise AttributeError(name)
+        found = getattr(self.loader, name)
+        return own.get(name, found)
+
+    def _state(self) -> dict[str, Any]:
+        return {"seen": self._seen, "loader": self.loader.state_dict()}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._seen = state["seen"]
+        self.loader.load_state_dict(state["loader"])
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return map(self._tensors, self.loader)
+        for batch in self.loader:
+            found = self._tensors(batch)
+            self._seen += len(found[0])
+            yield found
+            if self._seen >= self.rows:
+                break
+        seen, self._seen = self._seen, 0
+        if seen < self.rows:
+            raise VardropError(
+                f"Expected {self.rows} examples in an epoch of {type(self.loader).__name__}, but "
+                f"got {seen}. Pass vardrop.Stream(loader, rows={seen})."
+            )
 
     def _tensors(self, batch: Any) -> tuple[Tensor, ...]:
         given, target, weight = batch_parts(batch, self.loader)
