@@ -117,6 +117,7 @@ def gathering_worker(rank, path, results):
     alone = gradients(elbo)
     step(wrapped, rank)
     torch.save({"alone": alone, "both": gradients(elbo)}, f"{results}{rank}")
+    del wrapped  # before its group, or the threads of gloo may wait for each other
     dist.destroy_process_group()
 
 
