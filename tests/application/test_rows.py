@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pandas as pd
-import polars
 import pytest
 
 from tests.cli.calling import call
@@ -63,7 +62,7 @@ def test_files_frames_and_arrays_agree(runs, tmp_path):
     frame = table(40, seed=1)
     frame.to_csv(tmp_path / "new.csv", index=False)
     pair = frame.drop(columns="price"), frame["price"]
-    ways = [tmp_path / "new.csv", str(tmp_path / "new.csv"), frame, polars.from_pandas(frame), pair]
+    ways = [tmp_path / "new.csv", str(tmp_path / "new.csv"), frame, pair]
     ways.append((frame[["size", "town", "day"]].to_numpy(object), frame["price"].to_numpy()))
     found = [evaluate_rows(run, data)["metrics"] for data in ways]
     assert all(scores == found[0] for scores in found)
@@ -145,3 +144,11 @@ def test_the_command_scores_and_writes_predictions(runs, tmp_path, capsys):
     assert call(*given, "--ood", "photos") == 2
     assert call("evaluate", base / "n", "--predictions", tmp_path / "p.csv") == 2
     assert call(*given, "--predictions", base / "n" / "config.json") == 1
+
+
+def test_a_polars_frame_is_taken_as_it_is(runs):
+    polars = pytest.importorskip("polars")
+    _, run, _ = runs
+    frame = table(40, seed=1)
+    expected = evaluate_rows(run, frame)["metrics"]
+    assert evaluate_rows(run, polars.from_pandas(frame))["metrics"] == expected

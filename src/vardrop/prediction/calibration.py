@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -122,9 +122,11 @@ def calibrate(
 
 def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]]) -> float:
     """The c of `calibrate` from predictions that kept their draws, their targets and weights."""
+    # A minimum is known to the root of the precision of its values.
+    exact = [(replace(p, draws=p.draws.double()), y, w) for p, y, w in held_out]
 
     def loss(c: float) -> float:
-        logs = ((p.rescaled(math.exp(c)).log_prob(y).double() * w).sum() for p, y, w in held_out)
+        logs = ((p.rescaled(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
         return _PENALTY * c * c - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2
