@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vardrop.data.preprocessing import Category, Date, Preprocessing
-from vardrop.data.tables import check_file, check_header, delimiter
+from vardrop.data.tables import check_file, check_header, delimiter, is_number
 from vardrop.errors import VardropError, needed
 
 if TYPE_CHECKING:
@@ -89,17 +89,9 @@ def as_texts(found: Preprocessing) -> set[str]:
         if isinstance(column, Date)
         or (isinstance(column, Category) and not _TRUTH.issuperset(column.categories))
     }
-    numeric = all(_is_number(name) for name in found.classes)
+    numeric = all(is_number(name) for name in found.classes)
     truth = _TRUTH.issuperset(found.classes)
     return names if numeric or truth else names | {found.target}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _told(path: Path, pieces: Iterator[Any]) -> Iterator[Any]:

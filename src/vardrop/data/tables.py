@@ -123,14 +123,15 @@ def check_header(table: pandas.DataFrame, path: Path, whole: bool = True) -> Non
             f"Expected columns of {path} with names of their own, but got "
             f"{', '.join(map(repr, twice))} more than once. Rename them."
         )
-    if whole and all(_is_number(name) for name in names):
+    if whole and all(is_number(name) for name in names):
         raise VardropError(
             f"Expected the first line of {path} to name the columns, but got numbers: "
             f"{', '.join(names[:5])}. Put a line with names above them."
         )
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text can be read as a number."""
     try:
         float(text)
     except ValueError:
