@@ -39,6 +39,8 @@ def is_spread(net: nn.Module) -> bool:
     >>> is_spread(nn.Linear(2, 1))
     False
     """
+    if "torch.distributed.tensor" not in sys.modules:  # most nets, and quickly told
+        return False
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         kinds = fsdp.FSDPModule, fsdp.FullyShardedDataParallel
