@@ -64,8 +64,8 @@ def rows(x: Any, name: str = "x") -> int:
     4
     """
     if isinstance(x, Tensor) and x.dim():
-        return len(x)
-    found = sorted({len(t) for t in tensors_in(x) if t.dim()})
+        return x.shape[0]
+    found = sorted({t.shape[0] for t in tensors_in(x) if t.dim()})
     if not found:
         raise VardropError(
             f"Expected `{name}` to be a tensor, or a tuple or dictionary of tensors, with "

@@ -8,7 +8,6 @@ from vardrop.functional.cpu import (
 )
 from vardrop.functional.drawing import (
     NoiseCalls as NoiseCalls,
-    Normals as Normals,
     drawing as drawing,
     drawn_from_own as drawn_from_own,
     generator as generator,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _Shape = tuple[int, ...] | torch.Size
 _MANY = 1 << 16  # numbers from which on looking them up is faster
+_PIECE = 1 << 16  # numbers that are looked up at once
 _TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations and more
 
 
@@ -163,40 +164,6 @@ def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTens
         return part.joined(draw(part.shape, like.to_local()))
 
 
-class Normals:
-    """Standard normal numbers drawn again and again into the same room.
-
-    Fresh memory costs as much as the numbers: a call that draws in blocks has one room for all. A
-    draw overwrites the one before.
-
-    >>> import torch
-    >>> Normals(8, torch.zeros(())).draw(5).shape
-    torch.Size([5])
-    """
-
-    def __init__(self, most: int, like: Tensor) -> None:
-        self.most, self.like, self.looked_up = most, like, _looks_up(most, like)
-        if self.looked_up:
-            words = -(-most // 4)
-            self.bits = torch.empty(words, dtype=torch.int64, device="cpu")
-            self.index = torch.empty(4 * words, dtype=torch.int32, device="cpu")
-            self.found = torch.empty(most, dtype=torch.float32, device="cpu")
-
-    def fits(self, count: int, like: Tensor) -> bool:
-        """Whether there is room for so many numbers like these, drawn in the same way."""
-        same = (like.dtype, like.device) == (self.like.dtype, self.like.device)
-        return same and count <= self.most and _looks_up(count, like) == self.looked_up
-
-    def draw(self, count: int) -> Tensor:
-        """So many numbers, at most as many as there is room for."""
-        if not self.looked_up:
-            return standard_normal((count,), self.like)
-        words, own = -(-count // 4), _own(_NORMALS.device)
-        bits = self.bits[:words].random_(-(2**63), 2**63 - 1, **own)
-        index = self.index[: 4 * words].copy_(bits.view(torch.uint16))[:count]
-        return _with_tails(torch.index_select(_NORMALS, 0, index, out=self.found[:count]))
-
-
 def _looks_up(count: int, like: Tensor) -> bool:
     return (
         like.dtype == torch.float32
@@ -208,10 +175,16 @@ def _looks_up(count: int, like: Tensor) -> bool:
 
 
 def _look_up(count: int) -> Tensor:
-    words, own = (-(-count // 4),), _own(_NORMALS.device)
-    bits = torch.randint(-(2**63), 2**63 - 1, words, dtype=torch.int64, device="cpu", **own)
-    index = bits.view(torch.uint16).to(torch.int32)[:count]
-    return _with_tails(_NORMALS.index_select(0, index))
+    """Numbers of the table, piece by piece: bits and places stay in the cache."""
+    own, found = _own(_NORMALS.device), torch.empty(count, dtype=torch.float32, device="cpu")
+    words = -(-count // (4 * -(-count // _PIECE)))  # of 64 bits, in pieces of one size
+    bits = torch.empty(words, dtype=torch.int64, device="cpu")
+    places = torch.empty(4 * words, dtype=torch.int32, device="cpu")
+    for piece in found.split(4 * words):
+        bits.random_(-(2**63), None, **own)
+        places.copy_(bits.view(torch.uint16))
+        torch.index_select(_NORMALS, 0, places[: piece.numel()], out=piece)
+    return _with_tails(found)
 
 
 def _with_tails(found: Tensor) -> Tensor:

@@ -330,7 +330,7 @@ def batches_on(device: torch.device | None, data: Any) -> Iterator[Any]:
 
 
 def _check_values(x: Any) -> None:
-    if isinstance(x, Tensor) and (x.dim() == 0 or len(x) == 0):
+    if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if rows(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")

@@ -13,7 +13,6 @@ in one table, with the shape of its output; any other net is no chain.
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from vardrop.estimators import (
     check_estimator,
     local_reparameterization,
 )
-from vardrop.functional import Normals, normal_like
+from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, evaluating, replica, sampling
@@ -113,7 +112,6 @@ class EstimatorDraws:
     ) -> None:
         self.source, self.memory, self.local, self.block = net, memory, local, block
         self._twin: nn.Module | None = None
-        self._room = Room()
         self._plans: dict[tuple[torch.Size, ...], tuple[Chain | None, Size]] = {}
 
     @property
@@ -144,7 +142,7 @@ class EstimatorDraws:
         fit = max(1, most // size.bytes(rows(x)))
         sizes = even(samples, min(fit, self.block or samples))
         if found is not None:
-            return side_by_side(found, x, sizes, self._room)
+            return side_by_side(found, x, sizes)
         return together(self.net, x, sizes)
 
 
@@ -428,12 +426,8 @@ class LocalLayer(Noisy):
         mean = self.mean(x)
         return mean if self.weight is None else self._like_weight(mean), std
 
-    def drawn(self, x: Tensor, noise: Tensor, room: Room) -> Tensor:
+    def drawn(self, x: Tensor, noise: Tensor) -> Tensor:
         """One draw of the output for every row, for as much flat noise; x is overwritten."""
-        if self.kind is Linear and x.dim() == 2 and self.weight is not None and self.sign is None:
-            mean = room.product(x, self.weight, self.bias)
-            std = room.product(x.mul_(x), self.variance, self.bias_variance).sqrt_()
-            return mean.addcmul_(std, noise.view(std.shape))
         mean = self.mean(x)
         std = self._like_weight(self.deviation(x.mul_(x)))
         if self.weight is None:
@@ -523,37 +517,7 @@ def has_known_product(layer: Variational) -> bool:
     return known and layer.gate is None and layer.posterior is not None
 
 
-class Room(threading.local):
-    """Memory that the blocks of a chain use again and again, each thread its own.
-
-    Fresh pages cost as much as the work on them.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: Normals | None = None
-        self.kept: dict[tuple[int, torch.dtype], Tensor] = {}
-
-    def normals(self, count: int, like: Tensor) -> Tensor:
-        """So many standard normal numbers, which the next ones overwrite."""
-        if self.numbers is None or not self.numbers.fits(count, like):
-            self.numbers = Normals(count, like)
-        return self.numbers.draw(count)
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x weight^T + bias in the room that belongs to the weight."""
-        key, size = (id(weight), x.dtype), len(x) * len(weight)
-        there = self.kept.get(key)
-        if there is None or there.numel() < size:
-            there = self.kept[key] = x.new_empty(size)
-        out = there[:size].view(len(x), len(weight))
-        if bias is None:
-            return torch.mm(x, weight.t(), out=out)
-        return torch.addmm(bias, x, weight.t(), out=out)
-
-
-def side_by_side(
-    found: Chain, x: Tensor, sizes: list[int], room: Room | None = None
-) -> Iterator[Tensor]:
+def side_by_side(found: Chain, x: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """Outputs (s, N, ...) for every size, the draws laid side by side as rows.
 
     Rows are taken in blocks that stay in the cache. What follows the first noisy layer belongs to
@@ -562,38 +526,41 @@ def side_by_side(
     for module in found.before:
         x = module(x)
     mean, std = found.first.moments(x, x * x)
-    count, room = len(std), Room() if room is None else room
+    count = std.shape[0]
     block = count * max(sizes)
     if std.is_cpu:
         block = max(_FEWEST_ROWS, _CACHED // found.size.row)
     for size in sizes:
+        if count * size <= block:
+            yield _drawn(found, mean, std, size)
+            continue
         out: Tensor | None = None
         for start in range(0, count, block):
             rows = slice(start, start + block)
             part = mean[rows] if mean.dim() == std.dim() else mean, std[rows]
             at = 0
-            for draws in even(size, max(1, block // len(part[1]))):
-                y = _drawn(found, *part, draws, room)
+            for draws in even(size, max(1, block // part[1].shape[0])):
+                y = _drawn(found, *part, draws)
                 out = y.new_empty(size, count, *y.shape[2:]) if out is None else out
                 out[at : at + draws, rows], at = y, at + draws
         assert out is not None
         yield out
 
 
-def _drawn(found: Chain, mean: Tensor, std: Tensor, draws: int, room: Room) -> Tensor:
-    """Outputs (draws, N, ...) from the moments of the first noisy layer; they lie in the room."""
-    rows = draws * len(std)
-    flat = room.normals(rows * sum(found.widths), std)
+def _drawn(found: Chain, mean: Tensor, std: Tensor, draws: int) -> Tensor:
+    """Outputs (draws, N, ...) from the moments of the first noisy layer."""
+    rows = draws * std.shape[0]
+    flat = standard_normal((rows * sum(found.widths),), std)
     noise = iter(flat.split([rows * width for width in found.widths]))
     y = _repeated(mean, std, next(noise))
     for step in found.after:
         if isinstance(step, LocalLayer):
-            y = step.drawn(y, next(noise), room)
+            y = step.drawn(y, next(noise))
         elif type(step) is nn.ReLU:
             y = y.relu_()
         else:
             y = _largest(y, step) if type(step) is nn.MaxPool2d else step(y)
-    return y.view(draws, len(std), *y.shape[1:])
+    return y.view(draws, std.shape[0], *y.shape[1:])
 
 
 def _reordered(modules: list[nn.Module]) -> list[nn.Module]:
@@ -616,8 +583,8 @@ def _largest(y: Tensor, pool: nn.MaxPool2d) -> Tensor:
     if y.is_contiguous() or stride != (height, width) or not plain or pool.return_indices:
         found: Tensor = pool(y)
         return found
-    tall = reduce(torch.maximum, [y[:, :, i:rows:height] for i in range(height)])
-    return reduce(torch.maximum, [tall[..., j:columns:width] for j in range(width)])
+    flat = reduce(torch.maximum, [y[..., j:columns:width] for j in range(width)])
+    return reduce(torch.maximum, [flat[:, :, i:rows:height] for i in range(height)])
 
 
 def _viewed(noise: Tensor, like: Tensor) -> Tensor:
