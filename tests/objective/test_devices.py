@@ -1,5 +1,6 @@
 """Other devices, as far as a CPU can show them: shapes, no look at values, no kernel of the CPU."""
 
+import copy
 import subprocess
 import sys
 
@@ -85,3 +86,21 @@ def test_compile_refuses_to_draw_twice(budget):
         pytest.raises(vd.VardropError, match="activation_memory_budget to be 1, but got"),
     ):
         vd.compile(elbo, torch.optim.Adam(elbo.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("net", [nn.Linear(6, 4), nn.Conv2d(2, 3, 3)], ids=["dense", "conv"])
+def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
+    """Products of variances in half precision would vanish."""
+    net = vd.convert(copy.deepcopy(net), vd.sparse_vd())
+    x = torch.randn(8, 6) if hasattr(net, "in_features") else torch.randn(4, 2, 6, 6)
+    found = []
+    for inside in (False, True):
+        net.zero_grad()
+        torch.manual_seed(0)
+        loss = net(x).square().sum()
+        with torch.autocast("cpu", dtype, enabled=inside):
+            loss.backward()
+        found.append([p.grad.clone() for p in net.parameters()])
+    for alone, under in zip(*found, strict=True):
+        assert torch.equal(alone, under)

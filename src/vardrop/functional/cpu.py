@@ -201,6 +201,8 @@ def kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tenso
 
 
 class _TracedKL(torch.autograd.Function):
+    """Autocast, on any device: elementwise on float32 tensors, which it leaves as they are."""
+
     @staticmethod
     def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
         if not value:
@@ -240,7 +242,10 @@ class AdditiveWeights(NamedTuple):
 
 
 class _AdditiveWeights(torch.autograd.Function):
-    """Gathers the gradients of all draws and of the KL, and passes over the weights once."""
+    """Gathers the gradients of all draws and of the KL, and passes over the weights once.
+
+    Autocast: for CPUs only; elementwise on float32 tensors, which it leaves as they are.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:

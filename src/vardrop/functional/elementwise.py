@@ -59,7 +59,10 @@ def log_square(x: Tensor) -> Tensor:
 
 
 class _Square(torch.autograd.Function):
-    """One pass backwards, where autograd takes three."""
+    """One pass backwards, where autograd takes three.
+
+    Autocast, on any device: elementwise, in the precision of its input.
+    """
 
     generate_vmap_rule = True
 
@@ -123,6 +126,8 @@ def _stopped(x: Tensor, grad: Tensor, low: Tensor | float, high: Tensor | float)
 
 
 class _Project(torch.autograd.Function):
+    """Autocast, on any device: elementwise, in the precision of its input."""
+
     generate_vmap_rule = True
 
     @staticmethod

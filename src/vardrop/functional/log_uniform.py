@@ -91,6 +91,8 @@ def _slope(u: Tensor) -> Tensor:
 
 
 class _LogUniformKL(torch.autograd.Function):
+    """Autocast, on any device: elementwise, and never in less than single precision."""
+
     generate_vmap_rule = True
 
     @staticmethod

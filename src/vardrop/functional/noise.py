@@ -19,7 +19,11 @@ _Mask = list[bool]  # which gradients are asked for
 
 
 class _GaussianOutput(torch.autograd.Function):
-    """Saves noise / sd and the variance, where autograd would save more and pass more often."""
+    """Saves noise / sd and the variance, where autograd would save more and pass more often.
+
+    Autocast, on any device: elementwise, so in the precision of what the products gave, or a wider
+    one.
+    """
 
     generate_vmap_rule = True
 
@@ -134,7 +138,11 @@ class Convolution(Product):
 
 
 class _FusedOutput(torch.autograd.Function):
-    """Two products forwards and up to four backwards, with few passes and little room between."""
+    """Two products forwards and up to four backwards, with few passes and little room between.
+
+    Autocast: for CPUs only, and not under it; its gradients are float32 also where a caller has
+    autocast on around `backward`.
+    """
 
     @staticmethod
     def forward(
@@ -161,25 +169,32 @@ class _FusedOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> _Gradients:
-        x, squares, weight, variance, variance_bias, scaled = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative these are functions of the inputs
-            squares = x * x
-            spread = ctx.product.output(squares, variance, variance_bias)
-            scaled = scaled * (spread.detach() / spread).sqrt()
-        needed = list(ctx.needs_input_grad[1:6])
-        to_spread = grad * scaled  # twice the gradient; the half comes later, to small tensors
-        to_x, to_weight, to_bias = ctx.product.gradients(grad, x, weight, needed[:3])
-        to_squares, *to_variances = ctx.product.gradients(
-            to_spread, squares, variance, [needed[0], *needed[3:]]
-        )
-        return (
-            None,
-            to_x.addcmul_(to_squares, x) if needed[0] else None,
-            to_weight,
-            to_bias,
-            *(None if g is None else g * 0.5 for g in to_variances),
-            None,
-        )
+        if not torch.is_autocast_enabled("cpu"):
+            return _fused_gradients(ctx, grad)
+        with torch.autocast("cpu", enabled=False):
+            return _fused_gradients(ctx, grad)
+
+
+def _fused_gradients(ctx: Any, grad: Tensor) -> _Gradients:
+    x, squares, weight, variance, variance_bias, scaled = ctx.saved_tensors
+    if torch.is_grad_enabled():  # for a second derivative these are functions of the inputs
+        squares = x * x
+        spread = ctx.product.output(squares, variance, variance_bias)
+        scaled = scaled * (spread.detach() / spread).sqrt()
+    needed = list(ctx.needs_input_grad[1:6])
+    to_spread = grad * scaled  # twice the gradient; the half comes later, to small tensors
+    to_x, to_weight, to_bias = ctx.product.gradients(grad, x, weight, needed[:3])
+    to_squares, *to_variances = ctx.product.gradients(
+        to_spread, squares, variance, [needed[0], *needed[3:]]
+    )
+    return (
+        None,
+        to_x.addcmul_(to_squares, x) if needed[0] else None,
+        to_weight,
+        to_bias,
+        *(None if g is None else g * 0.5 for g in to_variances),
+        None,
+    )
 
 
 def can_fuse(product: Product | None, x: Tensor, weight: Tensor, noise: Tensor | None) -> bool:
