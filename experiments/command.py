@@ -27,6 +27,7 @@ from experiments import (
     slim,
     tables,
     text,
+    uci,
     uncertainty,
 )
 from experiments.page import rows, write_page
@@ -69,6 +70,7 @@ FUNCTIONS: dict[str, Function] = {
         out_of_distribution.five_methods,
         concrete.line_fits,
         tables.defaults,
+        uci.standard_splits,
         gal.identity,
         gal.toy,
         slim.slim_beside_others,

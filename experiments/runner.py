@@ -2,7 +2,8 @@
 
 A description names the function, its arguments, the seeds (stated in advance) and the paper's
 figures. The result is written after every seed, so a run that was cut off goes on where it stood;
-a function that takes a `watch` also goes on inside a seed.
+a function that takes a `watch` also goes on inside a seed. A function that takes `seeds` runs them
+side by side and returns a list.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from vardrop.data import IMAGE_SETS
 from vardrop.errors import VardropError
 from vardrop.files import read_json, write_atomically
 
-# seed and arguments -> {"figures": {name: number}, "curve": [...] (optional)}
-Function = Callable[..., dict[str, Any]]
+# seed and arguments -> {"figures": {name: number}, "curve": [...] (optional)}; seeds -> a list
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,18 @@ def reproduce(
     seeds = experiment.seeds[:1] if quick else experiment.seeds
     result = _open(experiment, arguments, out)
     done = {run["seed"] for run in result["runs"]}
-    for index, seed in enumerate(seeds):
-        if seed not in done:
-            folder = _checkpoints(out, seed, arguments)
-            watch = Watch(folder, _part(tell, index, len(seeds), seed))
-            result["runs"].append(_run(function, seed, arguments, watch))
+    groups = [seeds] if _takes(function, "seeds") else [(seed,) for seed in seeds]
+    for index, group in enumerate(groups):
+        if missing := [seed for seed in group if seed not in done]:
+            more = {"seeds": missing} if len(missing) > 1 else {}
+            folder = _checkpoints(out, missing[0], arguments | more)
+            watch = Watch(folder, _part(tell, index, len(groups), missing[0]))
+            result["runs"] += _run(function, missing, arguments, watch)
             result["figures"] = _summary(result["runs"])
             _write(result, out)
             shutil.rmtree(folder, ignore_errors=True)
         if tell is not None:
-            tell((index + 1) / len(seeds), f"seed {seed} done")
+            tell((index + 1) / len(groups), f"seed {group[-1]} done")
         yield result
     shutil.rmtree(_kept(out), ignore_errors=True)
 
@@ -231,16 +234,24 @@ def _checkpoints(out: Path, seed: int, arguments: dict[str, Any]) -> Path:
     return kept / f"{seed}-{digest}"
 
 
-def _run(function: Function, seed: int, arguments: dict[str, Any], watch: Watch) -> dict[str, Any]:
+def _takes(function: Function, name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
+def _run(
+    function: Function, seeds: list[int], arguments: dict[str, Any], watch: Watch
+) -> list[dict[str, Any]]:
+    """The runs of one seed, or of several that share the time they take together."""
     wall, cpu = time.perf_counter(), time.process_time()
-    more = {"watch": watch} if "watch" in inspect.signature(function).parameters else {}
-    measured = function(seed=seed, **arguments, **more)
-    return {
-        "seed": seed,
-        **measured,
-        "wall_seconds": round(time.perf_counter() - wall, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-    }
+    more = {"watch": watch} if _takes(function, "watch") else {}
+    if _takes(function, "seeds"):
+        measured = function(seeds=seeds, **arguments, **more)
+    else:
+        measured = [function(seed=seeds[0], **arguments, **more)]
+    took = (time.perf_counter() - wall, time.process_time() - cpu)
+    each = [round(seconds / len(seeds), 1) for seconds in took]
+    times = {"wall_seconds": each[0], "cpu_seconds": each[1]}
+    return [{"seed": seed, **found, **times} for seed, found in zip(seeds, measured, strict=True)]
 
 
 def _known(out: Path) -> dict[str, Any] | None:

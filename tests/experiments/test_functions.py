@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from experiments import text, trainings
+from experiments import text, trainings, uci
 from experiments.command import FUNCTIONS
 from experiments.trainings import Watch
 from vardrop.data import Images
@@ -52,6 +52,9 @@ TINY = {
         "penalties": [0.01, 100.0], "timed": [],
     },
     "defaults": {"table": "iris", "epochs": 1},
+    "standard_splits": {
+        "table": "few", "steps": 10, "batch": 16, "hidden": 4, "samples": 4, "members": 2,
+    },
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 
@@ -69,8 +72,25 @@ def few_words(file: str) -> str:
     return "".join(f"{i % 2} {['bad', 'good'][i % 2]} film {i % 7} .\n" for i in range(60))
 
 
+def few_rows(name: str):
+    """Forty rows of a noisy plane, one of three columns without meaning, and two splits."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    y = 5 + x[:, :1] - 2 * x[:, 1:2] + 0.1 * torch.randn(40, 1, generator=generator)
+    return x, y, [[1, 5, 9, 30], [0, 2, 22, 39]]
+
+
+def measured(name, seed, **more):
+    """What a function finds for one seed."""
+    if "seeds" in inspect.signature(FUNCTIONS[name]).parameters:
+        (found,) = FUNCTIONS[name](seeds=[seed], **TINY[name], **more)
+        return found
+    return FUNCTIONS[name](seed=seed, **TINY[name], **more)
+
+
 @pytest.fixture
 def few(monkeypatch):
+    monkeypatch.setattr(uci, "split_table", few_rows)
     monkeypatch.setattr(trainings, "load_images", few_images)
     monkeypatch.setattr(text, "read_text", few_words)
 
@@ -84,7 +104,7 @@ def test_measures_finite_figures_and_leaves_the_generator(name, few):
     if name == "exploration":
         pytest.importorskip("gymnasium", reason="needs the extra `rl`")
     before = torch.get_rng_state()
-    found = FUNCTIONS[name](seed=1, **TINY[name])
+    found = measured(name, 1)
     assert torch.equal(torch.get_rng_state(), before)
     assert found["figures"]
     assert all(type(v) is float and math.isfinite(v) for v in found["figures"].values())
@@ -114,13 +134,12 @@ def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_pa
         if len(told) == 2:  # after its first checkpoint
             raise Cut
 
-    arguments = {"seed": 1} | TINY[name]
     with pytest.raises(Cut):
-        FUNCTIONS[name](**arguments, watch=Watch(tmp_path, cut, seconds=0.0))
+        measured(name, 1, watch=Watch(tmp_path, cut, seconds=0.0))
     assert list(tmp_path.glob("*/checkpoint.safetensors"))
     again = []
     watch = Watch(tmp_path, lambda fraction, text: again.append(text), seconds=0.0)
-    found, whole = FUNCTIONS[name](**arguments, watch=watch), FUNCTIONS[name](**arguments)
+    found, whole = measured(name, 1, watch=watch), measured(name, 1)
     assert told[0] not in again  # it went on
     for result in (found, whole):  # of every tenth step, counted anew: `kl_value_every`
         for record in result.get("curve", ()):
