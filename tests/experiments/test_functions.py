@@ -33,6 +33,10 @@ TINY = {
     "exploration": {"episodes": 4, "window": 2},
     "variance_toys": {"steps": 3},
     "five_methods": {"epochs": 1, "samples": 2, "examples": 60},
+    "shifted_digits": {
+        "epochs": 1, "samples": 2, "examples": 60, "tested": 20, "members": 2, "strengths": [2],
+        "angles": [0, 90],
+    },
     "noise_tolerance": {"epochs": 1, "alphas": [1.0], "examples": 60, "samples": 2},
     "identity": {},
     "toy": {"epochs": 3, "draws": 4},
