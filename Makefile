@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test slow check format pictures bench bench-quick clean
+.PHONY: demo docs test slow check format pictures bench bench-quick clean
 
 demo: $(STAMP)
 	$(BIN)/python -m vardrop.demo
@@ -24,7 +24,12 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
+
 pictures: $(STAMP)
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python -m tests.report.screenshot
 	$(BIN)/vardrop reproduce --page
 

@@ -1,8 +1,11 @@
 """Every example of the README and of docs/ runs: the blocks of a page one after another."""
 
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,8 +14,13 @@ from vardrop.application import METHODS
 from vardrop.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MADE = ("reference", "tutorials")  # by mkdocstrings, and of scripts: tests of their own
+WRITTEN = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not in MADE)]
+BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PROSE = {"release"}  # pages without examples
 NEEDS = {"huggingface": "transformers"}  # by page
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,21 +43,64 @@ def test_the_table_of_methods_is_whole_and_its_calls_are_methods():
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+    for page in {*PAGES, *WRITTEN, *BESIDE}:
+        prose = FENCE.sub("", page.read_text())
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+RESULT = re.compile(r"`(results/[\w/.-]+\.json)`")
+NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"
+FIGURE = re.compile(rf"(-?{NUMBER}) ± ({NUMBER})|(?<![\w.-])(-?\d+\.\d+)(?![\w.-])")
+
+
+def written(figures, value, error):
+    """Whether a mean, and its standard error, are those of a figure as it is written."""
+    digits = len(value.partition(".")[2])
+    for figure in figures:
+        close = abs(figure["mean"] - float(value)) <= 0.5001 * 10**-digits
+        known = figure.get("standard_error") or 0.0
+        if close and (not error or abs(known - float(error)) <= 0.06 * float(error) + 1e-12):
+            return True
+    return False
+
+
+def figures_of(row):
+    for name in RESULT.findall(row):
+        result = json.loads((ROOT / name).read_text())
+        yield from result["figures"].values()
+        yield from ({"mean": value} for value in result["expected"].values())  # the paper's
+
+
+def test_figures_are_those_of_the_files_that_a_row_names():
+    seen = 0
+    for page in {*PAGES, *WRITTEN} - {ROOT / "docs" / "results.md"}:
+        for row in re.split(r"\n\n|\n(?=\|)", page.read_text()):
+            figures = list(figures_of(row))
+            for value, error, alone in FIGURE.findall(row) if figures else ():
+                seen += 1
+                assert written(figures, value or alone, error), f"{page.name}: {value}{alone} {row}"
+    assert seen > 40
+
+
+def test_every_block_of_code_is_run():
+    spoken = {"python", "sh", "js", ""}  # js: tests/compression/test_browser.py
+    for page in {*PAGES, *WRITTEN, *BESIDE}:
+        fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)[::2]
+        assert set(fences) <= spoken, page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT).with_suffix("")))
 def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
+    module = ModuleType(f"page_{page.stem}")  # what it defines can be pickled, as from a file
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
     blocks = BLOCK.findall(page.read_text())
-    assert blocks, f"{page.name} has no examples"
+    assert bool(blocks) != (page.stem in PROSE), f"{page.name}: examples"
     for language, text in blocks:
         if language == "sh":
             run_commands(text)
         else:
-            exec(compile(text, page.name, "exec"), names)
+            exec(compile(text, page.name, "exec"), vars(module))

@@ -1,0 +1,215 @@
+"""The pictures of the explanations and of the README, drawn from the library itself.
+
+python docs/pictures.py [NAME ...]     writes docs/images/NAME.png
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from torch import Tensor, nn
+
+import vardrop as vd
+from vardrop.data import load_out_of_distribution
+from vardrop.training import train
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+IMAGES = Path(__file__).parent / "images"
+BLUE, ORANGE, GREY = "tab:blue", "tab:orange", "tab:gray"
+
+
+def _axes(columns: int, width: float = 9.0, height: float = 3.2) -> tuple[Any, Any]:
+    return plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+
+
+def _dense(units: int = 100) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, units), nn.ReLU(), nn.Linear(units, 10))
+
+
+def _trained(net: nn.Module, data: Any, epochs: int, beta: float = 1.0) -> vd.ELBO:
+    """A net after its epochs, with the KL coming in from epoch 5 to 20."""
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=len(data.train.x), beta=beta)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=3e-3))
+    warmup = vd.linear_warmup(5, 20, beta)
+    steps = train(elbo, optimizer, data.train.x, data.train.y, epochs, batch_size=64, beta=warmup)
+    for _ in steps:
+        pass
+    return elbo
+
+
+def inference() -> Any:
+    """Draws from a posterior on a line with a gap, and their band."""
+    torch.manual_seed(1)
+    x = torch.cat([torch.linspace(-2, -0.8, 40), torch.linspace(0.8, 2, 40)])[:, None]
+    y = torch.sin(2 * x) + 0.1 * torch.randn_like(x)
+    net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1))
+    vd.convert(net, vd.bayes_by_backprop(prior=vd.Normal(std=1.0), log_sigma2=-6.0))
+    elbo = vd.ELBO(net, vd.Gaussian(0.1), num_data=len(x), samples=4)
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
+    for _ in range(2500):
+        optimizer.zero_grad()
+        elbo(x, y).loss.backward()
+        optimizer.step()
+    grid = torch.linspace(-3, 3, 200)[:, None]
+    figure, axis = _axes(1, 7)
+    for f in vd.draws(net.eval(), 12, seed=0):
+        axis.plot(grid, f(grid).detach(), color=BLUE, alpha=0.3, linewidth=0.8)
+    p = vd.predict(net, grid, samples=256, draw="weights", likelihood=vd.Gaussian(0.1), seed=0)
+    low, high = (p.mean - 2 * p.std)[:, 0], (p.mean + 2 * p.std)[:, 0]
+    axis.fill_between(grid[:, 0], low, high, color=BLUE, alpha=0.15, label="± 2 deviations")
+    axis.plot(x, y, ".", color="black", markersize=4, label="data")
+    axis.set(ylim=(-3, 3), title="12 functions drawn from q(w), and their band")
+    axis.legend(loc="lower right")
+    return figure
+
+
+def kl() -> Any:
+    """The KL to the log-uniform prior and what stands in for it."""
+    la = torch.linspace(-8, 4, 400)
+    figure, axis = _axes(1, 7)
+    forms = vd.functional
+    axis.plot(la, forms.log_uniform_kl_of_log(la), color="black", linewidth=2, label="exact")
+    axis.plot(la, forms.log_uniform_kl_sigmoid(la), "--", color=BLUE, label="sigmoid (2017)")
+    small = la[la <= 1.0]
+    axis.plot(small, forms.log_uniform_kl_cubic(small), ":", color=ORANGE, label="cubic (2015)")
+    axis.plot(la, nn.functional.softplus(-la) / 2, color="tab:green", label="ARD: ½ log(1 + 1/α)")
+    axis.axvline(3, color=GREY, linewidth=0.8)
+    axis.text(3.05, 3.2, "pruned", color=GREY)
+    axis.set(xlabel="log α", ylabel="KL per weight, nats", ylim=(-0.5, 4.5))
+    axis.legend()
+    return figure
+
+
+def local() -> Any:
+    """Variance of the gradient by estimator and batch size."""
+    torch.manual_seed(0)
+    data = vd.load_dataset("digits")
+    net = vd.convert(_dense(50), vd.bayes_by_backprop(log_sigma2=-4.0))
+    elbo = _trained(net, data, 3)
+    figure, axis = _axes(1, 7)
+    sizes = (4, 16, 64, 256)
+    named = (vd.weight_sample, vd.flipout, vd.per_example, vd.local_reparameterization)
+    for estimator in named:
+        found = []
+        for size in sizes:
+            parts = zip(data.train.x.split(size), data.train.y.split(size), strict=True)
+            batches = [(x, y) for x, y in parts if len(x) == size]
+            values = vd.gradient_variance(
+                elbo.net, batches, estimator=estimator, repeats=max(1, size // 8)
+            )
+            found.append(values["1.weight"].value)
+        axis.loglog(sizes, found, "o-", label=type(estimator).__name__)
+    axis.set(xlabel="examples in a batch", ylabel="variance of the gradient", xticks=sizes)
+    axis.set_xticklabels([str(s) for s in sizes])
+    axis.legend()
+    return figure
+
+
+def pruning() -> Any:
+    """Means and deviations of weights after sparse VD, and their log alpha."""
+    torch.manual_seed(0)
+    elbo = _trained(vd.convert(_dense(), vd.sparse_vd()), vd.load_dataset("digits"), 60)
+    layer = elbo.net[1]
+    mean, sigma = layer.weight.detach().flatten().abs(), layer.variance().detach().flatten().sqrt()
+    gone = vd.log_alpha(elbo.net)["1"].flatten() > 3
+    figure, (left, right) = _axes(2)
+    style = {"s": 3, "alpha": 0.5}
+    left.scatter(mean[gone], sigma[gone], color=GREY, label="pruned", **style)
+    left.scatter(mean[~gone], sigma[~gone], color=BLUE, label="kept", **style)
+    line = torch.logspace(-5, 1, 50)
+    left.plot(line, line * torch.e**1.5, color="black", linewidth=0.8, label="log α = 3")
+    left.set(xscale="log", yscale="log", xlabel="|mean|", ylabel="deviation", xlim=(1e-5, 3))
+    left.legend(loc="lower right")
+    right.hist(vd.log_alpha(elbo.net)["1"].flatten().clamp(-6, 12), 60, color=BLUE)
+    right.axvline(3, color="black", linewidth=0.8)
+    right.set(xlabel="log α (12: and above)", ylabel="weights of the first layer")
+    return figure
+
+
+def variance() -> Any:
+    """Accuracies of a variance net: by draws, without them, and with shuffled variances."""
+    torch.manual_seed(0)
+    data = vd.load_dataset("digits")
+    net = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100, bias=False)),
+        *(nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 10)),
+    )
+    _trained(vd.convert(net, vd.variance_layer(), where="3"), data, 30)
+
+    def accuracy(net: nn.Module, samples: int = 64, mode: Any = "sample") -> float:
+        p = vd.predict(net, data.test.x, samples, mode=mode, seed=0)
+        return (p.probs.argmax(1) == data.test.y).float().mean().item()
+
+    figure, (left, right) = _axes(2)
+    numbers = (1, 2, 4, 8, 16, 32, 64)
+    left.semilogx(numbers, [accuracy(net, n) for n in numbers], "o-", color=BLUE, base=2)
+    left.set(xlabel="draws of the weights", ylabel="test accuracy", ylim=(0.9, 1))
+    left.set_xticks(numbers)
+    left.set_xticklabels([str(n) for n in numbers])
+    shuffled = vd.permute_variances(net, torch.Generator().manual_seed(0))
+    scores = [accuracy(net), accuracy(net, mode="mean"), accuracy(shuffled)]
+    bars = right.bar(
+        ["64 draws", "the means", "variances\nshuffled"], scores, color=[BLUE, GREY, GREY]
+    )
+    right.bar_label(bars, [f"{score:.1%}" for score in scores])
+    right.set(ylim=(0, 1.1), ylabel="test accuracy")
+    return figure
+
+
+def _bytes(plain: nn.Module, elbo: vd.ELBO, example: Tensor) -> tuple[list[int], nn.Module]:
+    """Bytes of the plain net, of the shrunken one and of the packed one, as files."""
+    folder = Path(tempfile.mkdtemp())
+    plan = vd.plan_shrink(elbo.net, example)
+    small = plan.apply(elbo.net)
+    vd.save(plain, folder / "plain")
+    vd.pack(small, folder / "packed", plan=plan)
+    return [(folder / name).stat().st_size for name in ("plain", "packed")], small
+
+
+def case() -> Any:
+    """The README: strangers told apart, and bytes, before and after."""
+    torch.manual_seed(0)
+    data = vd.load_dataset("digits")
+    plain = _dense(300)
+    before = _trained(plain, data, 60, beta=0.0)
+    after = _trained(vd.convert(copy.deepcopy(plain), vd.sparse_vd()), data, 80, beta=0.03)
+    strangers = load_out_of_distribution("photos", (1, 8, 8))
+    figure, axes = _axes(3, 11, 3)
+    bins = torch.linspace(0, 2.3, 24).tolist()
+    modes = ((before, "mean", "a plain net"), (after, "sample", "the same net, noisy"))
+    for axis, (elbo, mode, title) in zip(axes, modes, strict=False):
+        known, strange = (vd.predict(elbo, x, mode=mode, seed=0) for x in (data.test.x, strangers))
+        apart = vd.metrics.auroc(known.entropy, strange.entropy).item()
+        right = (known.probs.argmax(1) == data.test.y).float().mean()
+        axis.hist(known.entropy, bins, color=BLUE, alpha=0.7, density=True, label="digits")
+        axis.hist(strange.entropy, bins, color=ORANGE, alpha=0.7, density=True, label="photographs")
+        axis.set(title=f"{title}: {right:.1%} right\nstrangers told apart: {apart:.2f}")
+        axis.set(xlabel="entropy, nats", yticks=[])
+    axes[0].legend()
+    sizes, small = _bytes(plain, after, data.train.x[:64])
+    right = (small(data.test.x).argmax(1) == data.test.y).float().mean()
+    bars = axes[2].barh(["plain", "pruned and packed"], sizes, color=[GREY, BLUE])
+    axes[2].bar_label(bars, [f"{s:,} bytes" for s in sizes], padding=3)
+    axes[2].set(title=f"{sizes[0] / sizes[1]:.0f} times fewer bytes,\n{right:.1%} right")
+    axes[2].set(xlim=(0, 1.6 * sizes[0]), xticks=[])
+    axes[2].invert_yaxis()
+    return figure
+
+
+PICTURES = {f.__name__: f for f in (inference, kl, local, pruning, variance, case)}
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or PICTURES:
+        drawn = PICTURES[name]()
+        drawn.savefig(IMAGES / f"{name}.png", dpi=120)
+        plt.close(drawn)
+        print(IMAGES / f"{name}.png")

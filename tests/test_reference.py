@@ -1,0 +1,60 @@
+"""Every public name stands in the reference, once, and in a page that says what it is for."""
+
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+
+import vardrop as vd
+
+DOCS = Path(__file__).parent.parent / "docs"
+ENTRY = re.compile(r"^::: (vardrop[\w.]*)$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def entries():
+    pages = [page.read_text() for page in DOCS.glob("reference/*.md")]
+    found = [name for page in pages for name in ENTRY.findall(page)]
+    return [name for name in found if not name.startswith("vardrop.integrations.")]  # need packages
+
+
+def named(path):
+    home, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(home), name)
+
+
+def missing(names, text):
+    """The names that no code, in a block or in a line, mentions."""
+    code = FENCE.findall(text) + re.findall(r"`[^`\n]+`", text)
+    used = set(re.findall(r"\w+", "\n".join(code)))
+    return sorted(set(names) - used)
+
+
+def test_names_in_the_reference_exist_and_stand_there_once():
+    found = entries()
+    assert len(found) == len(set(found))
+    for path in found:
+        assert named(path) is not None, path
+
+
+def test_the_reference_has_every_public_name():
+    found = {(path.rpartition(".")[2], id(named(path))) for path in entries()}
+    assert [n for n in vd.__all__ if (n, id(getattr(vd, n))) not in found] == []
+
+
+def test_every_room_of_scores_and_rules_is_whole():
+    for room in (vd.metrics, vd.heads):
+        names = [n for n, value in vars(room).items() if callable(value) and n[0] != "_"]
+        public = [n for n in names if getattr(room, n).__module__.startswith("vardrop")]
+        assert len(public) > 10
+        assert missing(public, "\n".join(f"`{path}`" for path in entries())) == []
+
+
+def test_every_public_name_is_used_in_a_page():
+    pages = [p for p in DOCS.rglob("*.md") if p.parent.name != "reference" and p.stem != "results"]
+    assert missing(vd.__all__, "\n".join(page.read_text() for page in pages)) == []
+
+
+def test_a_name_that_no_page_has_is_found():
+    assert missing(["fit", "magic"], "Take `vd.fit(x)`, which is magic.") == ["magic"]
