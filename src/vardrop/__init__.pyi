@@ -18,6 +18,7 @@ from vardrop.application import laplace as laplace
 from vardrop.application import load_run as load_run
 from vardrop.application import resume as resume
 from vardrop.application import slim as slim
+from vardrop.coding import RandomCode as RandomCode
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare
 from vardrop.compression import export_onnx as export_onnx

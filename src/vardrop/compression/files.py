@@ -59,7 +59,7 @@ from vardrop.noisy import (
     settle_fused_path,
 )
 
-PACKED = b"VDP\x01"  # the first bytes of a packed file, with the version of its format
+PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
 _FORMAT = "1"
 
 
