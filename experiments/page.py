@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from experiments.runner import Experiment, finished, result_path
+from experiments.verdicts import summary
 from vardrop.files import read_json, write_atomically
 from vardrop.report.pictures.canvas import BLUE, GREY, OTHERS, SMALL, axes, legend, png, short, tidy
 
@@ -30,6 +31,10 @@ from experiments.kingma import kl_approximations
 
 print(kl_approximations(seed=0)["figures"])
 ```
+
+"""
+
+_TABLE = """## All figures
 
 | # | experiment | figure | paper | ours | seeds | time |
 |--:|---|---|--:|--:|--:|--:|
@@ -75,7 +80,7 @@ def picture(row: Row) -> str:
 def text(table: Sequence[Row]) -> str:
     """The page as Markdown."""
     lines = "".join(line for row in table for line in _lines(row))
-    return _HEAD + lines + "".join(_section(row) for row in table)
+    return _HEAD + summary(table) + _TABLE + lines + "".join(_section(row) for row in table)
 
 
 def _lines(row: Row) -> list[str]:
