@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -107,6 +108,9 @@ def test_classes_of_raw_rows_are_those_of_the_run(tmp_path):
     told = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_modelmeta().custom_metadata_map
     assert json.loads(told["classes"]) == ["high", "low"]
     assert (told["target"], told["task"], told["samples"]) == ("kind", "classification", "4")
+    assert told["method"].startswith("Recipe")
+    assert told["likelihood"] == "Categorical()"
+    assert told["vardrop"] == version("vardrop")
     assert json.loads(told["columns"])["street"] == "ManyCategories"
 
 

@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,7 +185,8 @@ def export_run(
     Of a table every column is an input under its own name, see
     `vardrop.data.graph.with_preprocessing`; the outputs are those of `Answer`. The answer is that
     of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from a file
-    that is smaller by as many times. Metadata name target, task, classes and columns.
+    that is smaller by as many times. Metadata name the version, method, likelihood, target, task,
+    classes and columns.
 
     Args:
         run: a trained run.
@@ -235,14 +237,25 @@ def _written(
         there = {value.name: value for value in model.graph.output}
         del model.graph.output[:]
         model.graph.output.extend(there[name] for name in outputs)
-    own = {"samples": str(module.count), "task": run.about.task}
-    own["classes"] = json.dumps(run.about.classes, ensure_ascii=False)
-    onnx.helper.set_model_props(model, own)
+    onnx.helper.set_model_props(model, {"samples": str(module.count), **_metadata(run)})
     if run.about.preprocessing is not None:
         model = with_preprocessing(model, run.about.preprocessing)
+    else:
+        _name_input(onnx, model, "x")
     raw = model.SerializeToString()
     write_atomically(path, raw)
     return len(raw)
+
+
+def _metadata(run: Run) -> dict[str, str]:
+    """What a reader of the file should know of the run."""
+    return {
+        "vardrop": version("vardrop"),
+        "method": repr(run.config.method),
+        "likelihood": repr(run.elbo.likelihood),
+        "task": run.about.task,
+        "classes": json.dumps(run.about.classes, ensure_ascii=False),
+    }
 
 
 def _exported(onnx: Any, module: Answer | Served, example: Tensor) -> Any:
@@ -265,3 +278,10 @@ def _named(onnx: Any, model: Any, names: tuple[str, ...]) -> Any:
         found.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
         value.name = name
     return found
+
+
+def _name_input(onnx: Any, model: Any, name: str) -> None:
+    """Give the one input of a graph this name."""
+    (value,) = model.graph.input
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [value.name]))
+    value.name = name
