@@ -72,6 +72,13 @@ def in_torch(plain: nn.Module, net: nn.Module, x: Tensor, seconds: float) -> dic
         "frozen": (lambda: frozen(x), few),
         "frozen, moments": (lambda: analytic(x), few),
     }
+    compiled = torch.compile(analytic.graph(x))
+
+    def moments() -> object:
+        with torch.no_grad():
+            return compiled(x)
+
+    runs["moments, compiled"] = (moments, few)
     if len(x) > 1:
         whole = vd.freeze(net, draws=SAMPLES, draw="weights")
         runs["frozen, weight draws"] = (lambda: whole(x), 1)

@@ -37,6 +37,22 @@ class Residual(nn.Module):
         return self.out(self.drop(x + self.body(x)).mean((2, 3)))
 
 
+class Tapped(nn.Module):
+    """Its forward keeps what stands between the parts of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.more = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.body[0](x)
+        second = self.more[0](self.body[1:](first))
+        third = self.more[1](second)
+        return self.out(torch.cat([first + second, third], 1).mean((2, 3)))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +78,7 @@ NETS = {
         (2, 6, 6),
     ),
     "residual": (Residual, (2, 5, 5)),
+    "tapped": (Tapped, (2, 5, 5)),
     "recurrent": (Recurrent, (6, 4)),
     "encoder": (
         lambda: nn.Sequential(

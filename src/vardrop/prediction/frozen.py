@@ -41,6 +41,7 @@ from vardrop.prediction.preparation import (
     prepared,
     undisturbed,
     watched,
+    whole_rows,
 )
 from vardrop.prediction.result import Interval, Prediction, join
 from vardrop.prediction.ways import Chain, LocalLayer, chain, has_known_product, local_layer
@@ -191,14 +192,9 @@ def _know_noise(layer: Variational) -> None:
 
 def _fold_norms(net: nn.Module) -> None:
     """Fold BatchNorm into the layer before it, where the two stand in a row."""
-    uses: dict[nn.Module, int] = {}
-    for _, module in net.named_modules(remove_duplicate=False):
-        uses[module] = uses.get(module, 0) + 1
-    for row in modules_of(net, nn.Sequential).values():
-        if type(row) is not nn.Sequential or not plain_forward(row):
-            continue
+    for row in whole_rows(net):
         for (_, layer), (name, norm) in pairwise(list(row.named_children())):
-            alone = uses[layer] == uses[norm] == 1 and plain_forward(layer) and plain_forward(norm)
+            alone = plain_forward(layer) and plain_forward(norm)
             if alone and isinstance(layer, LocalLayer) and _folds(norm):
                 layer.scale_outputs(*_scale_and_shift(norm))
                 setattr(row, name, nn.Identity())

@@ -6,6 +6,7 @@ The net that the user has is never touched, so several threads may predict with 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, TypeVar, cast
@@ -134,6 +135,21 @@ def _draws_unasked(module: nn.Module) -> bool:
 def plain_forward(module: nn.Module) -> bool:
     """Whether a call of the module is the forward of its class and nothing else."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def whole_rows(net: nn.Module) -> list[nn.Sequential]:
+    """The Sequentials that are called as a whole and once: the net, and those in a row inside it.
+
+    The forward of another module may call the parts of one by themselves, and keep what they give.
+    """
+    found, inner = [], [net]
+    while inner:
+        row = inner.pop()
+        if type(row) is nn.Sequential and plain_forward(row):
+            found.append(row)
+            inner += row
+    calls = Counter(part for row in found for part in row)
+    return [row for row in found if all(calls[part] == 1 for part in row)]
 
 
 class Size(NamedTuple):
