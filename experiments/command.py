@@ -16,6 +16,7 @@ from rich.table import Table
 from experiments import (
     concrete,
     gal,
+    havasi,
     kingma,
     lee_bb,
     lee_dropmax,
@@ -59,6 +60,7 @@ FUNCTIONS: dict[str, Function] = {
         molchanov.random_labels,
         louizos.packed_bytes,
         louizos.fewer_channels,
+        havasi.coded_bytes,
         lee_bb.sparse_units,
         lee_dropmax.class_heads,
         neklyudov.variance_lenet5,

@@ -160,12 +160,13 @@ def _loop(
         *split.train,
         int(knots[-1][0]),
         beta=linear_warmup(*warmup) if warmup else None,
-        rate=partial(_factor, knots),
+        rate=partial(rate_factor, knots),
         seed=seed,
     )
 
 
-def _factor(knots: Knots, epoch: float) -> float:
+def rate_factor(knots: Knots, epoch: float) -> float:
+    """The factor on the learning rate in an epoch: linear between the knots."""
     for (a, start), (b, end) in pairwise(knots):
         if a <= epoch < b:
             return start + (end - start) * (epoch - a) / (b - a)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def lenet5(classes: int = 10) -> nn.Sequential:
+def lenet5(classes: int = 10, sizes: Sequence[int] = (20, 50, 500)) -> nn.Sequential:
     """LeNet-5-Caffe: conv 20@5, pool, conv 50@5, pool, 800-500-classes; in the faster layout."""
+    first, second, units = sizes
     net = nn.Sequential(
-        *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, classes)),
+        *(nn.Conv2d(1, first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(16 * second, units), nn.ReLU(), nn.Linear(units, classes)),
     )
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

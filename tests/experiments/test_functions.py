@@ -45,6 +45,10 @@ TINY = {
         "knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1],
         "fine_tune_epochs": 1, "validation": 40,
     },
+    "coded_bytes": {
+        "sizes": [2, 3, 4], "bits": 200, "block_bits": 6, "epochs": 2, "coding_epochs": 2,
+        "batch": 20, "validation": 40,
+    },
     "slim_beside_others": {
         "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
     },

@@ -11,7 +11,7 @@ from torch import nn
 import vardrop as vd
 from vardrop.files import read_json, read_tensors, write_atomically, write_json, write_tensors
 from vardrop.training import Loop, NotFiniteError, Recorder, read_history
-from vardrop.training.checkpoint import load_module
+from vardrop.training.checkpoint import load_module, load_optimizer, optimizer_tensors
 from vardrop.training.observers import Observer
 
 
@@ -332,3 +332,23 @@ def test_a_checkpoint_without_a_checksum_is_old_or_damaged(tmp_path):
     with pytest.warns(UserWarning, match="has no checksum: it was written by version 0.1"):
         Recorder(tmp_path).resume(again)
     assert again.epoch == 1
+
+
+def test_the_momenta_of_kernels_in_channels_last_come_back_in_their_layout():
+    def trained(gradients, between=None):
+        torch.manual_seed(0)
+        kernel = torch.nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+        optimizer = torch.optim.Adam([kernel], lr=0.1, fused=True)
+        for step, gradient in enumerate(gradients):
+            kernel.grad = gradient.to(memory_format=torch.channels_last)
+            optimizer.step()
+            if between and step == 1:
+                between(optimizer)
+        return kernel.detach()
+
+    def through_a_file(optimizer):
+        found = {name: t.contiguous() for name, t in optimizer_tensors(optimizer).items()}
+        load_optimizer(optimizer, found)
+
+    gradients = torch.randn(4, 4, 3, 5, 5)
+    assert torch.equal(trained(gradients, through_a_file), trained(gradients))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop.errors import VardropError
+from vardrop.sharded import is_sharded
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -38,9 +39,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for key, value in tensors.items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    _check_state(state, [p for group in optimizer.param_groups for p in group["params"]])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    _check_state(state, parameters)
+    for number, parts in state.items():
+        like = parameters[number]
+        state[number] = {name: _laid_out(value, like) for name, value in parts.items()}
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor in the memory layout of its parameter, which a fused optimizer takes for granted."""
+    if value.shape != like.shape or is_sharded(like):
+        return value
+    return torch.empty_like(like, dtype=value.dtype).copy_(value)
 
 
 def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
