@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from experiments.trainings import Watch, error, images, mlp
 from vardrop import functional
@@ -197,3 +200,81 @@ def width_errors(
         figures[f"{name}, {width} units"] = chosen["test_error"]
         curve += [{"method": name, **record} for record in found]
     return {"figures": figures, "curve": curve}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a net without noise is trained; the fields are what may explain another level."""
+
+    init: str = "torch"  # uniform by fan-in; or "he" (normal, biases zero), or "centred"
+    batch: int = 100
+    lr: float = 1e-3
+    epochs: int = 1  # times as many
+    averaged: bool = False  # predict with the mean of the weights over steps, decay 0.999
+
+
+TRAININGS: dict[str, Training] = {
+    "as in figure 1": Training(),
+    "He initialisation": Training(init="he"),
+    "centred and normalised columns": Training(init="centred"),
+    "batches of 1000": Training(batch=1000),
+    "rate 3e-4": Training(lr=3e-4),
+    "twice the epochs": Training(epochs=2),
+    "averaged weights": Training(averaged=True),
+    "averaged weights, batches of 1000": Training(averaged=True, batch=1000),
+}
+
+
+def plain_levels(
+    seed: int,
+    width: int = 250,
+    epochs: int = 60,
+    ways: tuple[str, ...] = tuple(TRAININGS),
+    examples: int = 50_000,
+) -> dict[str, Any]:
+    """The net without noise of figure 1a, trained in ways that differ in one thing each.
+
+    The epoch is chosen on 10 000 validation images, as in `width_errors`.
+    """
+    x, y = images("mnist")
+    test, figures, curve = images("mnist", "test"), {}, []
+    for name in ways:
+        way = TRAININGS[name]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = _initialised(mlp(784, width, width, width, 10), way.init)
+            smooth = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+            total = way.epochs * epochs
+            loop = Loop(
+                ELBO(net, Categorical(), examples, beta=0.0),
+                torch.optim.Adam(net.parameters(), lr=way.lr, fused=True),
+                *(x[:examples], y[:examples], total, way.batch),
+                seed=seed,
+                rate=partial(_second_half, total),
+            )
+            found = []
+            for epoch in loop.run(partial(smooth.update_parameters, net)):
+                judged = smooth.module if way.averaged else net
+                validation = error(judged, x[-10_000:], y[-10_000:])
+                record = {"epoch": epoch.epoch, "validation_error": validation}
+                found.append(record | {"test_error": error(judged, *test)})
+        chosen = min(found, key=lambda record: record["validation_error"])
+        figures[f"{name}, {width} units"] = chosen["test_error"]
+        curve += [{"way": name, **record} for record in found]
+    return {"figures": figures, "curve": curve}
+
+
+def _second_half(epochs: int, epoch: float) -> float:
+    """One, and from half-way on linearly to 0."""
+    return min(1.0, 2 - 2 * epoch / epochs)
+
+
+@torch.no_grad()
+def _initialised(net: nn.Module, init: str) -> nn.Module:
+    for layer in (m for m in net.modules() if isinstance(m, nn.Linear) and init != "torch"):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+        if init == "centred":
+            layer.weight -= layer.weight.mean(1, keepdim=True)
+            layer.weight /= layer.weight.norm(dim=1, keepdim=True)
+    return net

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.trainings import Watch, images, lenet5
 from vardrop.conversion import convert
@@ -84,10 +84,69 @@ def class_heads(
 _UNITS = {"error": ", %", "ECE": ", %", "NLL": ", nats", "train NLL": ", nats"}
 
 
+def gain_by_count(
+    seed: int,
+    counts: tuple[int, ...] = (100, 500, 2000, 5000),
+    steps: int = 6000,
+    held_out: int = 5000,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Softmax and DropMax by the number of images of a class, in as many steps each.
+
+    Beside error and ECE: by how much the mean confidence is above the accuracy, and the ECE after a
+    temperature that the last `held_out` images of the training set choose, which nothing is trained
+    on. Where a temperature takes the ECE away, it is the level of the confidence that was wrong.
+    """
+    everything, test = images("mnist"), images("mnist", "test")
+    x, held_x, y, held_y = (t for part in everything for t in part.split(len(part) - held_out))
+    figures: dict[str, float] = {}
+    curve, watch = [], watch or Watch()
+    for count in counts:
+        data = first_of_each_class(Images(x, y), count)
+        epochs = max(3, round(steps / (len(data.x) / 100)))
+        for method in ("softmax", "dropmax"):
+            part = 1 / (2 * len(counts))
+            net = trained(method, seed, data, epochs, watch, part, f"{method} {count}")
+            found = _calibrated(_log_probs(net, test.x), test.y, _log_probs(net, held_x), held_y)
+            figures |= {f"{k} of {method}, {count} a class": v for k, v in found.items()}
+            curve.append({"method": method, "images of a class": count, **found})
+    return {"figures": figures, "curve": curve}
+
+
+def _calibrated(log_probs: Tensor, y: Tensor, held: Tensor, held_y: Tensor) -> dict[str, float]:
+    """Scores in per cent, before and after the temperature of the least NLL on held-out images."""
+    grid = torch.logspace(-1, 1, 201, base=4.0).tolist()
+    nll = torch.nn.functional.nll_loss
+    tempers = {t: float(nll((held / t).log_softmax(1), held_y)) for t in grid}
+    best = min(tempers, key=tempers.__getitem__)
+    after = (log_probs / best).log_softmax(1).exp()
+    confidence = log_probs.exp().amax(1).mean()
+    error = 100 * float((log_probs.argmax(1) != y).float().mean())
+    return {
+        "error": error,
+        "ECE": 100 * float(ece(log_probs.exp(), y)),
+        "confidence less accuracy": 100 * float(confidence) - (100 - error),
+        "temperature": best,
+        "ECE after the temperature": 100 * float(ece(after, y)),
+    }
+
+
 def run(
     method: str, seed: int, data: Images, test: Images, epochs: int, watch: Watch, fraction: float
 ) -> dict[str, float]:
     """Train one head and score it."""
+    net = trained(method, seed, data, epochs, watch, fraction, method)
+    fitted = _log_probs(net, data.x)
+    return {
+        "train NLL": float(Categorical()(fitted, data.y)),
+        **scores(_log_probs(net, test.x), test.y),
+    }
+
+
+def trained(
+    method: str, seed: int, data: Images, epochs: int, watch: Watch, fraction: float, name: str
+) -> nn.Module:
+    """A net with a head, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = lenet5()
@@ -97,10 +156,10 @@ def run(
         loop = Loop(
             elbo, optimizer, *data, epochs, rate=lambda e: 0.1 ** int(3 * e / epochs), seed=seed
         )
-        watch.fit(method, loop, fraction=fraction)
-        net.eval()
-        with torch.no_grad():
-            log_probs, fitted = (
-                torch.cat([net(x) for x in part.x.split(1000)]) for part in (test, data)
-            )
-    return {"train NLL": float(Categorical()(fitted, data.y)), **scores(log_probs, test.y)}
+        watch.fit(name, loop, fraction=fraction)
+    return net.eval()
+
+
+@torch.no_grad()
+def _log_probs(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([net(part) for part in x.split(1000)])

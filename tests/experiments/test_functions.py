@@ -24,6 +24,8 @@ TINY = {
     "random_labels": {"epochs": 1, "dropout_epochs": 1, "examples": 60, "width": 8},
     "sparse_units": {"dense_epochs": 1, "epochs": 1, "dependent_epochs": 1, "examples": 60},
     "class_heads": {"per_class": 3, "epochs": 1},
+    "plain_levels": {"width": 8, "epochs": 1, "examples": 60},
+    "gain_by_count": {"counts": [3, 4], "steps": 2, "held_out": 20},
     "variance_lenet5": {"epochs": 2, "samples": 2, "examples": 60},
     "parameterisation": {
         "prior": "ard", "samples": 2, "examples": 60, "epochs": 2, "bottleneck": 8, "width": 8,
