@@ -51,8 +51,8 @@ def start(name):
     return elbo
 
 
-def shard(elbo, ways, policy=None):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def shard(elbo, ways, policy=None, mesh=None):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if mesh is None else mesh
     policy = {} if policy is None else {"mp_policy": policy}
     if ways == "layers":
         inside = enclosed(elbo.net)
@@ -346,3 +346,39 @@ def test_files_whose_scalars_have_no_axis_load(name):
 def test_ways_that_need_a_copy_are_refused_for_spread_nets(found):
     assert "refused" in found[0]
     assert "mode='sample' or 'mean' with draw='estimator'" in found[0]["refused"]
+
+
+HYBRID = ("bayes_by_backprop", "sparse_vd", "variational_dropout-b_layer")
+
+
+def of_replicas(rank, store, results):
+    """Gradients of the means and KL, two replicas of two shards each, all with the same rows."""
+    torch.set_num_threads(1)
+    importlib.import_module("torch.distributed.nn.functional")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    found = {}
+    for name in HYBRID:
+        elbo = shard(start(name), "layers", mesh=mesh)
+        found[name] = of_means(elbo)
+    torch.save(found, f"{results}{rank}")
+    dist.destroy_process_group()
+
+
+def of_means(elbo):
+    x, y = data()
+    with vd.noisy.sampling(elbo.net, False):
+        parts = elbo(x, y)
+        parts.loss.backward()
+    grads = {n: p.grad for n, p in elbo.named_parameters() if p.grad is not None}
+    return {"kl": parts.kl.detach(), **together(grads)}
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_have_the_gradients_of_the_single_process(places):
+    store, results = places["store"] + "4", places["results"] + "4-"
+    multiprocessing.spawn(of_replicas, (store, results), nprocs=4)
+    for rank in range(4):
+        found = torch.load(f"{results}{rank}", weights_only=True)
+        for name in HYBRID:
+            assert_near(found[name], of_means(start(name)), 1e-6)
