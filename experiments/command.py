@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import (
+    cifar,
     concrete,
     gal,
     havasi,
@@ -80,6 +81,7 @@ FUNCTIONS: dict[str, Function] = {
         gal.identity,
         gal.toy,
         slim.slim_beside_others,
+        cifar.narrow_cifar,
         uncertainty.tuned_resnet,
         text.character_lstm,
         text.smaller_transformer,

@@ -61,7 +61,7 @@ def sparse_units(
         figures = {"error of the dense net, %": error(model, *test)}
         convert(model, METHODS[method]())
         curve = _train(watch, method, model, data, seed, epochs, 2 * epochs / total, gate_lr)
-        _prune(model)
+        prune(model)
         figures |= {"error, %": error(model, *test), **_named("units", units(model))}
         if dependent_epochs:
             convert(model, dependent_beta_bernoulli())
@@ -137,7 +137,7 @@ def active_units(net: nn.Module, x: Tensor) -> list[float]:
 
 
 @torch.no_grad()
-def _prune(net: nn.Module) -> None:
+def prune(net: nn.Module) -> None:
     """Zero the weights that the method's rule drops; closed gates multiply by zero already."""
     for name, r in relevance(net).items():
         if r.kind == "weight":

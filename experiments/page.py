@@ -80,7 +80,39 @@ def picture(row: Row) -> str:
 def text(table: Sequence[Row]) -> str:
     """The page as Markdown."""
     lines = "".join(line for row in table for line in _lines(row))
-    return _HEAD + summary(table) + _TABLE + lines + "".join(_section(row) for row in table)
+    return (
+        _HEAD
+        + summary(table)
+        + _splits(table)
+        + _TABLE
+        + lines
+        + "".join(_section(row) for row in table)
+    )
+
+
+def _splits(table: Sequence[Row]) -> str:
+    """One table of the NLL by method and data set, of the runs on the standard splits."""
+    own = [r for r in table if r["function"] == "standard_splits" and r["result"] is not None]
+    if not own:
+        return ""
+    named, published = "NLL, sparse VD", ("NLL, MC dropout", "NLL, ensemble")
+    ours = [r["result"]["figures"][named]["mean"] for r in own]
+    theirs = [min(r["expected"][key] for key in published) for r in own]
+    lower = sum(a < b for a, b in zip(ours, theirs, strict=True))
+    text = (
+        "## UCI regression: NLL by method\n\nMean and standard error over the standard splits; "
+        "lower is better. Sparse VD, the method named in advance, is below both published figures "
+        f"on {lower} of {len(own)} tables.\n\n"
+    )
+    names = [f"[{str(r['name']).partition('/')[2]}](#{_anchor(r)})" for r in own]
+    text += f"| method | {' | '.join(names)} |\n|---|{'--:|' * len(own)}\n"
+    for key in (k for k in own[0]["result"]["figures"] if k.startswith("NLL, ")):
+        cells = " | ".join(_mean(r["result"]["figures"][key]) for r in own)
+        text += f"| {key.removeprefix('NLL, ')} | {cells} |\n"
+    for key in published:
+        cells = " | ".join(_number(r["expected"][key]) for r in own)
+        text += f"| published: {key.removeprefix('NLL, ')} | {cells} |\n"
+    return text + "\n"
 
 
 def _lines(row: Row) -> list[str]:

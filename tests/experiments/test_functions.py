@@ -54,6 +54,11 @@ TINY = {
     "slim_beside_others": {
         "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
     },
+    "narrow_cifar": {
+        "dense_epochs": 1, "epochs": 1, "examples": 60, "tests": 20, "samples": 2,
+        "methods": ["trained on", "sparse VD", "Beta-Bernoulli", "variance layer", "DropMax"],
+        "epsilons": [0.0, 0.1],
+    },
     "tuned_resnet": {
         "examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40,
     },

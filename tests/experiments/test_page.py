@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import page
 from experiments.page import picture, plot, rows, text, write_page
 from experiments.runner import experiments, finished, reproduce, result_path
 from tests.experiments.toy import describe, toy_training
@@ -124,3 +125,23 @@ def test_every_result_has_a_description():
 def test_results_lie_where_their_names_say():
     for name, experiment in experiments(ROOT / "experiments").items():
         assert result_path(experiment, ROOT / "results").stem == name.split("/")[1]
+
+
+def test_tables_on_the_standard_splits_stand_side_by_side():
+    def row(name, ours, published):
+        figures = {
+            "NLL, sparse VD": {"mean": ours, "standard_error": 0.01},
+            "NLL, plain": {"mean": 3.0, "standard_error": 0.1},
+            "RMSE, plain": {"mean": 9.0, "standard_error": 0.1},
+        }
+        expected = dict(zip(("NLL, MC dropout", "NLL, ensemble"), published, strict=True))
+        described = {"name": f"uci/{name}", "function": "standard_splits", "expected": expected}
+        return {**described, "result": {"figures": figures}}
+
+    table = [row("a", 1.0, (1.2, 1.1)), row("b", 2.0, (2.1, 1.9)), row("c", 0.0, (0.0, 1.0))]
+    found = page._splits([*table, {**row("d", 1.0, (2.0, 2.0)), "result": None}])
+    assert "on 1 of 3 tables" in found
+    assert "| method | [a](#uci-a) | [b](#uci-b) | [c](#uci-c) |" in found
+    assert "| sparse VD | 1.000 ± 0.010 | 2.000 ± 0.010 | 0.000 ± 0.010 |" in found
+    assert "| published: ensemble | 1.1 | 1.9 | 1 |" in found
+    assert "RMSE" not in found
