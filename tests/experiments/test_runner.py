@@ -50,6 +50,26 @@ def test_the_result_states_everything(experiment, tmp_path):
     assert not (out.parent / ".run").exists()
 
 
+def test_a_function_of_several_seeds_gets_all_that_are_missing_at_once(experiment, tmp_path):
+    asked, out = [], tmp_path / "run.json"
+
+    def together(seeds, epochs, stop_after=0, watch=None):
+        asked.append((list(seeds), watch.directory))
+        return [{"figures": {"loss": 0.5, "seed": float(seed)}} for seed in seeds]
+
+    (result,) = reproduce(experiment, {"toy_training": together}, out)
+    assert [run["seed"] for run in result["runs"]] == [0, 1, 2]
+    assert result["figures"]["seed"]["values"] == [0.0, 1.0, 2.0]
+    assert {run["cpu_seconds"] for run in result["runs"]} == {result["runs"][0]["cpu_seconds"]}
+    stored = json.loads(out.read_text())
+    stored["runs"] = stored["runs"][1:2]  # as of a run that was described with one seed
+    out.write_text(json.dumps(stored))
+    (result,) = reproduce(experiment, {"toy_training": together}, out)
+    assert [seeds for seeds, _ in asked] == [[0, 1, 2], [0, 2]]
+    assert asked[0][1] != asked[1][1]  # what is kept of other seeds does not fit
+    assert [run["seed"] for run in result["runs"]] == [1, 0, 2]
+
+
 def test_only_missing_seeds_are_run(experiment, tmp_path):
     out = tmp_path / "run.json"
     next(reproduce(experiment, TOY, out))
