@@ -97,7 +97,7 @@ def coded_bytes(
             seed=seed,
         )
         curve = (watch or Watch()).fit("code", loop, _measure(elbo, split))
-        code.close()
+        code.close(nearest=True)
         return {"figures": _figures(model, code, net, split), "curve": curve}
 
 
@@ -138,7 +138,7 @@ class CodedELBO(ELBO):
         blocks, closed = self.code.layout.blocks, self.code.layout.blocks - self.code.open
         due = blocks * (int(self.steps) - self.first) // max(self.last - self.first, 1)
         if (more := min(due, blocks) - closed) > 0:
-            self.code.close(more)
+            self.code.close(more, nearest=True)
         self.steps += 1
 
 

@@ -126,17 +126,39 @@ def test_drawn_weights_follow_the_posterior():
 
 
 def test_a_block_within_its_budget_lies_where_the_posterior_does():
-    """Eight weights whose KL is the block's bits: their draws are as far from the mean as q's."""
-    q = vd.Recipe(vd.AdditiveGaussian(math.log(0.15)), vd.Normal(std=1.0))
-    net = vd.convert(nn.Linear(80, 20, bias=False), q)
-    with torch.no_grad():
-        net.weight.normal_(0, math.sqrt(0.85), generator=torch.Generator().manual_seed(0))
-    mean = net.weight.detach().clone()
-    torch.manual_seed(0)
-    code = vd.RandomCode(net, block_bits=14, tapered=False)
-    code.close()
-    distance = (net.weight.detach() - mean).square().mean() / 0.15
-    assert 0.7 < float(distance) < 1.5  # one for a draw of q, above 11 for one of the prior
+    """Weights whose KL is the block's bits: their draws are about as far from the mean as q's."""
+    mean = torch.randn(20, 80, generator=torch.Generator().manual_seed(0)) * math.sqrt(0.85)
+    distance = {}
+    for nearest in (False, True):
+        q = vd.Recipe(vd.AdditiveGaussian(math.log(0.15)), vd.Normal(std=1.0))
+        net = vd.convert(nn.Linear(80, 20, bias=False), q)
+        net.load_state_dict({"weight": mean}, strict=False)
+        torch.manual_seed(0)
+        code = vd.RandomCode(net, block_bits=14, tapered=False)
+        code.close(nearest=nearest)
+        distance[nearest] = float((net.weight.detach() - mean).square().mean()) / 0.15
+    # One for a draw of q, above 11 for one of the prior.
+    assert 1 < distance[False] < 1.6
+    assert distance[True] < 0.85 * distance[False]
+
+
+def test_the_nearest_candidate_is_taken():
+    net = gaussian_net(4, 3)
+    tensors = {
+        k: (t.mean.detach().clone(), t.variance().detach()) for k, t in coded_tensors(net).items()
+    }
+    code = vd.RandomCode(net, bits=30, block_bits=6)
+    code.close(nearest=True)
+    mean = torch.cat([m.flatten() for m, _ in tensors.values()])
+    sigma = torch.cat([v.sqrt().flatten() for _, v in tensors.values()])
+    scale = torch.cat(
+        [m.new_full((m.numel(),), deviation(code.levels()[k])) for k, (m, _) in tensors.items()]
+    )
+    for block in range(5):
+        own = code.layout.members(block)
+        found = code.layout.candidates(block, 0, 2**6) * scale[own]
+        far = ((found - mean[own]) / sigma[own]).square().sum(1)
+        assert int(code.index[block]) == int(far.argmin())
 
 
 def test_coded_weights_stay_where_they_are_while_others_learn():

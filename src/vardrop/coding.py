@@ -355,8 +355,15 @@ class RandomCode(nn.Module):
             self._hold()
 
     @torch.no_grad()
-    def close(self, blocks: int | None = None) -> None:
-        """Code the next blocks, or all that are open: their weights are fixed from now on."""
+    def close(self, blocks: int | None = None, nearest: bool = False) -> None:
+        """Code the next blocks: their weights are fixed from now on.
+
+        Args:
+            blocks: how many; all that are open where None.
+            nearest: take the candidate of the highest density under q, which is nearest to the
+                mean in units of sigma, and no draw of q: a better net for the same bits, whose
+                weights no longer tell how sure they are.
+        """
         if blocks is not None:
             check_integer("blocks", blocks)
         if self.open == self.layout.blocks:
@@ -364,7 +371,7 @@ class RandomCode(nn.Module):
             self.level.copy_(torch.tensor(levels))
         todo, flat = (self.index < 0).nonzero().flatten().tolist()[:blocks], self._flat()
         for block in todo:
-            self.index[block] = self._draw(block, *flat)
+            self.index[block] = self._taken(block, *flat, nearest)
             self.beta[block] = 0.0
         self._values = None
         self._hold()
@@ -380,16 +387,18 @@ class RandomCode(nn.Module):
             ratios.append((std * torch.exp(-0.5 * noise)).flatten().cpu())
         return torch.cat(means).float(), torch.cat(ratios).float()
 
-    def _draw(self, block: int, mean: Tensor, ratio: Tensor) -> int:
-        """One of the candidates of a block, with probability proportional to q / p."""
+    def _taken(self, block: int, mean: Tensor, ratio: Tensor, nearest: bool) -> int:
+        """One of the candidates of a block: a draw, with probability proportional to q / p."""
         members, count = self.layout.members(block), 1 << self.block_bits
         m, r = mean[members], ratio[members]
         step = max(_CHUNK // max(len(members), 1), 1)
         best, taken = -math.inf, 0
         for first in range(0, count, step):
             z = self.layout.candidates(block, first, min(first + step, count))
-            score = 0.5 * (z.square() - ((z - m) * r).square()).sum(1).double()
-            score -= torch.log(-torch.log(uniform(score.shape, score)))  # the largest is a draw
+            score = -0.5 * ((z - m) * r).square().sum(1).double()  # log q, but for a constant
+            if not nearest:
+                score += 0.5 * z.square().sum(1)
+                score -= torch.log(-torch.log(uniform(score.shape, score)))  # the largest is a draw
             value, place = score.max(0)
             if float(value) > best:
                 best, taken = float(value), first + int(place)
