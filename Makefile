@@ -30,6 +30,7 @@ docs: $(STAMP)
 
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/tutorials/write.py
 	$(BIN)/python -m tests.report.screenshot
 	$(BIN)/vardrop reproduce --page
 

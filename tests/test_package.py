@@ -105,7 +105,10 @@ def test_a_prompt_completes_every_public_name_before_it_is_used():
 
 def test_the_version_is_written_alike_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == vd.__version__
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert project["version"] == vd.__version__ == cited[1]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == vd.__version__
 
 
 INSTALLED = [

@@ -12,7 +12,7 @@ from typing import Any
 
 from vardrop import recipes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WITH_EXTRAS = (
     "vardrop.application",

@@ -1,3 +1,4 @@
+import chart
 import deploying
 import pytest
 import results
@@ -112,3 +113,25 @@ def test_results_are_written_with_a_chart(tmp_path, monkeypatch):
     results.write(toy_run())
     assert "(train_step.png)" in (tmp_path / "RESULTS.md").read_text()
     assert (tmp_path / "train_step.png").stat().st_size > 1000
+
+
+def test_the_chart_has_one_bar_for_each_library():
+    rows = [
+        {"group": "train step", "case": "a b1", "threads": 1, "candidate": name, "ratio": ratio}
+        | ({"environment": where} if where else {})
+        for name, ratio, where in (
+            ("plain", 1.0, ""), ("sparse_vd", 2.0, ""), ("torchbnn", 3.0, "torchbnn"),
+            ("torchbnn, channels-last", 2.5, "torchbnn"), ("bayesian-torch", 4.0, "bayesian-torch"),
+            ("bayesian-torch flipout", 5.0, "bayesian-torch"),
+            ("vardrop, weight draws", 1.5, "torchbnn"),
+            ("vardrop, weight draws", 2.5, "bayesian-torch"),
+        )
+    ]  # fmt: skip
+    assert chart.bars(rows) == {
+        "a b1": {
+            "plain torch": 1.0,
+            "torchbnn": 2.5,
+            "bayesian-torch": 4.0,
+            "vardrop, one draw a batch": 2.0,
+        }
+    }
