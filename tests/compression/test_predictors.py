@@ -30,6 +30,20 @@ class Residual(nn.Module):
         return self.out(self.pool(self.b((x + self.a(x)).relu())).flatten(1))
 
 
+class Attending(nn.Module):
+    """Attention without dropout, over the pixels."""
+
+    def __init__(self):
+        super().__init__()
+        own = {"dim_feedforward": 8, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.first = nn.Linear(2, 4)
+        self.attention = nn.TransformerEncoderLayer(4, 2, **own)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.attention(self.first(x.flatten(2).transpose(1, 2))).mean(1))
+
+
 def chain():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -71,18 +85,19 @@ def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
         assert_answers(found, predictor, predictor.outputs(batch))
 
 
-@pytest.mark.parametrize("make", [Residual, pytest.param(chain, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [Residual, Attending, pytest.param(chain, marks=pytest.mark.slow)])
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
     net, x = trained(make)
     predictor = vd.freeze(net, draws=6)
     vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
+    given = noise.clone()
     session = session_of(tmp_path / "net.onnx")
     assert [i.name for i in session.get_inputs()] == ["x", "noise"]
     assert session.get_inputs()[1].shape[2] == noise.shape[2]
-    with torch.no_grad():
-        expected = graph(x, noise)
+    expected = [value.detach() for value in graph(x, noise)]
+    assert torch.equal(noise, given)
     assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, expected)
 
 
@@ -129,6 +144,7 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
+    given = noise.clone()
     with torch.no_grad():
         expected = graph(x, noise)
     assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, expected)

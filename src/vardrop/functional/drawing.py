@@ -147,7 +147,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     torch.Size([2, 3])
     """
     if noise_is_given():
-        return _given(shape).to(like.dtype)
+        return _given(shape).to(like.dtype, copy=True)  # the caller may write into it
     if is_sharded(like):
         return _spread(standard_normal, shape, like)
     count = math.prod(shape)
@@ -258,9 +258,20 @@ class NoiseCalls(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in function.tags:
-            return self.answer(function, args, dict(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded in function.tags and _may_draw(function, args, named):
+            return self.answer(function, args, named)
+        return function(*args, **named)
+
+
+def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Attention draws nothing without dropout, though torch marks it as random."""
+    arguments = enumerate(function._schema.arguments)
+    place = next((i for i, a in arguments if a.name == "dropout_p"), None)
+    if place is None:
+        return True
+    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+    return bool(given > 0)
 
 
 def own_noise() -> NoiseCalls:
