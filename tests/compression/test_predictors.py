@@ -144,7 +144,6 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
-    given = noise.clone()
     with torch.no_grad():
         expected = graph(x, noise)
     assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, expected)
