@@ -50,19 +50,21 @@ def test_links_lead_somewhere():
 
 
 RESULT = re.compile(r"`(results/[\w/.-]+\.json)`")
-NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"
+NUMBER = r"\d+(?:\.\d+)?"
 FIGURE = re.compile(rf"(-?{NUMBER}) ± ({NUMBER})|(?<![\w.-])(-?\d+\.\d+)(?![\w.-])")
 
 
+def rounded(value, text):
+    """Whether a number is written so."""
+    return abs(value - float(text)) <= 0.5001 * 10 ** -len(text.partition(".")[2])
+
+
 def written(figures, value, error):
-    """Whether a mean, and its standard error, are those of a figure as it is written."""
-    digits = len(value.partition(".")[2])
-    for figure in figures:
-        close = abs(figure["mean"] - float(value)) <= 0.5001 * 10**-digits
-        known = figure.get("standard_error") or 0.0
-        if close and (not error or abs(known - float(error)) <= 0.06 * float(error) + 1e-12):
-            return True
-    return False
+    """Whether a mean, and its standard error where there is one, are those of a figure."""
+    return any(
+        rounded(f["mean"], value) and (not error or rounded(f.get("standard_error") or 0, error))
+        for f in figures
+    )
 
 
 def figures_of(row):
