@@ -274,3 +274,24 @@ def test_nets_that_cannot_be_coded_are_named(make, message):
 def test_codes_that_cannot_be_are_refused(options, message):
     with pytest.raises(VardropError, match=message):
         vd.RandomCode(one(GAUSSIAN), **options)
+
+
+@pytest.mark.parametrize("name", ["weight", "log_sigma2"])
+def test_a_net_that_diverged_is_refused(name):
+    net = one(GAUSSIAN)
+    code = vd.RandomCode(net, bits=16, block_bits=4)
+    with torch.no_grad():
+        getattr(net[0], name)[1, 1] = math.nan
+    for call in (code.close, lambda: vd.RandomCode(net)):
+        with pytest.raises(VardropError, match=r"'0.weight' to have finite means and variances"):
+            call()
+    assert code.open == 4
+
+
+@pytest.mark.parametrize("std", [1e-6, 1e5])
+def test_a_deviation_that_no_byte_holds_is_refused(std):
+    net = one(vd.bayes_by_backprop(vd.Normal(std=std)))
+    code = vd.RandomCode(net, bits=16, block_bits=4)
+    with pytest.raises(VardropError, match=r"between 2\^-16 and 2\^15.9, but got 1"):
+        code.close()
+    assert code.open == 4

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -168,7 +168,13 @@ def deviation(level: int) -> float:
 
 def nearest_level(std: float) -> int:
     """The level whose deviation is nearest to a number, as a signed byte."""
-    return min(max(round(8 * math.log2(std)), -128), 127)
+    level = round(8 * math.log2(std)) if 0 < std < math.inf else 128
+    if not -128 <= level <= 127:
+        raise VardropError(
+            f"Expected the deviation of a prior to lie between 2^-16 and 2^15.9, but got {std:g}. "
+            "Train with another one, or scale the weights."
+        )
+    return level
 
 
 def coded_tensors(net: nn.Module) -> dict[str, NoisyTensor]:
@@ -197,6 +203,15 @@ def coded_tensors(net: nn.Module) -> dict[str, NoisyTensor]:
             f"{', '.join(keys)} are shared. Give each layer its own."
         )
     return {key: found[key] for key in keys}
+
+
+def _check_finite(tensors: Mapping[str, NoisyTensor]) -> None:
+    for key, tensor in tensors.items():
+        for value in (tensor.mean, *tensor.noise.values()):
+            if not bool(value.isfinite().all()):
+                raise VardropError(
+                    f"Expected '{key}' to have finite means and variances, but got NaN or infinity."
+                )
 
 
 def _check_gaussian(key: str, tensor: NoisyTensor) -> None:
@@ -283,9 +298,9 @@ class RandomCode(nn.Module):
         weights = sum(t.mean.numel() for t in tensors.values())
         if bits is None:
             check_integer("block_bits", block_bits)
-            bits = min(
-                max(math.ceil(float(kl(net).detach()) / math.log(2)), 1), block_bits * weights
-            )
+            _check_finite(tensors)
+            whole = math.ceil(float(kl(net).detach()) / math.log(2))
+            bits = min(max(whole, 1), block_bits * weights)
         self.layout = checked_layout(weights, bits, block_bits, seed, tapered)
         self._net, self.block_bits = (net,), block_bits  # in a tuple, so that it is no part of this
         device = next(iter(tensors.values())).mean.device
@@ -366,6 +381,7 @@ class RandomCode(nn.Module):
         """
         if blocks is not None:
             check_integer("blocks", blocks)
+        _check_finite(coded_tensors(self._net[0]))
         if self.open == self.layout.blocks:
             levels = [nearest_level(float(scale)) for scale in self.scales()]
             self.level.copy_(torch.tensor(levels))
