@@ -347,3 +347,13 @@ def test_an_argument_that_is_not_known_is_told_with_the_nearest(tmp_path, given,
     with pytest.raises(vd.VardropError, match=told):
         vd.fit("iris", out=tmp_path / "r", **given)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_may_be_named_as_on_the_command_line(tmp_path):
+    quick = {"epochs": 1, "folds": 1, "beta": 0.1, "compare": False}
+    run = vd.fit("iris", "mlp50", "sparse_vd", out=tmp_path / "named", **quick)
+    assert run.config.method == vd.sparse_vd()
+    assert vd.fit("iris", "mlp50", "none", out=tmp_path / "plain", **quick).config.method is None
+    with pytest.raises(vd.VardropError, match=r"Expected a method among .* but got 'sparse'\."):
+        vd.fit("iris", "mlp50", "sparse", out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()

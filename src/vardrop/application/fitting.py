@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
@@ -25,11 +25,11 @@ from vardrop.application.config import (
     working,
 )
 from vardrop.application.evaluation import measure
-from vardrop.application.named import build_net, usual_method, usual_net
+from vardrop.application.named import build_net, method_named, usual_method, usual_net
 from vardrop.application.phases import read_phase
 from vardrop.application.run import Run, load_same_data
 from vardrop.application.trials import Order, carried_out
-from vardrop.checks import check_choice, nearest
+from vardrop.checks import nearest
 from vardrop.conversion import convert
 from vardrop.data import About, Dataset, Roles, Stream, describe
 from vardrop.data.preprocessing import Task, label
@@ -50,7 +50,7 @@ _ROLES = tuple(
 def fit(
     data: Any,
     net: str | nn.Module = "auto",
-    recipe: BaseRecipe | Auto | None = "auto",
+    recipe: BaseRecipe | str | None = "auto",
     *,
     out: str | Path | None = None,
     target: str | None = None,
@@ -73,8 +73,9 @@ def fit(
             larger than memory are handed over as a `Stream`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
-        recipe: the method; None leaves the net as it is, plain or converted by you. By default
-            `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for images.
+        recipe: the method, or its name as on the command line; None leaves the net as it is, plain
+            or converted by you. By default `bayes_by_backprop(prior=Normal(learned=True))` for
+            tables, `sparse_vd()` for images.
         out: the directory; runs/<data>-<number> by default. One that holds files is an error.
         target, task, drop: of a table; see `load_dataset`.
         validation, test: data of your own for these parts, of the same kind as `data`; with
@@ -181,14 +182,14 @@ def _config(
     source: Data,
     about: About,
     net: str | nn.Module,
-    recipe: BaseRecipe | Auto | None,
+    recipe: BaseRecipe | str | None,
     where: str | None,
     exclude: str | None,
     given: Settings,
 ) -> Config:
     """The run, with what follows from the data in the place of what was not given."""
     if isinstance(recipe, str):
-        check_choice("recipe", recipe, get_args(Auto))
+        recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
     if given.heteroscedastic and about.task == "classification":
         raise VardropError(
             f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
@@ -207,7 +208,7 @@ def _config(
         about,
         name if isinstance(name, str) else type(name).__name__,
         not isinstance(name, str),
-        usual_method(about.kind) if isinstance(recipe, str) else recipe,
+        recipe,
         where,
         exclude,
         _settings(source, given, rows, about.kind == "image"),
