@@ -218,3 +218,14 @@ def test_reestimation_that_fails_changes_nothing(data, error, message):
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
     assert net.training
     assert net[1].momentum == 0.1
+
+
+@pytest.mark.parametrize("verb", [vd.shrink, vd.plan_shrink, vd.export_program])
+def test_layers_of_mean_zero_are_refused(verb):
+    """A plain net of their means would know nothing."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    vd.convert(net, vd.variance_layer(), where="2")
+    with pytest.raises(
+        VardropError, match=r"have means to .* but got '2' \(Linear\) with ZeroMean"
+    ):
+        verb(net, torch.zeros(2, 4))

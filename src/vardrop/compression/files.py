@@ -45,6 +45,7 @@ from vardrop.compression.kinds import (
     settle_sizes,
     units,
 )
+from vardrop.compression.masks import check_means
 from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, run
 from vardrop.errors import VardropError, needed
 from vardrop.estimators import LocalReparameterization
@@ -418,6 +419,7 @@ def export_program(
         return _answering(net, example_input, outputs, noise)[1]
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
+    check_means(net, "to export")
     return _program(densify(net)[0], inputs, batch_axes=None)
 
 
@@ -556,7 +558,9 @@ def export_onnx(
     dense: nn.Module = densify(net)[0]
     axes = (0,) * len(inputs)
     names = None
-    if samples is not None:
+    if samples is None:
+        check_means(net, "to export")
+    else:
         dense = Draws(net, inputs, samples)
         names = [*_argument_names(net, len(inputs)), "noise"]
         inputs, axes = (*inputs, dense.noise_like(inputs)), (*axes, 1)

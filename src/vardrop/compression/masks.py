@@ -82,6 +82,17 @@ def _rules_text(found: dict[str, Relevance]) -> str:
     )
 
 
+def check_means(net: nn.Module, what: str) -> None:
+    """Refuse layers of mean zero, of which nothing is left in a plain net."""
+    for name, layer in modules_of(net, Variational).items():
+        if layer.posterior is not None and layer.posterior.zero_mean:
+            raise VardropError(
+                f"Expected layers that have means {what}, but got '{name}' "
+                f"({type(layer).__name__}) with {layer.posterior!r}, whose weights are zero but for "
+                "their noise. Leave it noisy: vardrop.freeze serves and exports its draws."
+            )
+
+
 def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dict[str, Tensor]]:
     """A plain copy of a noisy net with its dead weights at zero, in evaluation mode.
 

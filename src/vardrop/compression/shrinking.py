@@ -25,6 +25,7 @@ from vardrop.compression.kinds import (
 )
 from vardrop.compression.masks import (
     Thresholds,
+    check_means,
     gated_ties,
     is_whole,
     masked,
@@ -224,6 +225,7 @@ def planned(
     # A copy, because tensors that were made in inference mode stay such.
     inputs = untouched(as_inputs(example_input))
     _check_finite(net)
+    check_means(net, "to shrink")
     rule = rules(net, threshold)
     plain, deviations = without_dead(net, rule)
     check_runs(plain, inputs)

@@ -63,7 +63,7 @@ def check_noise(net: nn.Module) -> None:
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(
             f"Expected `net` to have noisy modules or dropout, but got {', '.join(kinds)}. "
-            'Call vardrop.convert(net, recipe) first, or predict with mode="mean".'
+            'Call vardrop.convert(net, recipe) first, or vardrop.predict(net, x, mode="mean").'
         )
 
 
