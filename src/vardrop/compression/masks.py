@@ -88,8 +88,8 @@ def check_means(net: nn.Module, what: str) -> None:
         if layer.posterior is not None and layer.posterior.zero_mean:
             raise VardropError(
                 f"Expected layers that have means {what}, but got '{name}' "
-                f"({type(layer).__name__}) with {layer.posterior!r}, whose weights are noise alone. "
-                "Leave it noisy: vardrop.freeze serves and exports its draws."
+                f"({type(layer).__name__}) with {layer.posterior!r}, whose weights are noise "
+                "alone. Leave it noisy: vardrop.freeze serves and exports its draws."
             )
 
 
