@@ -63,7 +63,9 @@ def test_numbers_come_with_their_doubt(diabetes):
     assert bool((std > 0).all())
     lower, upper = model.predict_interval(X[300:], coverage=0.9)
     covered = ((lower <= y[300:]) & (y[300:] <= upper)).mean()
-    assert 0.75 < covered <= 1.0  # 142 rows: four standard errors below 0.9
+    # Four standard errors below 0.9: 0.025 of 142 rows, and 0.053 of the 30 held-out rows that the
+    # width comes from, after which the coverage is a Beta(28, 3).
+    assert 0.66 < covered <= 1.0
     quantiles = model.predict_quantiles(X[300:], (0.1, 0.5, 0.9))
     assert bool((np.diff(quantiles, axis=1) > 0).all())
     drawn = model.sample(X[300:], 4000, random_state=1)
