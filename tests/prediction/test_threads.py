@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from vardrop.functional import drawing, noise_source
 from vardrop.prediction import draw, predict, unlabelled_kappa
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -66,6 +67,7 @@ def state(net: nn.Module) -> list[object]:
         torch.backends.mha.get_fastpath_enabled(),
         torch.is_grad_enabled(),
         torch._C._functorch.get_dynamic_layer_stack_depth(),
+        noise_source(),
         torch.get_rng_state().tolist(),
     ]
 
@@ -196,3 +198,24 @@ def test_an_interrupt_leaves_net_and_torch_as_they_were(name: str) -> None:
         signal.signal(signal.SIGALRM, previous)
     assert interrupted > 0
     assert state(net) == before
+
+
+@pytest.mark.parametrize("where", ["__enter__", "__exit__"])
+@pytest.mark.parametrize("name", [n for n in CASES if n != "mean"])
+def test_an_interrupt_of_the_noise_itself_leaves_the_thread_its_own(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, call = CASES[name]
+    net, kind = noisy(make), type(drawing(0))
+    before, own = noise_source(), getattr(kind, where)
+
+    def interrupted(*args: object) -> None:
+        if where == "__enter__":
+            own(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(net, 0)
+    assert noise_source() is before

@@ -27,6 +27,7 @@ from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
 from vardrop.prediction import draws, freeze
 from vardrop.prediction.calibration import conformal_rule
+from vardrop.prediction.preparation import undisturbed
 
 LEVEL = 0.95
 
@@ -101,6 +102,7 @@ class Answer(nn.Module):
         )
 
 
+@undisturbed
 def answer(run: Run, samples: int = SAMPLES) -> Answer:
     """What a run says of rows, as one module of plain nets.
 

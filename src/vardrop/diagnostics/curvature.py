@@ -16,8 +16,10 @@ from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
+from vardrop.prediction.preparation import undisturbed
 
 
+@undisturbed
 def kappa(
     net: nn.Module,
     loader: Loader,

@@ -13,9 +13,11 @@ from vardrop.functional.drawing import (
     generator as generator,
     given_noise as given_noise,
     noise_is_given as noise_is_given,
+    noise_source as noise_source,
     normal_like as normal_like,
     own_noise as own_noise,
     random_signs as random_signs,
+    set_noise_source as set_noise_source,
     standard_normal as standard_normal,
     uniform as uniform,
 )

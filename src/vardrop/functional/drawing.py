@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,21 +29,47 @@ _PIECE = 1 << 16  # numbers that are looked up at once
 _TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations and more
 
 
-class _Thread(threading.local):
-    """The seed of this thread, and the generators made from it, one per device; noise at hand."""
+class Source(NamedTuple):
+    """Where a thread has its noise from: generators made from a seed, or noise that is given."""
 
-    seed: int | None = None
+    seed: int | None
     generators: dict[torch.device, torch.Generator]
-    given: Callable[[_Shape], Tensor] | None = None
+    given: Callable[[_Shape], Tensor] | None
+
+
+class _Thread(threading.local):
+    source = Source(None, {}, None)
 
 
 _thread = _Thread()
 
 
-@contextmanager
+def noise_source() -> Source:
+    """Where the calling thread has its noise from."""
+    return _thread.source
+
+
+def set_noise_source(source: Source) -> None:
+    """Let the calling thread have its noise from there, as `noise_source` gave it before."""
+    _thread.source = source
+
+
+class _From(AbstractContextManager[None]):
+    """Noise from one source in a block. No generator: one that an interrupt abandons ends late."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = self.before = source
+
+    def __enter__(self) -> None:
+        self.before, _thread.source = _thread.source, self.source
+
+    def __exit__(self, *_: object) -> None:
+        _thread.source = self.before
+
+
 def drawing(
     seed: int, generators: dict[torch.device, torch.Generator] | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Draw from generators of one's own, made from the seed; the global ones are left alone.
 
     A dictionary for them, where one is given, lets a later block go on where this one ends.
@@ -54,16 +81,11 @@ def drawing(
     ...     bool((uniform((2,), torch.zeros(())) == first).all())
     True
     """
-    before = _thread.seed, getattr(_thread, "generators", {})
-    try:
-        _thread.seed, _thread.generators = seed, {} if generators is None else generators
-        yield
-    finally:
-        _thread.seed, _thread.generators = before
+    own = {} if generators is None else generators
+    return _From(Source(seed, own, _thread.source.given))
 
 
-@contextmanager
-def given_noise(take: Callable[[_Shape], Tensor]) -> Iterator[None]:
+def given_noise(take: Callable[[_Shape], Tensor]) -> AbstractContextManager[None]:
     """Take standard normal numbers from a function of their shape; uniform ones are made of them.
 
     >>> import torch
@@ -71,26 +93,25 @@ def given_noise(take: Callable[[_Shape], Tensor]) -> Iterator[None]:
     ...     standard_normal((2,), torch.ones(())), uniform((2,), torch.ones(()))
     (tensor([0., 0.]), tensor([0.5000, 0.5000]))
     """
-    before, _thread.given = _thread.given, take
-    try:
-        yield
-    finally:
-        _thread.given = before
+    return _From(_thread.source._replace(given=take))
 
 
 def noise_is_given() -> bool:
     """Whether noise comes from `given_noise` here; a compiled graph draws its own."""
     traced = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return not traced and _thread.given is not None
+    return not traced and _thread.source.given is not None
 
 
 def generator(device: torch.device) -> torch.Generator | None:
     """The generator to draw from on a device: this thread's own, or None for the global one."""
-    if torch.compiler.is_compiling() or _thread.seed is None:
+    if torch.compiler.is_compiling():
         return None
-    if device not in _thread.generators:
-        _thread.generators[device] = torch.Generator(device).manual_seed(_thread.seed)
-    return _thread.generators[device]
+    seed, generators, _ = _thread.source
+    if seed is None:
+        return None
+    if device not in generators:
+        generators[device] = torch.Generator(device).manual_seed(seed)
+    return generators[device]
 
 
 def _own(device: torch.device) -> dict[str, Any]:
@@ -118,8 +139,9 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
 
 
 def _given(shape: _Shape) -> Tensor:
-    assert _thread.given is not None
-    return _thread.given(shape)
+    given = _thread.source.given
+    assert given is not None
+    return given(shape)
 
 
 def _quantiles(count: int) -> Tensor:
@@ -311,13 +333,12 @@ def drawn_from_own(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name in function.overloadpacket.overloads():
         return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": own})
     # A fused kernel draws from the global generator alone: it is lent a seed, by one at a time.
-    with _fused, _lent(own):
-        return function(*args, **kwargs)
+    with _fused:
+        return _lent(own, partial(function, *args, **kwargs))
 
 
-@contextmanager
-def _lent(own: torch.Generator) -> Iterator[None]:
-    """The global generator of a device with a seed from one's own; it gets its state back."""
+def _lent(own: torch.Generator, function: Callable[[], Any]) -> Any:
+    """A call with a seed from one's own in the global generator, which gets its state back."""
     device, whole = own.device, torch.default_generator
     if device.type != "cpu":
         module = torch.get_device_module(device)
@@ -326,6 +347,6 @@ def _lent(own: torch.Generator) -> Iterator[None]:
     before = whole.get_state()
     try:
         whole.manual_seed(int(torch.randint(2**62, (), generator=own, device=device)))
-        yield
+        return function()
     finally:
         whole.set_state(before)

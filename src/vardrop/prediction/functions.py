@@ -89,6 +89,7 @@ class HeldNoise(nn.Module):
         noise = getattr(self.module, "noise", None)
         return getattr(noise, "granularity", None) == "example"
 
+    @undisturbed
     def _drawn(self, x: Tensor, seed: int) -> Tensor:
         with drawing(seed), guarded(self.module):
             return torch.vmap(self._row, randomness="same")(x)
@@ -298,9 +299,14 @@ def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module
 def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
     sampler = FunctionSampler(net)
     for own in _seeds(seed, n):
-        with drawing(own):
-            sampler.redraw()
-        yield copy.deepcopy(sampler.net).eval().requires_grad_(False)
+        yield _next(sampler, own)
+
+
+@undisturbed
+def _next(sampler: FunctionSampler, seed: int) -> nn.Module:
+    with drawing(seed):
+        sampler.redraw()
+    return copy.deepcopy(sampler.net).eval().requires_grad_(False)
 
 
 @undisturbed

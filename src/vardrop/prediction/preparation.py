@@ -20,7 +20,14 @@ from torch.utils._pytree import tree_map_only
 from vardrop.calls import call, parts, rows, untouched
 from vardrop.errors import VardropError
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
+from vardrop.functional import (
+    NoiseCalls,
+    drawing,
+    drawn_from_own,
+    noise_source,
+    own_noise,
+    set_noise_source,
+)
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
@@ -31,15 +38,15 @@ _TENSORS = 6  # of the largest activation's size that live at once
 
 
 def undisturbed(verb: _Verb) -> _Verb:
-    """Leave torch's modes of the thread as they were, also when an interrupt cuts a call short.
+    """Leave the thread's modes and noise as they were, also when an interrupt cuts a call short.
 
-    It may come inside torch's own context managers, after they have changed something.
+    It may come inside a context manager, after it has changed something or before it changes back.
     """
 
     @functools.wraps(verb)
     def call(*args: Any, **kwargs: Any) -> Any:
         grad, depth = torch.is_grad_enabled(), functorch.get_dynamic_layer_stack_depth()
-        modes = len(_get_current_dispatch_mode_stack())
+        modes, source = len(_get_current_dispatch_mode_stack()), noise_source()
         try:
             return verb(*args, **kwargs)
         except BaseException:
@@ -47,6 +54,7 @@ def undisturbed(verb: _Verb) -> _Verb:
             while len(_get_current_dispatch_mode_stack()) > modes:
                 _pop_mode()
             torch.set_grad_enabled(grad)
+            set_noise_source(source)
             raise
 
     return cast(_Verb, call)
