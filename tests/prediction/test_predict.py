@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -12,7 +13,7 @@ import vardrop as vd
 from tests.prediction.nets import Wrapped
 from vardrop.errors import VardropError
 from vardrop.functional import drawing
-from vardrop.prediction import predict
+from vardrop.prediction import predict, ways
 from vardrop.prediction.preparation import measured, prepared, row_limit
 from vardrop.prediction.ways import EstimatorDraws, chain, side_by_side, together
 
@@ -316,6 +317,10 @@ CHAINS = {
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Flatten()),
         RECIPES["zero mean"], IMAGES,
     ),
+    "grouped": (
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 2, groups=2), nn.Flatten()),
+        RECIPES["posterior"], IMAGES,
+    ),
     "one channel": (
         nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 2)),
         RECIPES["posterior"], IMAGES[:, :1],
@@ -330,12 +335,12 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_draws_side_by_side_have_the_distribution_of_a_loop(name: str) -> None:
     net, recipe, x = CHAINS[name]
-    vd.convert(net, recipe).train()
+    net = vd.convert(copy.deepcopy(net), recipe).train()
     kept, n = x.clone(), 1500
     links = chain(net, x)
     assert links is not None
     with torch.no_grad():
-        found = torch.cat(list(side_by_side(links, x, [n // 3] * 3)))
+        found = torch.cat(list(side_by_side(links.laid_out(), x, [n // 3] * 3)))
         assert all(m.training for m in net.modules())
         twin = prepared(net, noise=True)
         loop = torch.stack([twin(x) for _ in range(n)])
@@ -344,6 +349,19 @@ def test_draws_side_by_side_have_the_distribution_of_a_loop(name: str) -> None:
     for other in (loop, vectorised):
         assert z_score(found, other) < Z
         assert z_score(found.square(), other.square()) < Z
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, recipe, x = CHAINS[name]
+    net = vd.convert(copy.deepcopy(net), recipe)
+    links, found = chain(net, x), []
+    assert links is not None
+    for lanes in (1, 16):
+        monkeypatch.setattr(ways, "_LANES", lanes)
+        with torch.no_grad(), drawing(0):
+            found += [torch.cat(list(side_by_side(links.laid_out(), x, [4, 3])))]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
 NAN = torch.tensor([[math.nan] * 5])

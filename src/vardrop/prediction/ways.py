@@ -52,6 +52,7 @@ _EXACT = (torch.float32, torch.float64)
 _WORKING_SET = 2**24  # bytes beyond which fresh pages cost more on a CPU than a repeated call
 _CACHED = 2**18  # elements of the largest output that stay in the cache with what is made of them
 _FEWEST_ROWS = 96  # that a convolution is given at once
+_LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1  # of a float register
 
 
 class Way(Protocol):
@@ -126,6 +127,7 @@ class EstimatorDraws:
         key = shapes(x)
         if key not in self._plans:
             found = chain(self.source, x, self.local) if isinstance(x, Tensor) else None
+            found = None if found is None else found.laid_out()
             # On a replica: several threads may be running the other.
             size = measured(replica(self.net), x) if found is None else found.size
             self._plans[key] = found, size
@@ -304,6 +306,11 @@ class Chain(NamedTuple):
     widths: list[int]
     size: Size
 
+    def laid_out(self) -> Chain:
+        """The chain with its layers in the memory layout that is fastest."""
+        after = [m.laid_out() if isinstance(m, LocalLayer) else m for m in self.after]
+        return self._replace(first=self.first.laid_out(), after=after)
+
 
 def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     """A net as a chain whose noise begins with local reparameterisation of a layer, or None."""
@@ -316,7 +323,7 @@ def chain(net: nn.Module, x: Tensor, local: bool = False) -> Chain | None:
     if shapes is None or torch.is_autocast_enabled(x.device.type):
         return None
     layers = {m: local_layer(m, local) for m in modules if isinstance(m, Variational | LocalLayer)}
-    known = {m: layer.laid_out() for m, layer in layers.items() if layer is not None}
+    known = {m: layer for m, layer in layers.items() if layer is not None}
     if len(known) < len(layers) or not all(map(plain_forward, modules)):
         return None
     widths = [math.prod(s) for m, s in zip(modules, shapes, strict=True) if m in known]
@@ -375,11 +382,12 @@ class LocalLayer(Noisy):
     bias_variance: Tensor
     square: Tensor | None  # of the weight, where moments are carried through the layer
     sign: Tensor | None  # of the deviation, where an output was scaled by a negative number
+    outputs: int | None  # how many of the outputs are meant, where others were added
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
         geometry = {k: v for k, v in vars(layer).items() if k in _GEOMETRY}
-        own = {"kind": type(layer), "op": _product(layer), "channels_last": False}
+        own = {"kind": type(layer), "op": _product(layer), "channels_last": False, "outputs": None}
         vars(self).update(geometry, **own)  # what nn.Module does on setting an attribute is slow
         affine = layer.affine()
         mean, bias = affine.weight.mean.detach(), affine.mean_bias
@@ -404,13 +412,16 @@ class LocalLayer(Noisy):
     def mean(self, x: Tensor) -> Tensor:
         """E y; only the bias, or zero, where the weights have no mean."""
         if self.weight is not None:
-            return self.op(x, self.weight, self.bias)
+            return self._meant(self.op(x, self.weight, self.bias))
         bias = torch.zeros_like(self.bias_variance) if self.bias is None else self.bias
         return self._per_output(bias)
 
     def spread(self, squares: Tensor) -> Tensor:
         """Var y for squared inputs."""
-        return self.op(squares, self.variance, self.bias_variance)
+        return self._meant(self.op(squares, self.variance, self.bias_variance))
+
+    def _meant(self, y: Tensor) -> Tensor:
+        return y if self.outputs is None else y[:, : self.outputs]
 
     def deviation(self, squares: Tensor) -> Tensor:
         """What multiplies the noise of every output."""
@@ -423,20 +434,18 @@ class LocalLayer(Noisy):
     def moments(self, x: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the output, in the memory layout of the layer."""
         std = self._like_weight(self.deviation(squares))  # of squares that are in the cache
-        mean = self.mean(x)
-        return mean if self.weight is None else self._like_weight(mean), std
+        return self._like_weight(self.mean(x)), std
 
     def drawn(self, x: Tensor, noise: Tensor) -> Tensor:
         """One draw of the output for every row, for as much flat noise; x is overwritten."""
         mean = self.mean(x)
         std = self._like_weight(self.deviation(x.mul_(x)))
-        if self.weight is None:
-            return std.mul_(_viewed(noise, std)).add_(mean)
-        return self._like_weight(mean).addcmul_(std, _viewed(noise, std))
+        y = _viewed(noise, std)
+        return torch.addcmul(self._like_weight(mean), std, y, out=y)
 
     def _like_weight(self, y: Tensor) -> Tensor:
         # One input channel fits both layouts, and torch then takes the slower one.
-        return _channels_last(y) if self.channels_last else y
+        return _channels_last(y) if self.channels_last and y.stride(1) != 1 else y
 
     def output_shape(self, x: Tensor) -> Shape:
         """The shape of a row of the output for such rows."""
@@ -463,15 +472,27 @@ class LocalLayer(Noisy):
             self.sign = scale.sign()  # of one folding: a second one would stand in a row with it
 
     def laid_out(self) -> LocalLayer:
-        """The layer in the memory layout that is fastest."""
+        """The layer in the memory layout that is fastest.
+
+        Outputs come in whole registers, with outputs of zeros after them where there are too few:
+        of 50 the last two take longer than sixteen.
+        """
         if self.kind is not Conv2d:
             return self
+        grouped = self.variance.shape[1] != vars(self)["in_channels"]
+        more = 0 if grouped or not self.variance.is_cpu else -len(self.variance) % _LANES
         twin = cast(LocalLayer, replica(self))
-        twin.channels_last = True
-        for name in ("weight", "variance"):
-            value = getattr(self, name)
-            setattr(twin, name, None if value is None else _channels_last(value))
+        twin.channels_last, twin.outputs = True, len(self.variance) if more else None
+        twin.variance = _channels_last(_longer(self.variance, more))
+        twin.bias_variance = _longer(self.bias_variance, more)
+        if self.weight is not None:
+            twin.weight = _channels_last(_longer(self.weight, more))
+            twin.bias = None if self.bias is None else _longer(self.bias, more)
         return twin
+
+
+def _longer(values: Tensor, more: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(more, *values.shape[1:])]) if more else values
 
 
 def _channels_last(x: Tensor) -> Tensor:
