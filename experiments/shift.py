@@ -8,6 +8,7 @@ where there is noise. Corrupted digits and turned ones are scored as classificat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -65,7 +66,7 @@ class Predictor:
         self.nets, self.samples, self.seed = nets, samples, seed
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities of images, and the entropy that is left within a draw or member."""
+        """Log-probabilities of images, and the entropy that is left within a draw or member."""
         found = []
         for net in self.nets:
             parts = x.split(_BATCH)
@@ -73,9 +74,9 @@ class Predictor:
                 p = predict(net, parts, self.samples, seed=self.seed, keep=0)
             else:
                 p = predict(net, parts, 1, mode="mean")
-            found.append((p.probs, p.aleatoric))
-        probs, inner = (torch.stack(t).mean(0) for t in zip(*found, strict=True))
-        return probs, inner
+            found.append((p.log_probs, p.aleatoric))
+        logs, inner = (torch.stack(t) for t in zip(*found, strict=True))
+        return logs.logsumexp(0).sub(math.log(len(found))).log_softmax(1), inner.mean(0)
 
 
 def trained(
@@ -144,9 +145,9 @@ def shifted_digits(
 
 def _clean(predictor: Predictor, test: Images) -> Scores:
     """Scores of test digits, and how well strangers are told from them."""
-    probs, inner = predictor(test.x)
-    found = {f"{key}, clean": value for key, value in _scores(probs, test.y).items()}
-    total = _entropy(probs)
+    logs, inner = predictor(test.x)
+    found = {f"{key}, clean": value for key, value in _scores(logs, test.y).items()}
+    total = _entropy(logs)
     for name, title in _STRANGERS.items():
         other, within = predictor(images(name, "test").x)
         found[f"AUROC {title} by entropy"] = float(metrics.auroc(total, _entropy(other)))
@@ -156,16 +157,17 @@ def _clean(predictor: Predictor, test: Images) -> Scores:
     return found
 
 
-def _entropy(probs: Tensor) -> Tensor:
-    return entropy(probs.log(), probs, 1)
+def _entropy(logs: Tensor) -> Tensor:
+    return entropy(logs, logs.exp(), 1)
 
 
-def _scores(probs: Tensor, y: Tensor) -> Scores:
-    wrong, doubt = probs.argmax(1) != y, _entropy(probs)
+def _scores(logs: Tensor, y: Tensor) -> Scores:
+    probs, doubt = logs.exp(), _entropy(logs)
+    wrong = probs.argmax(1) != y
     apart = metrics.auroc(doubt[~wrong], doubt[wrong]) if 0 < int(wrong.sum()) < len(y) else 0.5
     return {
         "accuracy": 100 * float(metrics.accuracy(probs, y)),
-        "NLL": float(metrics.nll(probs, y)),
+        "NLL": float(metrics.nll_from_log_probs(logs, y)),
         "ECE": float(metrics.ece(probs, y)),
         "AUROC of errors": float(apart),
     }
@@ -178,8 +180,8 @@ def _corrupted(
     found = []
     for kind in CORRUPTIONS:
         for strength in strengths:
-            probs, _ = predictor(corrupted(kind, data.x, strength, seed=strength))
-            found.append({"corruption": kind, "strength": strength, **_scores(probs, data.y)})
+            logs, _ = predictor(corrupted(kind, data.x, strength, seed=strength))
+            found.append({"corruption": kind, "strength": strength, **_scores(logs, data.y)})
     return found
 
 
@@ -187,8 +189,8 @@ def _turned(predictor: Predictor, data: Images, angles: Sequence[int]) -> list[d
     found = []
     for angle in angles:
         turn = torch.deg2rad(torch.full((len(data.x),), float(angle)))
-        probs, _ = predictor(rotated(data.x, turn))
-        found.append({"angle": angle, **_scores(probs, data.y)})
+        logs, _ = predictor(rotated(data.x, turn))
+        found.append({"angle": angle, **_scores(logs, data.y)})
     return found
 
 
