@@ -34,7 +34,6 @@ TINY = {
     "attacks": {"epochs": 1, "samples": 2, "examples": 60, "epsilons": [0.0, 0.1]},
     "exploration": {"episodes": 4, "window": 2},
     "variance_toys": {"steps": 3},
-    "five_methods": {"epochs": 1, "samples": 2, "examples": 60},
     "shifted_digits": {
         "epochs": 1, "samples": 2, "examples": 60, "tested": 20, "members": 2, "strengths": [2],
         "angles": [0, 90],

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
-from experiments.out_of_distribution import trained
+from experiments.shift import trained
 from experiments.trainings import Watch
 from vardrop.data import load_images
 from vardrop.errors import VardropError
@@ -61,7 +61,7 @@ def test_a_variance_net_on_mnist_needs_under_half_of_its_noise() -> None:
         data, test = load_images("mnist"), load_images("mnist", "test")
     except VardropError as error:
         pytest.skip(f"the images are not here: {error}")
-    net = trained("variance net", data, epochs=3, seed=0, watch=Watch())
+    net = trained("variance layer", data, epochs=3, seed=0, watch=Watch(), part=1.0)
     kappa = unlabelled_kappa(net, data.x[:2000])
     selected, fraction = select(net, kappa, float(kappa["4"].abs().quantile(0.6)))
     batches = test.x.split(1000)
