@@ -22,12 +22,11 @@ from vardrop.compression import export_onnx
 from vardrop.data.graph import with_preprocessing
 from vardrop.errors import VardropError, needed
 from vardrop.files import write_atomically
-from vardrop.functional import drawing
+from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
 from vardrop.prediction import draws, freeze
 from vardrop.prediction.calibration import conformal_rule
-from vardrop.prediction.preparation import undisturbed
 
 LEVEL = 0.95
 

@@ -14,9 +14,8 @@ from vardrop.diagnostics.batch_variance import mean_cross_entropy
 from vardrop.diagnostics.measuring import Loader, batches, called_with
 from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
-from vardrop.functional.drawing import drawing
+from vardrop.functional.drawing import drawing, undisturbed
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
-from vardrop.prediction.preparation import undisturbed
 
 
 @undisturbed

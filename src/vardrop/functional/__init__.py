@@ -17,8 +17,8 @@ from vardrop.functional.drawing import (
     normal_like as normal_like,
     own_noise as own_noise,
     random_signs as random_signs,
-    set_noise_source as set_noise_source,
     standard_normal as standard_normal,
+    undisturbed as undisturbed,
     uniform as uniform,
 )
 from vardrop.functional.elementwise import (

@@ -11,12 +11,17 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._C import _functorch as functorch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
 
 from vardrop.sharded import common_seed, is_sharded, placed_like
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _Shape = tuple[int, ...] | torch.Size
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 _MANY = 1 << 16  # numbers from which on looking them up is faster
 _PIECE = 1 << 16  # numbers that are looked up at once
 _TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations and more
@@ -47,11 +53,6 @@ _thread = _Thread()
 def noise_source() -> Source:
     """Where the calling thread has its noise from."""
     return _thread.source
-
-
-def set_noise_source(source: Source) -> None:
-    """Let the calling thread have its noise from there, as `noise_source` gave it before."""
-    _thread.source = source
 
 
 class _From(AbstractContextManager[None]):
@@ -94,6 +95,29 @@ def given_noise(take: Callable[[_Shape], Tensor]) -> AbstractContextManager[None
     (tensor([0., 0.]), tensor([0.5000, 0.5000]))
     """
     return _From(_thread.source._replace(given=take))
+
+
+def undisturbed(verb: _Verb) -> _Verb:
+    """Leave the thread's modes and noise as they were, also when an interrupt cuts a call short.
+
+    It may come inside a context manager, after it has changed something or before it changes back.
+    """
+
+    @wraps(verb)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        grad, depth = torch.is_grad_enabled(), functorch.get_dynamic_layer_stack_depth()
+        modes, source = len(_get_current_dispatch_mode_stack()), _thread.source
+        try:
+            return verb(*args, **kwargs)
+        except BaseException:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            while len(_get_current_dispatch_mode_stack()) > modes:
+                _pop_mode()
+            torch.set_grad_enabled(grad)
+            _thread.source = source
+            raise
+
+    return cast(_Verb, call)
 
 
 def noise_is_given() -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vardrop.calls import Picked, call, mapped, one_tensor, rows, tensors_in, untouched
 from vardrop.checks import check_choice, check_integer, check_number, check_type
 from vardrop.errors import VardropError
-from vardrop.functional import NoiseCalls, drawing, given_noise, log_square
+from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, Values, net_and_likelihood
@@ -39,7 +39,6 @@ from vardrop.prediction.preparation import (
     is_random,
     plain_forward,
     prepared,
-    undisturbed,
     watched,
     whole_rows,
 )

@@ -22,7 +22,7 @@ from torch.nn import functional
 from vardrop.calls import arguments, call, one_tensor, plain_batch, rows, untouched
 from vardrop.checks import check_integer, check_net, check_number
 from vardrop.errors import VardropError
-from vardrop.functional import drawing, generator
+from vardrop.functional import drawing, generator, undisturbed
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.gates import own_rates
 from vardrop.layers import Variational, plain_types
@@ -37,7 +37,6 @@ from vardrop.prediction.preparation import (
     plain_forward,
     prepared,
     row_limit,
-    undisturbed,
     whole_rows,
 )
 

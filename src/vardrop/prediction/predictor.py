@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vardrop.calls import Picked, call, check_named, mapped, parts, plain_batch, rows, tensors_in
 from vardrop.checks import check_choice, check_integer, check_number
 from vardrop.errors import VardropError
-from vardrop.functional import drawing
+from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import replica
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call, select, unlabelled_kappa
@@ -29,7 +29,6 @@ from vardrop.prediction.preparation import (
     measured,
     prepared,
     row_limit,
-    undisturbed,
 )
 from vardrop.prediction.result import Prediction, Reduction, join
 from vardrop.prediction.ways import EstimatorDraws, MeanPass, SpreadDraws, Way

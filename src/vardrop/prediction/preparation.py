@@ -7,57 +7,24 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch as functorch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 from torch.utils._pytree import tree_map_only
 
 from vardrop.calls import call, parts, rows, untouched
 from vardrop.errors import VardropError
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import (
-    NoiseCalls,
-    drawing,
-    drawn_from_own,
-    noise_source,
-    own_noise,
-    set_noise_source,
-)
+from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
 from vardrop.values import Value
 
-_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 _TENSORS = 6  # of the largest activation's size that live at once
-
-
-def undisturbed(verb: _Verb) -> _Verb:
-    """Leave the thread's modes and noise as they were, also when an interrupt cuts a call short.
-
-    It may come inside a context manager, after it has changed something or before it changes back.
-    """
-
-    @functools.wraps(verb)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        grad, depth = torch.is_grad_enabled(), functorch.get_dynamic_layer_stack_depth()
-        modes, source = len(_get_current_dispatch_mode_stack()), noise_source()
-        try:
-            return verb(*args, **kwargs)
-        except BaseException:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            while len(_get_current_dispatch_mode_stack()) > modes:
-                _pop_mode()
-            torch.set_grad_enabled(grad)
-            set_noise_source(source)
-            raise
-
-    return cast(_Verb, call)
 
 
 def is_random(module: nn.Module) -> bool:
