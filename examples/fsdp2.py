@@ -6,6 +6,7 @@ Shard every layer, then the ELBO: nothing else is special. The KL is a local sum
 gathered for it, and every process draws noise of its own.
 """
 
+import gc
 import tempfile
 
 import torch
@@ -28,10 +29,8 @@ def data(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x[rank::world], y[rank::world]
 
 
-def main() -> None:
-    """Train, save, load again and predict."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+def main(device: str) -> None:
+    """Train, save and predict."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same start everywhere
     layers = [nn.Linear(16, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
@@ -63,8 +62,11 @@ def main() -> None:
     whole = sum(p.numel() for p in elbo.parameters())
     print(f"rank {rank}: {held} of {whole} parameters, KL {parts.kl.item():.0f}, "
           f"accuracy {accuracy:.2f}", flush=True)  # fmt: skip
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    main(device)
+    gc.collect()  # sharded modules are in cycles, and a group that they hold cannot end
+    dist.destroy_process_group()

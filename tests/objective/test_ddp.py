@@ -1,5 +1,6 @@
 """Two gloo processes give the gradients of one, under every recipe of the contract table."""
 
+import gc
 import importlib
 import os
 
@@ -79,6 +80,7 @@ def worker(rank, unused, path, results):
         del wrapped
     if rank == 0:
         torch.save(found, results)
+    gc.collect()
     dist.destroy_process_group()
 
 
@@ -118,6 +120,7 @@ def gathering_worker(rank, path, results):
     step(wrapped, rank)
     torch.save({"alone": alone, "both": gradients(elbo)}, f"{results}{rank}")
     del wrapped  # before its group, or the threads of gloo may wait for each other
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@
 processes draw from seeds of their own, and the single process draws the same numbers.
 """
 
+import gc
 import importlib
 import os
 
@@ -160,19 +161,27 @@ def worker(rank, world, path, folder, results):
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
     if world == 3:
-        elbo = shard(
-            vd.ELBO(make("bayes_by_backprop-learned_prior").net, vd.Categorical(), 20), "layers"
-        )
-        state = get_model_state_dict(elbo)
-        dcp.load(state, checkpoint_id=folder)
-        found = together(state)
+        found = loaded(folder)
     else:
         found = {name: of_layers(rank, name) for name in ALL}
         found |= {("parallel", name): parallel(name) for name in PARALLEL}
         found |= {("seeds", name): with_seeds(name) for name in SEEDED}
         found |= {"saved": saved(folder), "drawn": drawn_kl(), "refused": refused()}
     torch.save(found, f"{results}{rank}")
+    leave()
+
+
+def leave():
+    """Leave the group once nothing refers to it: sharded modules are in cycles, and hold it."""
+    gc.collect()
     dist.destroy_process_group()
+
+
+def loaded(folder):
+    elbo = vd.ELBO(make("bayes_by_backprop-learned_prior").net, vd.Categorical(), 20)
+    state = get_model_state_dict(shard(elbo, "layers"))
+    dcp.load(state, checkpoint_id=folder)
+    return together(state)
 
 
 @pytest.fixture(scope="module")
@@ -357,12 +366,10 @@ def of_replicas(rank, store, results):
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    found = {}
-    for name in HYBRID:
-        elbo = shard(start(name), "layers", mesh=mesh)
-        found[name] = of_means(elbo)
+    found = {name: of_means(shard(start(name), "layers", mesh=mesh)) for name in HYBRID}
     torch.save(found, f"{results}{rank}")
-    dist.destroy_process_group()
+    del mesh
+    leave()
 
 
 def of_means(elbo):
