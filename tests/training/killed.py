@@ -64,7 +64,7 @@ def let_live(pid, out, chance, steps):
         while written(out) == before:
             assert alive(pid), "the run ended before it was killed often enough"
             time.sleep(0.001)
-    time.sleep(chance.uniform(0.0, 0.01 if steps else 0.2))
+    time.sleep(chance.uniform(0.0, 0.01 if steps else 0.05))
 
 
 def main(root, kills):
