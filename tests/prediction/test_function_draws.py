@@ -127,3 +127,10 @@ def test_bad_input_is_refused() -> None:
     lstm = nn.LSTM(2, 2, num_layers=2, dropout=0.5)
     with pytest.raises(VardropError, match="dropout inside LSTM"):
         draw(lstm)
+
+
+def test_held_noise_is_refused_in_an_exported_graph() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    f, x = draw(net, seed=0), torch.randn(3, 4)
+    with pytest.raises(VardropError, match="Dropout, which a graph would draw anew"):
+        torch.export.export(f, (x,))

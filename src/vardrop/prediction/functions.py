@@ -72,7 +72,13 @@ class HeldNoise(nn.Module):
         self.side = getattr(module, "side", None)  # a layer asks its gate where it acts
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output for the held noise."""
+        """The module's output for the held noise; an exported graph would draw it anew."""
+        if torch.compiler.is_exporting():
+            raise VardropError(
+                "Expected a drawn function without held noise in a graph, but got that of "
+                f"{type(self.module).__name__}, which a graph would draw anew. Freeze the net with "
+                "vardrop.freeze and export that, or set the rate of its dropout to 0."
+            )
         if self.start is None or x.dim() < 3:
             return self._drawn(x, self.seed)
         start = self.start if self.end is None else max(self.start, self.end - x.shape[1])
