@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from rich import progress
 from rich.console import Console
 from rich.table import Table
@@ -56,6 +57,7 @@ FUNCTIONS: dict[str, Function] = {
         kingma.gradient_variances,
         kingma.epoch_seconds,
         kingma.width_errors,
+        kingma.averaged_errors,
         kingma.plain_levels,
         molchanov.sparse_mnist,
         molchanov.random_labels,
@@ -102,6 +104,7 @@ def show(directory: Path, results: Path) -> None:
 
 def run(directory: Path, name: str, results: Path, force: bool) -> None:
     """Run one experiment to its end, from where it stands."""
+    torch.set_flush_denormal(True)
     experiment = named(experiments(directory), name)
     out = result_path(experiment, results)
     if force:
@@ -114,6 +117,7 @@ def run(directory: Path, name: str, results: Path, force: bool) -> None:
 
 def quick(directory: Path, only: str | None, results: Path | None, force: bool) -> int:
     """Run the quick versions and check their bounds; 1 where a figure lies outside."""
+    torch.set_flush_denormal(True)
     known = experiments(directory)
     chosen = list(known.values()) if only is None else [named(known, only)]
     failed = 0

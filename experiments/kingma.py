@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from experiments.trainings import Watch, error, images, mlp
+from experiments.trainings import Record, Watch, error, images, mlp
 from vardrop import functional
 from vardrop.conversion import convert
 from vardrop.diagnostics import gradient_variance
@@ -200,6 +200,57 @@ def width_errors(
         figures[f"{name}, {width} units"] = chosen["test_error"]
         curve += [{"method": name, **record} for record in found]
     return {"figures": figures, "curve": curve}
+
+
+_AVERAGED_EPOCHS = {"none": 30, "binary": 120, "gaussian_a": 120, "gaussian_b": 120}
+
+
+def averaged_errors(
+    seed: int,
+    width: int = 100,
+    methods: tuple[str, ...] = tuple(METHODS),
+    epochs: int | None = None,
+    examples: int = 60_000,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Figure 1a with averaged weights: test error of the averaged model after the last epoch.
+
+    Adam at 1e-3, constant for two thirds of the epochs and then linearly to 0, all training images,
+    nothing chosen. Epochs: 30 without noise, 80 with learned noise, 120 with fixed noise, unless
+    `epochs` is given.
+    """
+    x, y = images("mnist", count=examples)
+    test, watch = images("mnist", "test"), watch or Watch()
+    figures, curve = {}, []
+    for name in methods:
+        total = epochs or _AVERAGED_EPOCHS.get(name, 80)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net, recipes = mlp(784, width, width, width, 10), METHODS[name]
+            if recipes is not None:
+                convert(convert(net, recipes[0], where="1"), recipes[1], exclude="1")
+            elbo = ELBO(net, Categorical(), len(x), beta=0.0 if recipes is None else 1.0)
+            optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
+            rate = partial(_last_third, total)
+            loop = Loop(elbo, optimizer, x, y, total, rate=rate, seed=seed, average=True)
+
+            def measure(epoch: Epoch, net: nn.Module = net, last: int = total - 1) -> Record:
+                due = epoch.epoch % 5 == 4 or epoch.epoch == last
+                return {"nll": epoch.nll} | ({"test_error": error(net, *test)} if due else {})
+
+            records = watch.fit(name, loop, measure, fraction=1 / len(methods))
+        figures[f"{name}, {width} units"] = records[-1]["test_error"]
+        curve += [{"method": name, **r} for r in records if "test_error" in r]
+    for kind in ("a", "b"):
+        if {f"vd_{kind}", f"gaussian_{kind}"} <= set(methods):
+            gain = figures[f"vd_{kind}, {width} units"] - figures[f"gaussian_{kind}, {width} units"]
+            figures[f"vd_{kind} less gaussian_{kind}, {width} units"] = gain
+    return {"figures": figures, "curve": curve}
+
+
+def _last_third(epochs: int, epoch: float) -> float:
+    """One for two thirds of the epochs, then linearly to 0."""
+    return min(1.0, 3 - 3 * epoch / epochs)
 
 
 @dataclass(frozen=True)

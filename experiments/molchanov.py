@@ -21,6 +21,7 @@ _RECIPES: dict[str, Recipe] = {
     "exact": sparse_vd(),
     "sigmoid": sparse_vd(form="sigmoid"),
     "ard": ard(),
+    "clipped": sparse_vd(train_clip=3.0),
 }
 
 

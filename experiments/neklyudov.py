@@ -20,7 +20,7 @@ from vardrop.data import Images
 from vardrop.diagnostics import accuracies, transition
 from vardrop.estimators import local_reparameterization
 from vardrop.metrics import accuracy
-from vardrop.noisy import evaluating, kl, sampling
+from vardrop.noisy import evaluating, kl, log_alpha, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
 from vardrop.prediction import predict, select, unlabelled_kappa
@@ -134,6 +134,7 @@ def parameterisation(
         "ensemble, %": 100 * before.ensemble,
         "ensemble without means, %": 100 * after.ensemble,
         "KL to the net without means, nats": swap.total,
+        "log alpha, mean": run.curve[-1]["mean log alpha"],
     }
     return {"figures": figures, "curve": run.curve}
 
@@ -158,6 +159,8 @@ def train_parameterisation(
     batch_size: int = 200,
     noise_lr: float = 4e-3,
     samples: int = 20,
+    late_noise_lr: float | None = None,
+    constant: float = 0.5,
     seed: int = 0,
     net: str = "small",
     watch: Watch | None = None,
@@ -167,7 +170,9 @@ def train_parameterisation(
     With `net="lenet5"` it is on the last hidden layer of `lenet5_batchnorm` instead.
 
     The source trains for 200 epochs with one rate; here the noise has four times the rate of the
-    means (1e-3), so that log alpha can travel as far in fewer epochs.
+    means (1e-3), so that log alpha can travel as far in fewer epochs. `late_noise_lr` is its rate
+    from the second epoch on. Rates are constant for a part `constant` of the epochs, then fall
+    linearly to 0.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -178,17 +183,21 @@ def train_parameterisation(
         elbo = ELBO(model, Categorical(), num_data=len(data.x))
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, noise_lr=noise_lr), fused=True)
 
-        def rate(epoch: float) -> float:
-            return min(1.0, 2 * (1 - epoch / epochs))
+        raised = 1.0 if late_noise_lr is None else late_noise_lr / noise_lr
+
+        def rate(epoch: float) -> tuple[float, float]:
+            fall = min(1.0, (1 - epoch / epochs) / (1 - constant))
+            return fall, fall * (raised if epoch >= 1 else 1.0)
 
         def log(epoch: Epoch) -> Record:
             count, last = epoch.epoch + 1, epoch.epoch == epochs - 1
             due = last or count % math.ceil(epochs / 6) == 0
-            return _transition(model, test, samples) if due else {}
+            found = {"mean log alpha": float(log_alpha(model)[where].mean())}
+            return found | (_transition(model, test, samples) if due else {})
 
         loop = Loop(elbo, optimizer, *data, epochs, batch_size, rate=rate, seed=seed)
         records = (watch or Watch()).fit(kind, loop, log, fraction=0.9)
-        found = [{k: v for k, v in r.items() if k != "epoch"} for r in records if len(r) > 1]
+        found = [{k: v for k, v in r.items() if k != "epoch"} for r in records if len(r) > 2]
         curve = [{"sixths of the training": i + 1, **record} for i, record in enumerate(found)]
         return Run(model, _elbo(model, data, 5), curve)
 

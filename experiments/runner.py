@@ -14,6 +14,7 @@ import json
 import math
 import platform
 import shutil
+import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -281,6 +282,7 @@ def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[
         "notes": experiment.notes,
         "arguments": arguments,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": _commit(),
         "data_md5": {name: known.md5 for name, known in IMAGE_SETS.items() if known.md5},
         "figures": {},
         "runs": [],
@@ -293,11 +295,20 @@ def _open(experiment: Experiment, arguments: dict[str, Any], out: Path) -> dict[
             f"Expected {out} to hold a run with the arguments {arguments}, but got "
             f"{known['arguments']}. Start anew with --force, or move the file away."
         )
-    measured = ("versions", "data_md5", "figures", "runs")
-    result = fresh | {key: known[key] for key in measured}
+    measured = ("versions", "commit", "data_md5", "figures", "runs")
+    result = fresh | {key: known.get(key) for key in measured}
     if result != known:  # the description has been reworded since
         _write(result, out)
     return result
+
+
+def _commit() -> str | None:
+    """The commit of the code that runs; None outside of a repository."""
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None
 
 
 def _write(result: dict[str, Any], out: Path) -> None:

@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[tuple[Any, str | None], ...]] = {
     "Bayes by Backprop": ((bayes_by_backprop(Normal(learned=True)), None),),
     "variational dropout": ((variational_dropout(prior=LogUniform("cubic")), None),),
     "concrete dropout": ((concrete_dropout(), None),),
-    "MC dropout": tuple((mc_dropout(p, length_scale=1e-2), None) for p in (0.01, 0.05)),
+    "MC dropout": tuple((mc_dropout(p, length_scale=1e-2), None) for p in (0.01, 0.05, 0.005)),
     "variance layer": ((variance_layer(), "0"),),
     "plain": ((None, None),),
     "ensemble": ((None, None),),
@@ -193,6 +193,7 @@ def standard_splits(
     hidden: int = 50,
     samples: int = 200,
     members: int = 5,
+    methods: Sequence[str] = tuple(METHODS),
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
     """RMSE, NLL, CRPS and coverage on the test rows of splits, by method.
@@ -205,15 +206,16 @@ def standard_splits(
         hidden: units of the one hidden layer.
         samples: draws of a prediction.
         members: of the ensemble.
+        methods: keys of `METHODS`.
         watch: keeps the trained nets.
     """
     x, y, tests = split_table(table)
     parts = [_outer(x, y, tests[split]) for split in seeds]
     inner = [_inner(part, split) for part, split in zip(parts, seeds, strict=True)]
     figures: list[dict[str, float]] = [{} for _ in seeds]
-    for index, name in enumerate(METHODS):
+    for index, name in enumerate(methods):
         method = Method(name, hidden, batch, samples, members if name == "ensemble" else 1)
-        kept = _Kept(method, watch or Watch(), index / len(METHODS))
+        kept = _Kept(method, watch or Watch(), index / len(methods))
         chosen = _chosen(kept, method.choices(steps), inner)
         found = _scored(kept, chosen, parts)
         for own, choice, scores in zip(figures, chosen, found, strict=True):

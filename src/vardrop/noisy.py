@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -149,22 +149,21 @@ class NoisyTensor:
         )
         return NoisyTensor(mean.to_local(), self.posterior, self.prior, noise, hyper, self.axes)
 
-    def in_step(self) -> NoisyTensor:
-        """The tensor as products see it in a training step, with what they share computed once."""
-        if self.prior is None:
+    def in_step(self, training: bool) -> NoisyTensor:
+        """The tensor as products see it, with what a training step shares computed once.
+
+        In training mode the mean is the posterior's `training_mean`.
+        """
+        mean, variance = self.mean, self.known_variance
+        if self.prior is not None:
+            shared = shared_in_step(self.posterior, self.prior, mean, self.noise)
+            if shared is not None:
+                mean, variance = shared.mean, shared.variance
+        if training:
+            mean = self.posterior.training_mean(mean, self.noise, variance)
+        if mean is self.mean:
             return self
-        shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
-        if shared is None:
-            return self
-        return NoisyTensor(
-            shared.mean,
-            self.posterior,
-            self.prior,
-            self.noise,
-            self.hyper,
-            self.axes,
-            shared.variance,
-        )
+        return replace(self, mean=mean, known_variance=variance)
 
     def relevance(self) -> Relevance | None:
         """log alpha of every weight and the rule to keep it; None where noise selects nothing."""

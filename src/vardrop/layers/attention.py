@@ -170,7 +170,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         noisy = views.get("in_proj_bias")
         affine = Affine(
             op=functional.linear,
-            weight=views[name].in_step().rows(*rows),
+            weight=views[name].in_step(self.training).rows(*rows),
             bias=bias if noisy is None else noisy.rows(*biases),
             outputs=rows[1] - rows[0],
             trailing=0,

@@ -305,7 +305,7 @@ class Variational(Noisy):
         noisy = mean is not None and bias in self._noise
         return Affine(
             op=op,
-            weight=self._view(weight, self.weight_axes[weight]).in_step(),
+            weight=self._view(weight, self.weight_axes[weight]).in_step(self.training),
             bias=self._view(bias, _BIAS_AXES) if noisy else mean,
             outputs=self.outputs,
             trailing=self.spatial,

@@ -135,7 +135,7 @@ class _Recurrent(Variational):
         found = {}
         for name, tensor in self.noisy_tensors().items():
             own = tensor.draw() if noise is None else noise[name]
-            found[name] = tensor.in_step().sample(own)
+            found[name] = tensor.in_step(self.training).sample(own)
         return found
 
     def _called(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:

@@ -107,6 +107,10 @@ class Posterior(Value, ABC):
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """Var w, in the shape of `weight`."""
 
+    def training_mean(self, weight: Tensor, tensors: Tensors, variance: Tensor | None) -> Tensor:
+        """The mean of draws in training mode; `variance` is Var w if it is computed already."""
+        return weight
+
     @abstractmethod
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """w - E w for standard noise from `draw`."""

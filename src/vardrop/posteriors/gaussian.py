@@ -27,6 +27,13 @@ __all__ = ["AdditiveGaussian", "MultiplicativeGaussian"]
 class AdditiveGaussian(Posterior):
     """w ~ N(weight, exp(log_sigma2)), one variance per weight.
 
+    Args:
+        log_sigma2: the initial log sigma^2.
+        train_clip: in training mode, weights whose log alpha is at least this value are drawn
+            around zero, so that their means learn from the KL alone. None draws every weight
+            around its mean, as evaluation mode always does. The authors' code of sparse
+            variational dropout clips at 3.
+
     >>> import torch
     >>> q = AdditiveGaussian(log_sigma2=0.0)
     >>> q.variance(torch.ones(2), q.initial(torch.ones(2), Axes((0,), (0,))))
@@ -36,10 +43,22 @@ class AdditiveGaussian(Posterior):
     """
 
     log_sigma2: float = -10.0
+    train_clip: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_log_variance("log_sigma2", self.log_sigma2)
+        if self.train_clip is not None:
+            check_number("train_clip", self.train_clip, above=0)
+
+    def training_mean(self, weight: Tensor, tensors: Tensors, variance: Tensor | None) -> Tensor:
+        """The weight, and zero if its log alpha is at least `train_clip`."""
+        if self.train_clip is None:
+            return weight
+        with torch.no_grad():
+            variance = self.variance(weight, tensors) if variance is None else variance
+            signal = wide(weight).square() * math.exp(self.train_clip) > variance
+        return weight * signal
 
     @property
     def gaussian(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vardrop.errors import NotFiniteError, VardropError
 from vardrop.objective import ELBO
+from vardrop.training.averaging import ParameterAverage
 from vardrop.training.feeding import Feed, Rows, Streamed
 from vardrop.training.processes import (
     ALONE,
@@ -21,6 +22,7 @@ from vardrop.training.processes import (
 from vardrop.training.step import Step
 
 Schedule = Callable[[float], float]
+Rates = Callable[[float], float | Sequence[float]]
 
 
 class Epoch(NamedTuple):
@@ -44,11 +46,14 @@ class Loop:
         epochs: how many in all.
         batch_size: examples per step; the last, shorter batch is used too. A stream has its own.
         beta: schedule of the KL weight by epoch.
-        rate: schedule by epoch of the factor on every group's initial learning rate.
+        rate: schedule by epoch of the factor on every group's initial learning rate; or of one
+            factor for each group, in the order of the optimizer's.
         seed: of the shuffling, which has a generator of its own.
         step: how to make one step; a plain `Step` by default.
         world: the processes that share each batch.
         weight: for how many examples each one stands; see `ELBO.forward`.
+        average: keep an exponential average of all parameters over steps, those of the noise too.
+            The model holds it after every epoch and at the end.
     """
 
     def __init__(
@@ -60,16 +65,18 @@ class Loop:
         epochs: int,
         batch_size: int = 100,
         beta: Schedule | None = None,
-        rate: Schedule | None = None,
+        rate: Rates | None = None,
         seed: int = 0,
         step: Step | None = None,
         world: World = ALONE,
         weight: Tensor | None = None,
+        average: bool = False,
     ) -> None:
         self.feed = _feed(x, y, weight, batch_size, elbo.beta.device)
         self.elbo, self.optimizer = elbo, optimizer
         self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
         self.step, self.world = step or Step(elbo, optimizer), world
+        self.average = ParameterAverage(elbo) if average else None
         self.epoch = self.position = 0
         self.sums = torch.zeros(3, device=self.feed.device)
         self._generator = torch.Generator().manual_seed(seed)
@@ -93,11 +100,15 @@ class Loop:
 
     def _begin_epoch(self) -> None:
         self.elbo.train()
+        if self.average is not None:
+            self.average.use(False)
         if self.beta is not None:
             self.elbo.set_beta(self.beta(self.epoch))
         factor = self.rate(self.epoch) if self.rate is not None else 1.0
-        for group, lr in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = lr * factor
+        factors = factor if isinstance(factor, Sequence) else [factor] * len(self._base)
+        groups = self.optimizer.param_groups
+        for group, lr, own in zip(groups, self._base, factors, strict=True):
+            group["lr"] = lr * own
 
     def _batches(self) -> Iterable[Any]:
         self._generator.set_state(self._shuffle)
@@ -113,6 +124,8 @@ class Loop:
                 f"{self.position + 1}. Lower the learning rate, clip the gradients or lengthen "
                 "the KL warm-up."
             ) from None
+        if self.average is not None:
+            self.average.update()
         self.position += 1
 
     def _end_epoch(self) -> Epoch:
@@ -121,6 +134,8 @@ class Loop:
         self.epoch, self.position = self.epoch + 1, 0
         self.sums = torch.zeros_like(self.sums)
         self._shuffle = self._generator.get_state()
+        if self.average is not None:
+            self.average.use(True)
         return done
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -129,7 +144,8 @@ class Loop:
         noise = generator_states(self.feed.device)
         tensors = {"sums": self.sums, "shuffle": self._shuffle, **noise, **more}
         where = {"epoch": self.epoch, "position": self.position, "batch_size": self.batch_size}
-        return tensors, {**where, **values}
+        averages, counts = self.average.state() if self.average is not None else ({}, {})
+        return {**tensors, **averages}, {**where, **values, **counts}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Stand where `state` was taken; sets the global generators, which draw the noise.
@@ -145,6 +161,8 @@ class Loop:
         if self.steps is not None and self.position > self.steps:
             raise ValueError(f"step {self.position} of {self.steps}")
         self.feed.load_state(tensors, values)
+        if self.average is not None:
+            self.average.load_state(tensors, values)
         own = 7919 * self.world.rank + self.epoch
         if self.world.first:
             set_generator_states(self.feed.device, tensors, own)
@@ -160,8 +178,9 @@ def train(
     epochs: int,
     batch_size: int = 100,
     beta: Schedule | None = None,
-    rate: Schedule | None = None,
+    rate: Rates | None = None,
     seed: int = 0,
+    average: bool = False,
 ) -> Iterator[Epoch]:
     """Train on tensors or a stream, yielding after every epoch. The arguments are those of `Loop`.
 
@@ -172,7 +191,8 @@ def train(
     >>> [e.epoch for e in train(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2)]
     [0, 1]
     """
-    return Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed).run()
+    loop = Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, average=average)
+    return loop.run()
 
 
 def _feed(x: Any, y: Tensor | None, weight: Tensor | None, size: int, device: torch.device) -> Feed:
