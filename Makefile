@@ -5,7 +5,7 @@ STAMP := .venv/installed
 .PHONY: demo docs test slow check format pictures bench bench-quick clean
 
 demo: $(STAMP)
-	$(BIN)/python -m vardrop.demo
+	$(BIN)/python -m vardrop.app.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
@@ -31,7 +31,7 @@ docs: $(STAMP)
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/tutorials/write.py
-	$(BIN)/python -m tests.report.screenshot
+	$(BIN)/python -m tests.app.report.screenshot
 	$(BIN)/vardrop reproduce --page
 
 bench: $(STAMP)

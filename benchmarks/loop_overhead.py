@@ -18,8 +18,9 @@ import torch
 from nets import mlp
 
 import vardrop as vd
-from vardrop.training import Loop, Recorder
-from vardrop.training.observers import Observer
+from vardrop.app.runs import Recorder
+from vardrop.app.runs.callbacks import Observer
+from vardrop.tuning import Loop
 
 STEPS, BATCH = 40, 100  # short turns, so that a slow moment of the machine hits all alike
 EPOCH = 540  # steps of an epoch of MNIST without its validation part

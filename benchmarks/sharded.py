@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import vardrop as vd
-from vardrop.sharded import is_sharded
+from vardrop._core.sharding import is_sharded
 
 WIDTH, LAYERS, FLOAT = 1582, 4, 4  # 4 x 1582^2 = 10^7 weights
 FILE = Path(__file__).with_suffix(".json")

@@ -46,7 +46,7 @@ def write(path: Path, rows: int) -> None:
 def work(name: str, folder: Path) -> None:
     """One measurement, in this process; printed as JSON."""
     import vardrop as vd
-    from vardrop.application import load_run, write_predictions
+    from vardrop.app.runs import load_run, write_predictions
 
     vd.Stream  # noqa: B018  the imports of the application count as such
     begun, before = time.perf_counter(), _peak()

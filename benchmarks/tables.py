@@ -28,7 +28,7 @@ import torch
 from sklearn.neural_network import MLPRegressor
 
 import vardrop as vd
-from vardrop.training.observers import Observer
+from vardrop.app.runs.callbacks import Observer
 
 ROWS, COLUMNS, TIMES = 100_000, 21, 3.0
 HERE = Path(__file__).parent

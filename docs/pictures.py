@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.data import load_out_of_distribution
-from vardrop.training import train
+from vardrop.app.data import load_out_of_distribution
+from vardrop.tuning import train
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from experiments.lee_bb import prune
 from experiments.neklyudov_uses import attack_curve
 from experiments.trainings import Watch, batches, error, images
+from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.diagnostics import accuracies
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.recipes import beta_bernoulli, binary_dropout, dropmax, sparse_vd, variance_layer
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 _VGG = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolutions
 _BATCH = 100

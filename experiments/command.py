@@ -47,7 +47,7 @@ from experiments.runner import (
     reword,
 )
 from experiments.trainings import ProgressCallback
-from vardrop.training.observers import on_terminal
+from vardrop.app.runs.callbacks import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
 FUNCTIONS: dict[str, Function] = {

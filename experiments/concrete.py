@@ -25,7 +25,7 @@ from vardrop.gates import Gate
 from vardrop.noisy import sampling
 from vardrop.objective import ELBO, HeteroscedasticGaussian, parameter_groups
 from vardrop.recipes import concrete_dropout
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 BATCH = 20
 

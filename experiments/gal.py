@@ -20,7 +20,7 @@ from vardrop.objective import ELBO, Gaussian, parameter_groups
 from vardrop.posteriors import Axes, Bernoulli
 from vardrop.priors import Normal
 from vardrop.recipes import binary_dropout
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 
 def identity(seed: int, inputs: int = 50, outputs: int = 30, rows: int = 64) -> dict[str, Any]:

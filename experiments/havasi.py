@@ -33,7 +33,7 @@ from vardrop.objective import ELBO, Categorical, ELBOParts, parameter_groups
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.priors import Normal
 from vardrop.recipes import Recipe
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 _FULL = {"lenet5": (20, 50, 500), "lenet300": (300, 100)}
 _DENSE = {"lenet5": 4 * 431_080, "lenet300": 4 * 266_610}  # bytes of float32

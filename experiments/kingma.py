@@ -26,7 +26,7 @@ from vardrop.layers import Variational
 from vardrop.noisy import kl
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 _ESTIMATORS: dict[str, Estimator] = {
     "local": local_reparameterization,

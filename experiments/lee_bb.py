@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.trainings import NETS, Watch, error, images
+from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.gates import Gate
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
@@ -30,7 +30,7 @@ from vardrop.recipes import (
     sparse_vd,
     structured_pruning,
 )
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 METHODS: dict[str, Callable[[], Recipe]] = {
     "beta_bernoulli": beta_bernoulli,
@@ -69,16 +69,16 @@ def sparse_units(
         train(watch, "dense", model, data, seed, dense_epochs, dense_epochs / total)
         figures = {"error of the dense net, %": error(model, *test)}
         convert(model, METHODS[method]())
-        rates = {"gate_lr": gate_lr, "weight_lr": weight_lr}
         stage = (watch, method, model, data, seed, epochs, 2 * epochs / total)
-        curve = train(*stage, **rates, warmup=warmup)
+        curve = train(*stage, gate_lr, weight_lr, warmup=warmup)
         prune(model)
         figures |= {"error, %": error(model, *test), **_named("units", units(model))}
         figures["MACs, thousands"] = macs(units(model)) / 1000
         if dependent_epochs:
             convert(model, dependent_beta_bernoulli())
             fraction = 2 * dependent_epochs / total
-            train(watch, "dependent", model, data, seed, dependent_epochs, fraction, **rates)
+            stage = (watch, "dependent", model, data, seed, dependent_epochs, fraction)
+            train(*stage, gate_lr, weight_lr)
             figures["error, dependent, %"] = error(model, *test)
             active = active_units(model, test.x)
             figures |= _named("active units, dependent", active)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.trainings import Watch, images, lenet5
+from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.metrics import ece
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import (
@@ -28,7 +28,7 @@ from vardrop.recipes import (
     softmax,
     sparsemax,
 )
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 METHODS: dict[str, Callable[[], HeadRecipe]] = {
     "softmax": softmax,

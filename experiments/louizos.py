@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.trainings import NETS, Record, Watch, error, images, small_weights
+from vardrop.app.data import Images
 from vardrop.compression import (
     PackReport,
     ShrinkPlan,
@@ -37,13 +38,12 @@ from vardrop.compression import (
 )
 from vardrop.compression.running import accuracy, race
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian
 from vardrop.priors import LogUniform
 from vardrop.recipes import Recipe, sparse_vd
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 Knots = Sequence[Sequence[float]]  # (epoch, factor on the learning rate), linear in between
 _LR = 1e-3

@@ -13,7 +13,7 @@ from vardrop.conversion import convert
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, constant, linear_warmup, parameter_groups
 from vardrop.recipes import Recipe, ard, binary_dropout, sparse_vd
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 _ALLOWED = 0.1  # points of error on held-out images, for a lower threshold
 

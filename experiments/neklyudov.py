@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainings import Record, Watch, batches, images, learned
+from vardrop.app.data import Images
 from vardrop.conversion import convert, to_variance
-from vardrop.data import Images
 from vardrop.diagnostics import accuracies, transition
 from vardrop.estimators import local_reparameterization
 from vardrop.metrics import accuracy
@@ -26,7 +26,7 @@ from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, 
 from vardrop.prediction import predict, select, unlabelled_kappa
 from vardrop.priors import ARD, LogUniform, Prior, StudentT
 from vardrop.recipes import Recipe, variance_layer
-from vardrop.training import Epoch, Loop
+from vardrop.tuning import Epoch, Loop
 
 DENSE1 = "9"  # the last hidden layer of `lenet5_batchnorm`
 HIDDEN = "4"  # the second hidden layer of `small_net`

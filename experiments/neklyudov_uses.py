@@ -13,14 +13,14 @@ from torch.nn import functional
 
 from experiments.neklyudov import HIDDEN, small_net
 from experiments.trainings import Watch, images, learned
+from vardrop._core.errors import VardropError
+from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.diagnostics import Accuracies, accuracies
-from vardrop.errors import VardropError
 from vardrop.noisy import evaluating, sampling
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.recipes import Recipe, binary_dropout, variance_layer
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 
 def gaussians(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

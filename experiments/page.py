@@ -13,8 +13,18 @@ from matplotlib.axes import Axes
 
 from experiments.runner import Experiment, finished, result_path
 from experiments.verdicts import summary
-from vardrop.files import read_json, write_atomically
-from vardrop.report.pictures.canvas import BLUE, GREY, OTHERS, SMALL, axes, legend, png, short, tidy
+from vardrop._core.files import read_json, write_atomically
+from vardrop.app.report.pictures.canvas import (
+    BLUE,
+    GREY,
+    OTHERS,
+    SMALL,
+    axes,
+    legend,
+    png,
+    short,
+    tidy,
+)
 
 Row = Mapping[str, Any]
 

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from experiments.trainings import ProgressCallback, Watch
-from vardrop.data import IMAGE_SETS
-from vardrop.errors import VardropError
-from vardrop.files import read_json, write_atomically
+from vardrop._core.errors import VardropError
+from vardrop._core.files import read_json, write_atomically
+from vardrop.app.data import IMAGE_SETS
 
 # seed and arguments -> {"figures": {name: number}, "curve": [...] (optional)}; seeds -> a list
 Function = Callable[..., Any]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from experiments.corruptions import CORRUPTIONS, corrupted, rotated
 from experiments.trainings import Watch, images, learned
 from vardrop import metrics
+from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.data import Images
 from vardrop.likelihoods import entropy
 from vardrop.objective import ELBO, Categorical, linear_warmup
 from vardrop.prediction import predict
@@ -32,7 +32,7 @@ from vardrop.recipes import (
     variance_layer,
     variational_dropout,
 )
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 _BATCH = 1000
 _STRANGERS = {"notmnist": "notMNIST", "fashion-mnist": "Fashion-MNIST"}

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainings import Watch, error, images, lenet5
-from vardrop.application import latencies, slim
-from vardrop.errors import VardropError
-from vardrop.files import read_tensors, write_atomically, write_tensors
-from vardrop.training.recording import CHECKPOINT
+from vardrop._core.errors import VardropError
+from vardrop._core.files import read_tensors, write_atomically, write_tensors
+from vardrop.app.store import CHECKPOINT
+from vardrop.tuning import latencies, slim
 
 _BATCH, _HELD_OUT, _TIMED = 128, 5000, 64
 Part = dict[str, float]

@@ -22,11 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.trainings import Watch
-from vardrop.application import Run, fit, load_run, resume
-from vardrop.data import DATASETS, data_directory, read_table
-from vardrop.data.preprocessing import Task
-from vardrop.errors import VardropError, needed
-from vardrop.training.observers import Observer
+from vardrop._core.errors import VardropError, needed
+from vardrop.app.data import DATASETS, data_directory, read_table
+from vardrop.app.data.preprocessing import Task
+from vardrop.app.runs import Run, fit, load_run, resume
+from vardrop.app.runs.callbacks import Observer
 
 _NEVER = 10**9  # a patience that does not end: the best epoch of all is kept
 _SURE = 1.96

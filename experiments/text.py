@@ -19,19 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainings import Watch, error
-from vardrop.application import latencies
+from vardrop._core.errors import VardropError
+from vardrop.app.data import data_directory
 from vardrop.compression import shrink
 from vardrop.conversion import convert
-from vardrop.data import data_directory
-from vardrop.errors import VardropError
 from vardrop.gates import Gate
 from vardrop.likelihoods import Categorical
 from vardrop.noisy import has_noise, log_alpha, noisy_weights
 from vardrop.objective import ELBO, linear_warmup, parameter_groups
 from vardrop.recipes import l0, recurrent_dropout, sparse_vd
 from vardrop.recipes.recipe import Recipe
-from vardrop.training import Epoch, Loop
-from vardrop.training.loop import Schedule
+from vardrop.tuning import Epoch, Loop, latencies
+from vardrop.tuning.train import Schedule
 
 _THRESHOLD = 3.0  # on log alpha
 _STREAMS = 40  # into which a held-out text is cut; each begins with an empty state

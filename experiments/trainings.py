@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.data import Images, load_images
-from vardrop.files import write_atomically
-from vardrop.training import Epoch, Loop, Recorder, read_history
-from vardrop.training.recording import CHECKPOINT, HISTORY
+from vardrop._core.files import write_atomically
+from vardrop.app.data import Images, load_images
+from vardrop.app.runs import Recorder, read_history
+from vardrop.app.store import CHECKPOINT, HISTORY
+from vardrop.tuning import Epoch, Loop
 
 ProgressCallback = Callable[[float, str], None]  # which fraction is done, and what is being done
 Record = dict[str, Any]

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from experiments.trainings import Watch, learned
 from vardrop import metrics
+from vardrop._core.errors import NotFiniteError, VardropError, needed
+from vardrop._core.files import read_tensors, write_tensors
+from vardrop.app.data import data_directory
+from vardrop.app.store import CHECKPOINT
 from vardrop.conversion import convert
-from vardrop.data import data_directory
-from vardrop.errors import NotFiniteError, VardropError, needed
-from vardrop.files import read_tensors, write_tensors
 from vardrop.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.objective import ELBO
 from vardrop.prediction import predict
@@ -39,8 +40,7 @@ from vardrop.recipes import (
     variance_layer,
     variational_dropout,
 )
-from vardrop.training.members import Members
-from vardrop.training.recording import CHECKPOINT
+from vardrop.tuning.members import Members
 
 _RATE, _WARMUP, _SHORT, _HELD_OUT, _LEVEL = 1e-2, 0.25, 0.2, 0.1, 0.95
 _ROWS = 2000  # of a prediction at a time

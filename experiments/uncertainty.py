@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from experiments.slim import Part, ResNet, Seed, train
 from experiments.trainings import Watch, images
 from vardrop import metrics
-from vardrop.application import fine_tune, laplace
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.objective import ELBO
 from vardrop.prediction import Prediction, calibrate, predict
 from vardrop.priors import Normal
 from vardrop.recipes import bayes_by_backprop, mc_dropout, sparse_vd
+from vardrop.tuning import fine_tune, laplace
 
 _BATCH, _HELD_OUT, _RATE, _MEMBERS = 128, 5000, 0.1, 5
 _Pair = tuple[Tensor, Tensor]

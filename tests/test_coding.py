@@ -9,8 +9,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.statistics import assert_mean, assert_variance
+from vardrop._core.errors import VardropError
 from vardrop.coding import Layout, coded_tensors, deviation, nearest_level, philox
-from vardrop.errors import VardropError
 
 GAUSSIAN = vd.Recipe(vd.AdditiveGaussian(-4.0), vd.Normal(std=0.5, learned=True), noisy_bias=True)
 

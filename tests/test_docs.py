@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import vardrop as vd
-from vardrop.application import METHODS
-from vardrop.cli import main
+from vardrop.app.cli import main
+from vardrop.app.runs import METHODS
 
 ROOT = Path(__file__).parent.parent
 MADE = ("reference", "tutorials")  # by mkdocstrings, and of scripts: tests of their own

@@ -113,8 +113,8 @@ def test_the_version_is_written_alike_everywhere():
 
 INSTALLED = [
     # What is missing, what is called, and the extra that brings it.
-    ("typer", "__import__('vardrop_start').main()", "app"),
-    ("typer", "__import__('runpy').run_module('vardrop.cli', run_name='__main__')", "app"),
+    ("typer", "__import__('vardrop.app.cli').main()", "app"),
+    ("typer", "__import__('runpy').run_module('vardrop.app.cli', run_name='__main__')", "app"),
     ("sklearn", "vd.fit('iris')", "app"),
     ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
     ("safetensors", "vd.fit('iris')", "app"),
@@ -149,6 +149,6 @@ def test_what_needs_an_extra_names_it(tmp_path, package, call, extra):
 def test_public_names_are_there_and_once():
     assert len(set(vd.__all__)) == len(vd.__all__)
     assert all(hasattr(vd, name) for name in vd.__all__)
-    assert vd.report.__name__ == "vardrop.report"
+    assert vd.report.__name__ == "vardrop.app.report"
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
         _ = vd.magic

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.application.supplied import judge_for
 from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
+from vardrop.tuning.supplied import judge_for
 
 N, T, C, PAD = 6, 5, 4, -100
 TOKENS = vd.Categorical(class_axis=-1)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.data import load_out_of_distribution
+from vardrop.app.data import load_out_of_distribution
 
 torch.manual_seed(0)
 data = vd.load_dataset("digits")

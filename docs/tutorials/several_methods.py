@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.data import load_out_of_distribution
+from vardrop.app.data import load_out_of_distribution
 
 data = vd.load_dataset("digits")
 x, y = data.train.x[:600], data.train.y[:600]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.training import train
+from vardrop.tuning import train
 
 torch.manual_seed(0)
 data = vd.load_dataset("digits")

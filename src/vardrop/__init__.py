@@ -15,9 +15,10 @@ from vardrop import recipes
 __version__ = "0.2.0"
 
 _WITH_EXTRAS = (
-    "vardrop.application",
+    "vardrop.app.runs",
+    "vardrop.app.data",
     "vardrop.compression",
-    "vardrop.data",
+    "vardrop.tuning",
 )  # loaded when they are asked for
 
 # The public names by the modules that they come from. They are written once, in __init__.pyi, where
@@ -31,7 +32,7 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 
 def __getattr__(name: str) -> Any:
     if name == "report":  # not in __all__: it needs matplotlib
-        return importlib.import_module("vardrop.report")
+        return importlib.import_module("vardrop.app.report")
     if name not in _HOMES:
         raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
     if _HOMES[name] == "vardrop":  # a module itself

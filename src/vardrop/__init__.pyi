@@ -8,16 +8,16 @@ from vardrop import layers as layers
 from vardrop import metrics as metrics
 from vardrop import posteriors as posteriors
 from vardrop import priors as priors
-from vardrop.application import Run as Run
-from vardrop.application import compare_methods as compare_methods
-from vardrop.application import compare_runs as compare_runs
-from vardrop.application import fine_tune as fine_tune
-from vardrop.application import Slimmed as Slimmed
-from vardrop.application import fit as fit
-from vardrop.application import laplace as laplace
-from vardrop.application import load_run as load_run
-from vardrop.application import resume as resume
-from vardrop.application import slim as slim
+from vardrop.app.runs import Run as Run
+from vardrop.app.runs import compare_methods as compare_methods
+from vardrop.app.runs import compare_runs as compare_runs
+from vardrop.tuning import fine_tune as fine_tune
+from vardrop.tuning import Slimmed as Slimmed
+from vardrop.app.runs import fit as fit
+from vardrop.tuning import laplace as laplace
+from vardrop.app.runs import load_run as load_run
+from vardrop.app.runs import resume as resume
+from vardrop.tuning import slim as slim
 from vardrop.coding import RandomCode as RandomCode
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare
@@ -39,9 +39,9 @@ from vardrop.conversion import plan as plan
 from vardrop.conversion import revert as revert
 from vardrop.conversion import save_noisy as save_noisy
 from vardrop.conversion import to_variance as to_variance
-from vardrop.data import Stream as Stream
-from vardrop.data import load_dataset as load_dataset
-from vardrop.data import register_dataset as register_dataset
+from vardrop.app.data import Stream as Stream
+from vardrop.app.data import load_dataset as load_dataset
+from vardrop.app.data import register_dataset as register_dataset
 from vardrop.diagnostics import alpha_summary as alpha_summary
 from vardrop.diagnostics import gradient_variance as gradient_variance
 from vardrop.diagnostics import kappa as kappa
@@ -53,8 +53,8 @@ from vardrop.diagnostics import sparsity as sparsity
 from vardrop.diagnostics import transition as transition
 from vardrop.divergence import kl_divergence as kl_divergence
 from vardrop.divergence import register_kl as register_kl
-from vardrop.errors import UnregisteredKLError as UnregisteredKLError
-from vardrop.errors import VardropError as VardropError
+from vardrop._core.errors import UnregisteredKLError as UnregisteredKLError
+from vardrop._core.errors import VardropError as VardropError
 from vardrop.estimators import flipout as flipout
 from vardrop.estimators import local_reparameterization as local_reparameterization
 from vardrop.estimators import per_example as per_example
@@ -135,8 +135,8 @@ from vardrop.priors import ScaleMixture as ScaleMixture
 from vardrop.priors import StudentT as StudentT
 from vardrop.recipes import *
 from vardrop.recipes import register_method as register_method
-from vardrop.values import from_json as from_json
-from vardrop.values import to_json as to_json
+from vardrop._core.values import from_json as from_json
+from vardrop._core.values import to_json as to_json
 
 __version__: str
 __all__: list[str]

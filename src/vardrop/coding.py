@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_integer, check_net, check_number, check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_integer, check_net, check_number, check_type
+from vardrop._core.errors import VardropError
 from vardrop.functional import normal_kl, uniform, wide
 from vardrop.noisy import NoisyTensor, kl, noisy_modules
 from vardrop.posteriors import AdditiveGaussian

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vardrop import functional as F
-from vardrop.checks import check_type, shown
-from vardrop.errors import UnregisteredKLError, VardropError
+from vardrop._core.checks import check_type, shown
+from vardrop._core.errors import UnregisteredKLError, VardropError
 from vardrop.posteriors import (
     AdditiveGaussian,
     Axes,

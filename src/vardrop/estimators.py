@@ -20,8 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.functional import (
     Product,
     can_fuse,
@@ -33,7 +34,6 @@ from vardrop.functional import (
 )
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
-from vardrop.values import Value
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.checks import check_number, check_tensor, check_type, shown
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number, check_tensor, check_type, shown
+from vardrop._core.errors import VardropError
+from vardrop._core.sharding import take_scalars, whole
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
-from vardrop.sharded import take_scalars, whole
 
 
 class Parts(NamedTuple):

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net, check_type
+from vardrop._core.checks import check_net, check_type
+from vardrop._core.errors import VardropError
+from vardrop._core.sharding import is_sharded, is_spread, local_part, take_scalars, total
 from vardrop.divergence import kl_divergence, shared_in_step
-from vardrop.errors import VardropError
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
 from vardrop.priors import Prior
-from vardrop.sharded import is_sharded, is_spread, local_part, take_scalars, total
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop.checks import check_integer, check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_integer, check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.functional import wide
 from vardrop.functional.normal import LOG_2PI
-from vardrop.values import Value
 
 
 @dataclass(frozen=True)

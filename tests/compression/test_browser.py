@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.report import browser
+from tests.app.report import browser
 
 pytest.importorskip("onnxscript")
 NPM = shutil.which("npm")

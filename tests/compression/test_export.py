@@ -6,8 +6,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
+from vardrop._core.errors import VardropError
 from vardrop.compression import Draws, export_onnx, export_program, shrink
-from vardrop.errors import VardropError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

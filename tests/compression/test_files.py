@@ -14,6 +14,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
+from vardrop._core.errors import VardropError
 from vardrop.compression import (
     Select,
     SparseLinear,
@@ -24,7 +25,6 @@ from vardrop.compression import (
     sparsify,
     unpack,
 )
-from vardrop.errors import VardropError
 
 
 def small_net(name="residual", recipe=False, drop_inputs=False):
@@ -254,7 +254,7 @@ def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
 def test_forged_plan_with_a_right_checksum_is_refused(tmp_path, plan):
     from safetensors.torch import save_file
 
-    from vardrop.files import digest
+    from vardrop._core.files import digest
 
     net, text = nn.Linear(2, 1), json.dumps(plan)
     tensors = {k: v.detach().clone() for k, v in net.state_dict().items()}

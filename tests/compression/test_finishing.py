@@ -5,8 +5,8 @@ from torch.nn import functional
 
 from tests.compression.nets import Residual
 from vardrop import compression
+from vardrop._core.errors import VardropError
 from vardrop.compression import compare, fine_tune, reestimate_batchnorm
-from vardrop.errors import VardropError
 
 
 def test_fine_tuning_lowers_the_loss_and_keeps_zeros():

@@ -7,7 +7,7 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import Classifier
 from vardrop.compression import masked
-from vardrop.layers import SlimAttention
+from vardrop.compression.modules.attention import SlimAttention
 
 
 def sentences():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan
-from vardrop.errors import VardropError
 
 
 def net_with_dead_units():

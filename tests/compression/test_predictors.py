@@ -10,8 +10,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.statistics import z_bound
+from vardrop._core.errors import VardropError
 from vardrop.compression import export_program
-from vardrop.errors import VardropError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

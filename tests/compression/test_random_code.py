@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop._core.errors import VardropError
 from vardrop.compression import packing
-from vardrop.errors import VardropError
 
 GAUSSIAN = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.Normal(std=0.5, learned=True), noisy_bias=True)
 MAKE = """

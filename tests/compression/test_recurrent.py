@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
 import vardrop as vd
-from vardrop.layers import Unrolled
+from vardrop.compression.modules.recurrent import Unrolled
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 LAYERS = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 
 NAN, INF = math.nan, math.inf
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3

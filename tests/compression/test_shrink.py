@@ -6,8 +6,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, Separable, sparsen
+from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan, plan_shrink, shrink
-from vardrop.errors import VardropError
 
 
 def generator(seed=0):
@@ -361,7 +361,7 @@ def test_errors():
 
 
 def test_missing_package_is_named(monkeypatch, tmp_path):
-    from vardrop import errors
+    from vardrop._core import errors
 
     def absent(name):
         raise ImportError(f"No module named '{name}'")

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from vardrop._core.errors import VardropError
 from vardrop.compression import Threshold, choose_threshold, plan_shrink, shrink
 from vardrop.compression.running import accuracy
-from vardrop.errors import VardropError
 
 
 def net_and_data():

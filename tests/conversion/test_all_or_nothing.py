@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop import values
+from vardrop._core import values
 from vardrop.gates import base as gates_base
 from vardrop.heads.base import Head
 from vardrop.layers import Variational

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop import values
+from vardrop._core import values
 
 
 class Residual(nn.Module):

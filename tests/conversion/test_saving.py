@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.files import read_tensors, write_tensors
+from vardrop._core.files import read_tensors, write_tensors
 from vardrop.testing import HEADS, RECIPES
 
 X = torch.randn(5, 4)

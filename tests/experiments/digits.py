@@ -3,7 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 
-from vardrop.data import Images
+from vardrop.app.data import Images
 
 
 def digits() -> tuple[Images, Images]:

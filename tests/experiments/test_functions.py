@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from experiments import text, trainings, uci
 from experiments.command import FUNCTIONS
 from experiments.trainings import Watch
-from vardrop.data import Images
+from vardrop.app.data import Images
 
 TINY = {
     "kl_approximations": {},

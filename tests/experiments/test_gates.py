@@ -10,10 +10,10 @@ from torch import Tensor, nn
 import vardrop as vd
 from experiments import concrete, lee_bb
 from experiments.trainings import mlp
-from vardrop.data import Images, data_directory
+from vardrop.app.data import Images, data_directory
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical
-from vardrop.training import train
+from vardrop.tuning import train
 
 needs_mnist = pytest.mark.skipif(
     not (data_directory() or Path()).joinpath("mnist").is_dir(),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments import lee_dropmax
-from vardrop.data import Images, data_directory
+from vardrop.app.data import Images, data_directory
 
 
 def test_first_of_each_class_keeps_the_order_of_the_file() -> None:

@@ -9,7 +9,7 @@ from experiments import louizos, trainings
 from experiments.command import FUNCTIONS
 from experiments.runner import experiments, finished, result_path
 from tests.experiments.test_functions import TINY, few_images
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 
 ROOT = Path(__file__).parents[2]
 KNOWN = experiments(ROOT / "experiments")

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.command import FUNCTIONS
 from experiments.runner import experiments, outside, reproduce
-from vardrop.data import data_directory
+from vardrop.app.data import data_directory
 
 KNOWN = experiments(Path(__file__).parents[2] / "experiments")
 

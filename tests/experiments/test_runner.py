@@ -20,7 +20,7 @@ from experiments.runner import (
     reword,
 )
 from tests.experiments.toy import describe, toy_training
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 
 TOY = {"toy_training": toy_training}
 

@@ -7,7 +7,7 @@ import torch
 
 from experiments import uci
 from tests.experiments.test_functions import few_rows
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 
 METHOD = uci.Method("plain", hidden=4, batch=16, samples=4, members=1)
 

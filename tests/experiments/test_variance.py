@@ -15,9 +15,9 @@ from experiments.neklyudov import (
 )
 from experiments.trainings import batches
 from tests.experiments.digits import digits
-from vardrop.data import data_directory, load_images
+from vardrop.app.data import data_directory, load_images
 from vardrop.diagnostics import accuracies
-from vardrop.training import train
+from vardrop.tuning import train
 
 needs_mnist = pytest.mark.skipif(
     not (data_directory() or Path()).joinpath("mnist").is_dir(),

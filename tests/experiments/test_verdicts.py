@@ -8,7 +8,7 @@ from experiments.page import rows
 from experiments.runner import experiments, load
 from experiments.verdicts import judge, judged, summary
 from tests.experiments.toy import describe
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from experiments.trainings import Watch
 from vardrop.objective import ELBO, Categorical
-from vardrop.training import Loop
+from vardrop.tuning import Loop
 
 
 def toy_training(seed: int, epochs: int = 4, stop_after: int = 0, watch: Watch | None = None):

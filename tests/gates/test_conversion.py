@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from vardrop import recipes
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.gates import DROPOUT_TYPES, Gate
 from vardrop.noisy import relevance
 from vardrop.posteriors import Bernoulli

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from tests.statistics import assert_mean, assert_variance
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.functional import concrete_mean_ratio
 from vardrop.gates import (
     BetaBernoulli,

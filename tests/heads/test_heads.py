@@ -15,8 +15,9 @@ from torch.nn import functional
 
 import vardrop as vd
 from tests.statistics import assert_mean, z_bound
-from vardrop import recipes, values
-from vardrop.errors import VardropError
+from vardrop import recipes
+from vardrop._core import values
+from vardrop._core.errors import VardropError
 from vardrop.heads import (
     AttentionRule,
     ClassDropoutRule,

@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import (
     multiclass_calibration_error,
 )
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import Scheme, ece, reliability_curve
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import (
     accuracy,
     brier,

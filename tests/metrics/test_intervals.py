@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vardrop.application import scoring
+from vardrop.app.runs import scores as scoring
 from vardrop.metrics.intervals import (
     Estimate,
     average,

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import aurc, auroc, risk_coverage
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from sklearn.metrics import mean_pinball_loss
 from torch import Tensor
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import (
     crps_gaussian,
     interval_coverage,

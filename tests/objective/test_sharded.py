@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import vardrop as vd
 from tests.objective.test_ddp import ALL, data, gradients, make, step
-from vardrop import sharded
+from vardrop._core import sharding as sharded
 from vardrop.functional import drawing, standard_normal
 from vardrop.noisy import Noisy, enclosed
 
@@ -157,7 +157,7 @@ def worker(rank, world, path, folder, results):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     # Imported before there is a group, or its default arguments keep the group, and the threads of
-    # gloo outlive the interpreter (see `vardrop.training.processes.joined`).
+    # gloo outlive the interpreter (see `vardrop.tuning.processes.joined`).
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
     if world == 3:

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import ece, nll
 from vardrop.prediction import Prediction, apply_temperature, conformal, fit_temperature, predict
 from vardrop.prediction.result import Reduction

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.prediction import distil, predict
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.testing.cases import HEADS, LAYERS, RECIPES
 
 

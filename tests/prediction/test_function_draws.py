@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.noisy import Noisy
 from vardrop.prediction import draw, draws
 

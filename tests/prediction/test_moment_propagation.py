@@ -14,7 +14,7 @@ import vardrop as vd
 from experiments.trainings import mlp
 from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
 from vardrop.prediction.moments import RULES, Pair, RandomTensor, propagate
 

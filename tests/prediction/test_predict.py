@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from tests.prediction.nets import Wrapped
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.functional import drawing
 from vardrop.prediction import predict, ways
 from vardrop.prediction.preparation import measured, prepared, row_limit

@@ -11,11 +11,11 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics import interval_coverage
 from vardrop.prediction import Prediction, predict
 from vardrop.prediction.result import mixture_quantile
-from vardrop.training import train
+from vardrop.tuning import train
 
 
 def noisy_line() -> nn.Module:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 import vardrop as vd
 from experiments.shift import trained
 from experiments.trainings import Watch
-from vardrop.data import load_images
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
+from vardrop.app.data import load_images
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict, select, unlabelled_kappa
 from vardrop.prediction.functions import SelectedNoise
-from vardrop.training import train
+from vardrop.tuning import train
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.errors import VardropError
 from vardrop.compression.kinds import Affine, affine_layers, unit_modules
 from vardrop.compression.removal import alike_layers, fixed_layers
 from vardrop.compression.running import Inputs, hooks
 from vardrop.compression.shrinking import layer_costs
 from vardrop.compression.tracing import TO_THE_OUTPUT, Unit, coupled_units
-from vardrop.errors import VardropError
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
 

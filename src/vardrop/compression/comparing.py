@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop.calls import untouched
-from vardrop.checks import check_integer, check_net, check_number
+from vardrop._core.calls import untouched
+from vardrop._core.checks import check_integer, check_net, check_number
+from vardrop._core.errors import VardropError, needed
 from vardrop.compression.files import densify, save
 from vardrop.compression.masks import masked, rules
 from vardrop.compression.packing import packed_bytes
@@ -30,7 +31,6 @@ from vardrop.compression.running import (
     seconds,
 )
 from vardrop.compression.shrinking import layer_costs, planned
-from vardrop.errors import VardropError, needed
 from vardrop.noisy import Relevance, evaluating
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried

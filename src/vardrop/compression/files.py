@@ -29,8 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop.calls import arguments
-from vardrop.checks import check_integer, check_net, check_type
+from vardrop._core.calls import arguments
+from vardrop._core.checks import check_integer, check_net, check_type
+from vardrop._core.errors import VardropError, needed
+from vardrop._core.files import digest, tensor_bytes, write_atomically
 from vardrop.compression.finishing import SparseLinear
 from vardrop.compression.kinds import (
     Lookup,
@@ -46,11 +48,11 @@ from vardrop.compression.kinds import (
     units,
 )
 from vardrop.compression.masks import check_means
+from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.modules.recurrent import resized
 from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, run
-from vardrop.errors import VardropError, needed
 from vardrop.estimators import LocalReparameterization
-from vardrop.files import digest, tensor_bytes, write_atomically
-from vardrop.layers import NOISY_TYPES, SlimAttention, Variational, resized
+from vardrop.layers import NOISY_TYPES, Variational
 from vardrop.noisy import (
     evaluating,
     leave_fused_path,

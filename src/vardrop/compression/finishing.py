@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import untouched
-from vardrop.checks import check_integer, check_net, check_type
+from vardrop._core.calls import untouched
+from vardrop._core.checks import check_integer, check_net, check_type
+from vardrop._core.errors import VardropError
 from vardrop.compression.kinds import replaced, selected
 from vardrop.compression.running import (
     Inputs,
@@ -25,7 +26,6 @@ from vardrop.compression.running import (
     race,
     run,
 )
-from vardrop.errors import VardropError
 from vardrop.noisy import evaluating, mode_of, modules_of
 
 _MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.errors import VardropError
-from vardrop.layers import Recurring
+from vardrop._core.errors import VardropError
+from vardrop.compression.modules.recurrent import Recurring
 
 
 class Select(nn.Module):

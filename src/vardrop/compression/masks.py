@@ -13,11 +13,13 @@ from typing import Any, SupportsFloat, cast
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.errors import VardropError
 from vardrop.compression.kinds import Scale, inside, is_known, replaced
-from vardrop.errors import VardropError
+from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
-from vardrop.layers import SlimAttention, Unrolled, Variational, per_unit, plain_types
+from vardrop.layers import Variational, per_unit, plain_types
 from vardrop.noisy import (
     NoisyTensor,
     Relevance,

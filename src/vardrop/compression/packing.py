@@ -26,7 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_choice, check_integer, check_net, check_number, check_type
+from vardrop._core.checks import check_choice, check_integer, check_net, check_number, check_type
+from vardrop._core.errors import VardropError, needed
+from vardrop._core.files import write_atomically
 from vardrop.coding import (
     RandomCode,
     checked_layout,
@@ -47,8 +49,6 @@ from vardrop.compression.files import (
 from vardrop.compression.masks import grid_steps, masked
 from vardrop.compression.running import Data, Metric, check_plain, score
 from vardrop.compression.shrinking import ShrinkPlan
-from vardrop.errors import VardropError, needed
-from vardrop.files import write_atomically
 
 _ENTROPY, _RANDOM = PACKED + b"\x01", PACKED + b"\x02"
 _CHECK = {_ENTROPY: 16, _RANDOM: 8}  # bytes of the checksum

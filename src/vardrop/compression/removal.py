@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from vardrop.calls import tensors_in
+from vardrop._core.calls import tensors_in
+from vardrop._core.errors import VardropError
 from vardrop.compression.kinds import (
     Affine,
     Scale,
@@ -23,10 +24,10 @@ from vardrop.compression.kinds import (
     settle_sizes,
     unit_modules,
 )
+from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.modules.recurrent import Recurring, Unrolled
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
 from vardrop.compression.tracing import TO_THE_OUTPUT, Place, PlainAttention, Unit, unmarked
-from vardrop.errors import VardropError
-from vardrop.layers import Recurring, SlimAttention, Unrolled
 from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone

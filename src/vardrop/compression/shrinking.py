@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import tensors_in, untouched
-from vardrop.checks import check_net, check_type
+from vardrop._core.calls import tensors_in, untouched
+from vardrop._core.checks import check_net, check_type
+from vardrop._core.errors import VardropError
 from vardrop.compression.kinds import (
     Affine,
     Lookup,
@@ -34,6 +35,7 @@ from vardrop.compression.masks import (
     taken_apart,
     without_dead,
 )
+from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.removal import Removal, cut_out, data_flow, fixed_layers, rebalanced
 from vardrop.compression.running import (
     Inputs,
@@ -45,8 +47,6 @@ from vardrop.compression.running import (
     run,
 )
 from vardrop.compression.tracing import Unit, coupled_units
-from vardrop.errors import VardropError
-from vardrop.layers import SlimAttention
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, settle_fused_path
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from vardrop.calls import tensors_in
+from vardrop._core.calls import tensors_in
 from vardrop.compression.kinds import Affine, Units, affine_layers, is_known, unit_modules
 from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
 

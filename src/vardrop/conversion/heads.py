@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from vardrop._core.errors import VardropError
 from vardrop.conversion.kinds import (
     Kind,
     check_plain,
@@ -17,7 +18,6 @@ from vardrop.conversion.kinds import (
 )
 from vardrop.conversion.layers import FROZEN
 from vardrop.conversion.selection import listed
-from vardrop.errors import VardropError
 from vardrop.heads import Head
 from vardrop.layers import Ties
 from vardrop.recipes import HeadRecipe

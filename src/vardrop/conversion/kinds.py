@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.layers import NOISY_TYPES, Ties
 from vardrop.noisy import Noisy
 from vardrop.recipes import BaseRecipe

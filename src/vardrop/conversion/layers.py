@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from vardrop._core.errors import VardropError
 from vardrop.conversion.kinds import (
     Kind,
     check_plain,
@@ -19,7 +20,6 @@ from vardrop.conversion.kinds import (
     plain_type,
     rename,
 )
-from vardrop.errors import VardropError
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, modules_of

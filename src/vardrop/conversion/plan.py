@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from vardrop.checks import check_net, check_type
+from vardrop._core.checks import check_net, check_type
+from vardrop._core.errors import VardropError
 from vardrop.conversion.dropout import Switched
 from vardrop.conversion.heads import LastLayer
 from vardrop.conversion.kinds import Kind
 from vardrop.conversion.layers import layer_kind
 from vardrop.conversion.selection import Where, check_selection, listed, selects
-from vardrop.errors import VardropError
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 

@@ -10,18 +10,18 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_net, check_type
+from vardrop._core.checks import check_net, check_type
+from vardrop._core.errors import VardropError
+from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.values import from_json, to_json
 from vardrop.conversion.apply import all_or_nothing
 from vardrop.conversion.kinds import Kind, described
 from vardrop.conversion.plan import kind_of
 from vardrop.conversion.selection import listed
-from vardrop.errors import VardropError
-from vardrop.files import read_tensors, write_tensors
 from vardrop.gates import own_rates
 from vardrop.layers import Ties
 from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
-from vardrop.values import from_json, to_json
 
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module

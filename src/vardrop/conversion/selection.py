@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from vardrop.checks import check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_type
+from vardrop._core.errors import VardropError
 
 _SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
 Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]

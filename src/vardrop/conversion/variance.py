@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import shown
+from vardrop._core.checks import shown
+from vardrop._core.errors import VardropError
 from vardrop.conversion.selection import Where, check_selection, listed, selects
-from vardrop.errors import VardropError
 from vardrop.layers import Variational, check_method
 from vardrop.noisy import modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean

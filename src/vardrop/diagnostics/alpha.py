@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vardrop.checks import check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
 from vardrop.noisy import log_alpha, noisy_modules, noisy_weights
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.checks import check_integer, check_net
+from vardrop._core.checks import check_integer, check_net
+from vardrop._core.errors import VardropError
 from vardrop.diagnostics.measuring import Estimate, Loader, drawing, outputs
-from vardrop.errors import VardropError
 from vardrop.estimators import Estimator
 from vardrop.noisy import sampling
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_integer, check_type
+from vardrop._core.checks import check_integer, check_type
+from vardrop._core.errors import VardropError
 from vardrop.diagnostics.batch_variance import mean_cross_entropy
 from vardrop.diagnostics.measuring import Loader, batches, called_with
-from vardrop.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing, undisturbed
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vardrop.calls import arguments, one_tensor, plain_batch, untouched
-from vardrop.checks import check_integer, check_number, check_type, shown
-from vardrop.errors import VardropError
+from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
+from vardrop._core.checks import check_integer, check_number, check_type, shown
+from vardrop._core.errors import VardropError
 from vardrop.estimators import Estimator, check_estimator
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import call, untouched
-from vardrop.checks import check_choice
-from vardrop.errors import VardropError
+from vardrop._core.calls import call, untouched
+from vardrop._core.checks import check_choice
+from vardrop._core.errors import VardropError
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import evaluating, noisy_modules, sampling

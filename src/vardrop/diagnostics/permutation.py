@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_integer, check_net, check_number, check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_integer, check_net, check_number, check_type
+from vardrop._core.errors import VardropError
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors

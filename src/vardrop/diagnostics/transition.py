@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from vardrop.calls import call, untouched
-from vardrop.checks import check_integer
+from vardrop._core.calls import call, untouched
+from vardrop._core.checks import check_integer
+from vardrop._core.errors import VardropError
 from vardrop.diagnostics.alpha import spread_log_alpha
 from vardrop.diagnostics.measuring import Loader, batches
-from vardrop.errors import VardropError
 from vardrop.noisy import evaluating, sampling
 
 

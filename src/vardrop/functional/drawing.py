@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
 )
 
-from vardrop.sharded import common_seed, is_sharded, placed_like
+from vardrop._core.sharding import common_seed, is_sharded, placed_like
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_choice, check_integer, check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_choice, check_integer, check_type
+from vardrop._core.errors import VardropError
+from vardrop._core.sharding import whole
+from vardrop._core.values import Value
 from vardrop.functional import wide
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
-from vardrop.sharded import whole
-from vardrop.values import Value
 
 Side = Literal["input", "output"]
 Granularity = Literal["element", "channel", "example", "sequence"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop.checks import check_number
+from vardrop._core.checks import check_number
 from vardrop.functional import (
     concrete,
     kumaraswamy_beta_kl,

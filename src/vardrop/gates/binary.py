@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
+from vardrop._core.checks import check_number
+from vardrop._core.sharding import square_sum
 from vardrop.functional import uniform
 from vardrop.gates.base import FeatureNoise, Granularity, Side, noise_shape
 from vardrop.posteriors import Tensors, check_drop_rate
-from vardrop.sharded import square_sum
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop.checks import check_number
+from vardrop._core.checks import check_number
+from vardrop._core.sharding import square_sum
 from vardrop.functional import bernoulli_entropy, concrete, concrete_mean_ratio, uniform
 from vardrop.gates.base import FeatureNoise, noise_shape
 from vardrop.posteriors import Tensors
-from vardrop.sharded import square_sum
 
 _DENSE, _SPATIAL = 0.1, 2 / 3  # the authors' temperatures
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop.checks import check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
 from vardrop.functional import concrete, log_square, normal_kl, normal_like, uniform
 from vardrop.gates.base import (
     FeatureNoise,

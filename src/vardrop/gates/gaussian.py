@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
 from vardrop.divergence import log_uniform_from_log_alpha
-from vardrop.errors import VardropError
 from vardrop.functional import project, standard_normal
 from vardrop.gates.base import (
     FeatureNoise,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
 from vardrop.functional import concrete, uniform
 from vardrop.gates.base import FeatureNoise, Side, along, noise_shape
 from vardrop.noisy import Relevance

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
 from vardrop.functional import (
     project,
     truncated_log_normal_kl,

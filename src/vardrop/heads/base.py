@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.checks import check_integer, check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_integer, check_type
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.functional import wide
 from vardrop.noisy import Noisy
-from vardrop.values import Value
 
 Branches = Mapping[str, Tensor]
 _TAP = threading.local()  # `head`, `labels` and `runs`, while this thread asks for a head's loss

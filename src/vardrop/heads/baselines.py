@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.functional import uniform, wide
 from vardrop.heads.base import (
     Branches,

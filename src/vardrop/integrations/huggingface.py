@@ -6,7 +6,7 @@ it has the Trainer.
 
 from __future__ import annotations
 
-from vardrop.errors import VardropError, needed
+from vardrop._core.errors import VardropError, needed
 
 needed("transformers", "huggingface")
 
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, pytorch_utils
 from transformers.utils.hub import cached_file
 
-from vardrop.checks import check_type
+from vardrop._core.checks import check_type
+from vardrop._core.files import read_tensors, write_tensors
 from vardrop.conversion import contents, is_description, restore
-from vardrop.files import read_tensors, write_tensors
 from vardrop.layers import Variational, register_layer
 from vardrop.posteriors import Axes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vardrop.errors import VardropError, needed
+from vardrop._core.errors import VardropError, needed
 
 needed("lightning.pytorch", "lightning")
 
@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from vardrop.checks import check_number, check_type
+from vardrop._core.checks import check_number, check_type
 from vardrop.noisy import log_alpha, relevance
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.objective.steps import Schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vardrop.errors import VardropError, needed
+from vardrop._core.errors import VardropError, needed
 
 needed("transformers", "huggingface")
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from vardrop.calls import one_tensor
-from vardrop.checks import check_integer, check_number
+from vardrop._core.calls import one_tensor
+from vardrop._core.checks import check_integer, check_number
 from vardrop.integrations.huggingface import checkpoint, noise_in, plain_names
 from vardrop.likelihoods import Categorical
 from vardrop.noisy import noisy_modules

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from vardrop.checks import shown
-from vardrop.errors import VardropError
+from vardrop._core.checks import shown
+from vardrop._core.errors import VardropError
 from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
 from vardrop.layers.base import (
     Ties as Ties,
@@ -24,7 +24,6 @@ from vardrop.layers.dense import (
     Embedding as Embedding,
     Linear as Linear,
 )
-from vardrop.layers.headwise import SlimAttention as SlimAttention
 from vardrop.layers.recurrent import (
     GRU as GRU,
     LSTM as LSTM,
@@ -32,11 +31,6 @@ from vardrop.layers.recurrent import (
     GRUCell as GRUCell,
     LSTMCell as LSTMCell,
     RNNCell as RNNCell,
-)
-from vardrop.layers.unrolled import (
-    Recurring as Recurring,
-    Unrolled as Unrolled,
-    resized as resized,
 )
 
 # The torch layer, by exact type, and the noisy layer that takes its place.

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.estimators import Affine, Estimator, local_reparameterization
 from vardrop.functional import Dense
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
-from vardrop.layers.headwise import SEPARATE, Heads, Triple, averaged
+from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vardrop.checks import check_type
+from vardrop._core.checks import check_type
+from vardrop._core.errors import VardropError
 from vardrop.divergence import check_kl
-from vardrop.errors import VardropError
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
 from vardrop.functional import Product, square, wide
 from vardrop.gates import FeatureNoise, Gate, Side

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.functional import Dense
 from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Variational
 from vardrop.layers.dense import Linear

@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_integer
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_integer
+from vardrop._core.errors import VardropError
 from vardrop.metrics.checks import averaged, check_classification
 
 Scheme = Literal["width", "mass"]

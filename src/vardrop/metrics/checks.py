@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_tensor
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_tensor
+from vardrop._core.errors import VardropError
 
 
 def check_values(name: str, values: Tensor) -> Tensor:

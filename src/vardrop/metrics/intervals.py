@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop.errors import needed
+from vardrop._core.errors import needed
 
 Weighted = Callable[[Tensor], Tensor]
 LEVEL = 0.95

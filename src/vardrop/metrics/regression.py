@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.metrics.checks import (
     averaged,
     check_finite,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from vardrop.calls import call, check_named, one_tensor, plain_batch, untouched
-from vardrop.checks import check_integer, check_net, check_number, check_tensor, shown
-from vardrop.errors import VardropError
+from vardrop._core.calls import call, check_named, one_tensor, plain_batch, untouched
+from vardrop._core.checks import check_integer, check_net, check_number, check_tensor, shown
+from vardrop._core.errors import VardropError
 from vardrop.functional import cached_step
 from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical, Likelihood

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop.checks import check_net, check_number, check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_net, check_number, check_type
+from vardrop._core.errors import VardropError
 from vardrop.noisy import Noisy
 from vardrop.objective.elbo import ELBO, ELBOParts
 

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from vardrop.checks import check_number, shown
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_number, shown
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.functional import normal_entropy, standard_normal
-from vardrop.values import Value
 
 Tensors = Mapping[str, Tensor]
 Sharing = Literal["weight", "input", "output", "layer"]

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import call, one_tensor, untouched
-from vardrop.checks import check_integer, check_net, check_number
-from vardrop.errors import VardropError
+from vardrop._core.calls import call, one_tensor, untouched
+from vardrop._core.checks import check_integer, check_net, check_number
+from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.predictor import Mode, batches, predict
 from vardrop.prediction.preparation import is_random

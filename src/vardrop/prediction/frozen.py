@@ -21,9 +21,9 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import Picked, call, mapped, one_tensor, rows, tensors_in, untouched
-from vardrop.checks import check_choice, check_integer, check_number, check_type
-from vardrop.errors import VardropError
+from vardrop._core.calls import Picked, call, mapped, one_tensor, rows, tensors_in, untouched
+from vardrop._core.checks import check_choice, check_integer, check_number, check_type
+from vardrop._core.errors import VardropError
 from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
 from vardrop.gates import Gate
 from vardrop.layers import Variational

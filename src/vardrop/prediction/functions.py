@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop.calls import arguments, call, one_tensor, plain_batch, rows, untouched
-from vardrop.checks import check_integer, check_net, check_number
-from vardrop.errors import VardropError
+from vardrop._core.calls import arguments, call, one_tensor, plain_batch, rows, untouched
+from vardrop._core.checks import check_integer, check_net, check_number
+from vardrop._core.errors import VardropError
 from vardrop.functional import drawing, generator, undisturbed
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.gates import own_rates

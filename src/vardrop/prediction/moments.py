@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_moments
 from vardrop.gates import Gate
 from vardrop.gates.base import along

@@ -14,9 +14,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vardrop.calls import Picked, call, check_named, mapped, parts, plain_batch, rows, tensors_in
-from vardrop.checks import check_choice, check_integer, check_number
-from vardrop.errors import VardropError
+from vardrop._core.calls import (
+    Picked,
+    call,
+    check_named,
+    mapped,
+    parts,
+    plain_batch,
+    rows,
+    tensors_in,
+)
+from vardrop._core.checks import check_choice, check_integer, check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import replica
@@ -32,7 +42,6 @@ from vardrop.prediction.preparation import (
 )
 from vardrop.prediction.result import Prediction, Reduction, join
 from vardrop.prediction.ways import EstimatorDraws, MeanPass, SpreadDraws, Way
-from vardrop.sharded import called_through, is_spread
 
 Mode = Literal["sample", "mean", "moments"]
 Draw = Literal["estimator", "local", "weights"]

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop.calls import call, parts, rows, untouched
-from vardrop.errors import VardropError
+from vardrop._core.calls import call, parts, rows, untouched
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
-from vardrop.values import Value
 
 _TENSORS = 6  # of the largest activation's size that live at once
 

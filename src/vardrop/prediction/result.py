@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop.checks import check_number
-from vardrop.errors import NotFiniteError, VardropError
+from vardrop._core.checks import check_number
+from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.likelihoods import Likelihood, Taught, entropy
 
 _BISECTIONS = 60

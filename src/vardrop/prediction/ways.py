@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.calls import call, mapped, one_tensor, rows, shapes, tensors_in, untouched
+from vardrop._core.calls import call, mapped, one_tensor, rows, shapes, tensors_in, untouched
 from vardrop.estimators import (
     LocalReparameterization,
     check_estimator,

@@ -10,7 +10,7 @@ parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.recipes import classes, features, recipe, weights
 from vardrop.recipes.classes import *  # noqa: F403 - what a file names in __all__ is public
 from vardrop.recipes.features import *  # noqa: F403

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.gates import (
     BetaBernoulli,
     BinaryDropout,

@@ -6,15 +6,15 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vardrop.checks import check_type
-from vardrop.errors import VardropError
+from vardrop._core.checks import check_type
+from vardrop._core.errors import VardropError
+from vardrop._core.values import Value
 from vardrop.estimators import Estimator, local_reparameterization
 from vardrop.gates import FeatureNoise
 from vardrop.heads import ClassRule
 from vardrop.layers.base import check_method
 from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
-from vardrop.values import Value
 
 __all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"]
 

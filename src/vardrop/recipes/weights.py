@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeVar
 
-from vardrop.errors import VardropError
+from vardrop._core.errors import VardropError
 from vardrop.estimators import (
     Estimator,
     flipout,

@@ -1,0 +1,1 @@
+"""What every part of the library needs: errors, checks, files, values, calls, sharding."""

@@ -1,0 +1,1 @@
+"""The application: everything about runs on disk. The library never imports it."""

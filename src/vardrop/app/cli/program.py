@@ -1,0 +1,82 @@
+"""The program: options that may stand anywhere, one command, one line on stderr for an error."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from typing import Any
+
+from vardrop._core.checks import nearest, printable
+from vardrop._core.errors import VardropError, needed
+
+for _package in ("typer", "rich"):
+    needed(_package)
+
+import typer
+
+from vardrop.app.cli import compare  # noqa: F401  which adds its command
+from vardrop.app.cli.commands import app
+
+_INTERRUPTED = 130  # typer's code, without a word
+_ANYWHERE = ("--debug", "--quiet", "--version", "--import")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit; an error is one line on stderr, with a traceback by --debug."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    own, others = _apart(given)
+    silent = "--quiet" in own and "--json" not in others
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()) if silent else nullcontext():
+            warnings.showwarning = _warned
+            code = app([*own, *others], prog_name="vardrop", standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in own:
+            raise
+        text, code = _described(error)
+        print(f"vardrop: {printable(text)}", file=sys.stderr)
+    sys.exit(code or 0)
+
+
+def _apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of the program, which may stand anywhere, and the command with its own."""
+    own: list[str] = []
+    others: list[str] = []
+    words = iter(given)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            others += [word, *words]
+        elif name not in _ANYWHERE:
+            others.append(word)
+        elif name == "--import" and not equals:
+            own.append(f"{word}={next(words, '')}")
+        else:
+            own.append(word)
+    return own, others
+
+
+def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
+    print(f"vardrop: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+
+
+def _described(error: BaseException) -> tuple[str, int]:
+    """One line about an error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "stopped. `fit --resume` and `reproduce` go on from the last checkpoint.", 1
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        hint = f" Try `{context.command_path} --help`." if context is not None else ""
+        near = getattr(error, "possibilities", None)
+        message = (error.message if near else error.format_message()).rstrip(".")
+        meant = nearest(getattr(error, "option_name", ""), near or ())
+        end = "" if message.endswith("?") else "."
+        return " ".join(f"{message}{end}{meant}{hint}".split()), 2
+    known = isinstance(error, VardropError)
+    text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."
+    return " ".join(text.split()), 1

@@ -1,0 +1,107 @@
+"""Where pictures are drawn: an Axes that touches no global state of matplotlib, and its PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vardrop._core.errors import VardropError
+
+Numbers = Tensor | NDArray[Any] | Sequence[float]
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+BLUE, RED, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a8a8a"
+OTHERS = (RED, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
+SMALL, TEXT = 8.0, 9.0
+_LINE = 54  # letters of a legend beside each other
+
+
+def axes(ax: Axes | None, width: float = 4.4, height: float = 3.0) -> Axes:
+    """The Axes that was given, or a new one on a figure that pyplot knows nothing of."""
+    if ax is not None:
+        return ax
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.add_subplot()
+
+
+def tidy(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
+    """Label an Axes in small type, with no frame at the top and at the right."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=SMALL)
+    # Names come from the user: a dollar sign in them is no formula.
+    ax.set_xlabel(x, fontsize=TEXT, parse_math=False)
+    ax.set_ylabel(y, fontsize=TEXT, parse_math=False)
+    if title:
+        ax.set_title(title, fontsize=TEXT, parse_math=False, loc="left")
+    return ax
+
+
+def legend(ax: Axes) -> None:
+    """Put a legend without a frame where there is room."""
+    for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
+        text.set_parse_math(False)
+
+
+def legend_above(ax: Axes) -> None:
+    """Put a legend above an Axes, where it hides nothing; a title stands above it."""
+    names = ax.get_legend_handles_labels()[1]
+    columns = max(1, min(len(names), _LINE // max(map(len, names))))
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0.2}
+    found = ax.legend(frameon=False, fontsize=SMALL, ncols=columns, borderaxespad=0.1, **place)
+    for text in found.get_texts():
+        text.set_parse_math(False)
+    rows = math.ceil(len(names) / columns)
+    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)
+
+
+def numbers(name: str, values: Numbers) -> NDArray[np.float64]:
+    """Tensors of any device and precision, arrays and lists as float64; empty input is an error."""
+    found = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+    if found.size == 0:
+        raise VardropError(
+            f"Expected `{name}` to hold at least one value, but got shape {found.shape}. "
+            "Leave the picture out."
+        )
+    return found
+
+
+def column(name: str, values: Numbers) -> NDArray[np.float64]:
+    """Numbers of shape (N,); (N, 1) is taken for it."""
+    found = numbers(name, values)
+    if found.ndim == 2 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.ndim != 1:
+        raise VardropError(
+            f"Expected `{name}` to have shape (N,), but got shape {found.shape}. "
+            "Pass one number a case."
+        )
+    return found
+
+
+def short(name: str, length: int = 22) -> str:
+    """The end of a long name, which is what tells layers apart."""
+    return name if len(name) <= length else "…" + name[1 - length :]
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that an Axes lies on; every picture is on one."""
+    return cast(Figure, ax.get_figure(root=True))
+
+
+def png(
+    ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None, clear: bool = False
+) -> bytes:
+    """The figure of an Axes as a PNG file, with `metadata` in it; `clear` leaves out the paper."""
+    buffer = io.BytesIO()
+    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata, transparent=clear)
+    return buffer.getvalue()

@@ -1,0 +1,223 @@
+"""Compress a run: choose the threshold on validation data, shrink, save, measure on test data."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.app.runs.config import check_output, working
+from vardrop.app.runs.export import export_small
+from vardrop.app.runs.run import Run, likelihood_for, predicted
+from vardrop.tuning.slim_report import Slimmed
+from vardrop.tuning.slim import slim
+from vardrop._core.checks import check_number
+from vardrop.compression import (
+    ShrinkPlan,
+    choose_threshold,
+    masked,
+    pack,
+    plan_shrink,
+    save,
+)
+from vardrop.conversion import revert
+from vardrop._core.errors import VardropError
+from vardrop._core.files import remove, write_tensors
+from vardrop.layers import Variational
+from vardrop.noisy import has_noise, relevance, tensor_name
+
+SMALL, PACKED = "small.safetensors", "small.vdp"
+_ENOUGH = 1000  # rows of validation that show a small loss
+MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
+
+
+def compress(
+    run: Run,
+    max_drop: float | None = None,
+    sparsity: float | None = None,
+    onnx: str | Path | None = None,
+) -> tuple[nn.Module, ShrinkPlan]:
+    """Take out of a trained net what its method calls dead, and keep the small net with the run.
+
+    Args:
+        run: a run whose method selects weights or units.
+        max_drop: how much may be lost on validation data: of accuracy, so that 0.002 is 0.2 points
+            (where nothing is given); in regression, by which fraction the RMSE may grow, so that
+            0.01 is 1 % (where nothing is given), whatever the units of the target. Fewer than 1000
+            rows cannot show so little: where nothing is given, the method's own rule then is the
+            most that goes.
+        sparsity: the fraction to drop, instead.
+        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
+
+    Returns:
+        The small plain net, and the plan that says what went. results.json has the measurements.
+    """
+    if not has_noise(run.net):
+        raise VardropError(
+            f"Expected a run with a method to compress, but {run.directory} is plain. "
+            "Train with a method such as sparse_vd, or give a budget of macs, latency or bytes."
+        )
+    _check_onnx(run, onnx)
+    with working(run.directory):
+        return _compressed(run, max_drop, sparsity, onnx)
+
+
+def slim_run(
+    run: Run,
+    *,
+    macs: float | None = None,
+    latency: float | None = None,
+    bytes: float | None = None,
+    onnx: str | Path | None = None,
+) -> Slimmed:
+    """Slim the net of a run to a budget on its own data, and keep the small net with the run.
+
+    A noisy net is taken at its means; its noise does not come along.
+
+    Args:
+        run: any run, with a method or plain.
+        macs, latency, bytes: the fraction to be left, as in `slim`; one of them.
+        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
+
+    Returns:
+        The small net with its report. results.json has the measurements on test data.
+    """
+    _check_onnx(run, onnx)
+    with working(run.directory):
+        plain = copy.deepcopy(run.net)
+        if has_noise(plain):
+            plain = revert(plain)
+        found = slim(
+            plain,
+            run.data.train,
+            run.data.validation,
+            macs=macs,
+            latency=latency,
+            bytes=bytes,
+            seed=run.config.settings.seed,
+        )
+        score, metric = _metric(run)
+        kept = {"score": score, **_measurements(run, found.net, found.plan, metric, None)}
+        kept["bytes"] = save(found.net, run.directory / SMALL)
+        remove(run.directory / PACKED)  # it is of another small net
+        kept["latency_before"], kept["latency_after"] = (
+            dict(cost.latency) for cost in (found.before, found.after)
+        )
+        kept["notes"] = " ".join(found.notes)
+        if onnx is not None:
+            kept["onnx_bytes"] = export_small(run, found.net, onnx)
+        run.keep({**run.results, "compression": kept, "curve": []})
+    return found
+
+
+def _check_onnx(run: Run, onnx: str | Path | None) -> None:
+    if onnx is None:
+        return
+    check_output(Path(onnx), run.directory, run.config.data.name)
+    if not Path(onnx).absolute().parent.is_dir():
+        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
+
+
+def _compressed(
+    run: Run, max_drop: float | None, sparsity: float | None, onnx: str | Path | None
+) -> tuple[nn.Module, ShrinkPlan]:
+    score, metric = _metric(run)
+    rises = score == "accuracy"
+    unasked = max_drop is None and sparsity is None
+    if unasked:
+        max_drop = MAX_DROPS[score]
+    if max_drop is not None:
+        check_number("max_drop", max_drop, at_least=0)
+    x, y = run.data.validation
+    # The logarithm turns a fraction of the RMSE into a difference, whatever its units.
+    chosen = choose_threshold(
+        run.net,
+        (x, y),
+        metric if rises else lambda output, y: -_log(metric(output, y)),
+        max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
+        sparsity=sparsity,
+    )
+    example, threshold = x[:1], float(chosen)
+    if unasked and len(y) < _ENOUGH:
+        threshold = _bounded(run.net, threshold)
+    plan = plan_shrink(run.net, example, threshold)
+    small = plan.apply(run.net)
+    found = {"score": score, **_measurements(run, small, plan, metric, threshold)}
+    found["bytes"] = save(small, run.directory / SMALL)
+    found["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
+    if onnx is not None:
+        found["onnx_bytes"] = export_small(run, small, onnx)
+    curve = [
+        {
+            "threshold": p.threshold,
+            "sparsity": p.sparsity,
+            "metric": p.score if rises else math.exp(-p.score),
+        }
+        for p in chosen.points
+    ]
+    _store(run, threshold, {"compression": found, "curve": curve})
+    return small, plan
+
+
+def _bounded(net: nn.Module, threshold: float) -> float:
+    """The threshold, or the method's own where that takes out less."""
+    rule = next(iter(relevance(net).values()))
+    return (min if rule.keep_above else max)(threshold, rule.threshold)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _metric(run: Run) -> tuple[str, Callable[[Tensor, Tensor], float]]:
+    """The name of the score, and the score itself."""
+    if run.about.task == "classification":
+        return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())
+    found = run.about.preprocessing
+    scale = 1.0 if found is None else found.target_std
+    means = likelihood_for(run.config).locations
+    return "rmse", lambda output, y: scale * float((means(output) - y).square().mean().sqrt())
+
+
+@torch.no_grad()
+def _measurements(
+    run: Run,
+    small: nn.Module,
+    plan: ShrinkPlan,
+    metric: Callable[[Tensor, Tensor], float],
+    threshold: float | None,
+) -> dict[str, Any]:
+    (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
+    x, y = run.data.test if len(run.data.test.y) else run.data.validation
+    outputs = torch.cat([small(batch) for batch in x.split(1000)])
+    return {
+        "threshold": threshold,
+        "test_score_before": metric(predicted(run.elbo, x, 0, 0).draws[0], y),
+        "test_score_after": metric(outputs, y),
+        "weights_before": before,
+        "weights_after": after,
+        "sparsity": 1 - after / before,
+        "compression": plan.compression,
+        "macs_before": macs,
+        "macs_after": macs_left,
+        "layers": [dataclasses.asdict(layer) for layer in plan.layers],
+    }
+
+
+def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
+    arrays = run.arrays()
+    pruned, _ = masked(run.net, threshold)
+    arrays |= {
+        f"weight_pruned.{tensor_name(name, own)}": getattr(pruned.get_submodule(name), own)
+        for name, module in run.net.named_modules()
+        if isinstance(module, Variational)
+        for own in module.weight_axes
+    }
+    write_tensors(run.directory / "arrays.safetensors", arrays)
+    run.keep({**run.results, **found})

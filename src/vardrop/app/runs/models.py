@@ -1,0 +1,175 @@
+"""Methods and nets by name: their papers as their own docstrings tell them, and what is usual."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vardrop._core.checks import nearest
+from vardrop.app.data.splits import Kind
+from vardrop._core.errors import VardropError
+from vardrop.priors import Normal
+from vardrop.recipes import METHODS, BaseRecipe, Recipe, bayes_by_backprop, sparse_vd
+from vardrop.app.runs.settings import FEW
+
+PLAIN = "none"
+_WIDEST = 32  # of an embedding
+Shape = tuple[int, ...]
+
+
+class Method(NamedTuple):
+    """A named method: what it does and where it comes from, one line each."""
+
+    name: str
+    summary: str
+    paper: str
+
+
+def methods() -> list[Method]:
+    """All named methods.
+
+    >>> [m.paper for m in methods() if m.name == "ard"]
+    ['Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.']
+    """
+    return [_described(name, function) for name, function in METHODS.items()]
+
+
+def _described(name: str, function: Callable[..., BaseRecipe]) -> Method:
+    paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
+    paper = paragraphs[-1] if len(paragraphs) > 1 else ""
+    return Method(name, paragraphs[0], paper)
+
+
+def usual_method(kind: Kind) -> Recipe:
+    """The method where none is given.
+
+    For tables one that cannot collapse: the scale of the prior is learned, so that the KL never
+    asks for all weights to vanish. For images one that also says which weights to remove.
+
+    >>> usual_method("table").prior
+    Normal(mean=0.0, std=1.0, learned=True)
+    """
+    return sparse_vd() if kind == "image" else bayes_by_backprop(prior=Normal(learned=True))
+
+
+def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRecipe | None:
+    """The recipe of a named method, with options of that method; None for the plain net."""
+    if name == PLAIN:
+        return None
+    if name not in METHODS:
+        raise VardropError(
+            f"Expected a method among {', '.join(METHODS)} or {PLAIN}, but got {name!r}."
+            f"{nearest(name, [*METHODS, PLAIN])}"
+        )
+    try:
+        return METHODS[name](**(options or {}))
+    except TypeError as misfit:
+        known = inspect.signature(METHODS[name]).parameters
+        meant = "".join(nearest(own, known) for own in options or () if own not in known)
+        raise VardropError(
+            f"Expected options of {name} among {', '.join(known) or 'none'}, but got: {misfit}."
+            f"{meant}"
+        ) from misfit
+
+
+def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
+    sizes = (prod(shape), *widths)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n, m in pairwise(sizes):
+        layers += [nn.Linear(n, m), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
+    """LeNet-5-Caffe; images below 20 pixels are padded so that two poolings leave something."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise VardropError(
+            "Expected images of at least 4 x 4 for the net lenet5, but got inputs of shape "
+            f"{shape}. Use the net mlp."
+        )
+    padding = 0 if min(shape[1:]) >= 20 else 2
+    features = nn.Sequential(
+        nn.Conv2d(shape[0], 20, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    with torch.no_grad():
+        found = features(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*features, nn.Linear(found, 500), nn.ReLU(), nn.Linear(500, outputs))
+
+
+NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
+    "mlp50": ("dense, two hidden layers of 50", lambda s, n: _dense(s, (50, 50, n))),
+    "mlp": ("dense, two hidden layers of 100", lambda s, n: _dense(s, (100, 100, n))),
+    "lenet300": ("dense, hidden layers of 300 and 100", lambda s, n: _dense(s, (300, 100, n))),
+    "lenet5": ("two convolutions and a hidden layer of 500; for images", _lenet5),
+}
+
+
+def usual_net(kind: Kind, rows: int) -> str:
+    """The net where none is given: smaller for a table of few rows."""
+    return "mlp50" if kind == "table" and rows < FEW else "mlp"
+
+
+class Embedded(nn.Module):
+    """Rows (N, features) with the numbers of categories replaced by embeddings, at the end.
+
+    Args:
+        counts: by their place, how many numbers a column has.
+        features: how many columns there are.
+    """
+
+    def __init__(self, counts: Mapping[int, int], features: int) -> None:
+        super().__init__()
+        self.places = tuple(counts)
+        self.others = tuple(i for i in range(features) if i not in counts)
+        sizes = [min(_WIDEST, round(1.6 * count**0.56)) for count in counts.values()]
+        self.tables = nn.ModuleList(map(nn.Embedding, counts.values(), sizes))
+        self.features = len(self.others) + sum(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers that no category has count as the nearest one."""
+        found = [x[:, list(self.others)]]
+        for place, table in zip(self.places, self.tables, strict=True):
+            assert isinstance(table, nn.Embedding)
+            found.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
+        return torch.cat(found, 1)
+
+
+def build_net(
+    name: str, shape: Shape, outputs: int, embeddings: Mapping[int, int] | None = None
+) -> nn.Sequential:
+    """A fresh plain net by its name; with embeddings for the columns of these places.
+
+    >>> build_net("lenet5", (1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    >>> build_net("dense-64-32", (3,), 1)[1]
+    Linear(in_features=3, out_features=64, bias=True)
+    """
+    check_net_name(name)
+    if embeddings:
+        first = Embedded(embeddings, prod(shape))
+        return nn.Sequential(first, *build_net(name, (first.features,), outputs))
+    if name not in NETS:
+        return _dense(shape, (*map(int, name.split("-")[1:]), outputs))
+    return NETS[name][1](shape, outputs)
+
+
+def check_net_name(name: str) -> None:
+    """Raise unless a net is known by this name."""
+    if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
+        raise VardropError(
+            f"Expected a net among {', '.join(NETS)}, or hidden widths such as dense-64-32, but "
+            f"got {name!r}.{nearest(name, NETS)}"
+        )

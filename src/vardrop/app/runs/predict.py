@@ -1,0 +1,132 @@
+"""Predictions of a run as a table, one row each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vardrop.app.runs.config import check_output
+from vardrop.app.runs.run import SAMPLES, Run
+from vardrop._core.errors import VardropError, needed
+from vardrop._core.files import writing
+
+if TYPE_CHECKING:
+    import pandas
+
+    from vardrop.prediction import Prediction
+
+_LEVEL = 0.95
+
+
+def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
+    """A prediction as a table, one row each.
+
+    Regression: `mean`, the ends of the 95 % interval, and the aleatoric and epistemic variances.
+    Classification: `class`, its mean `probability`, the 95 % interval of that over the draws,
+    `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class. The
+    name of a class that a spreadsheet would run as a formula has an apostrophe before it.
+    """
+    pandas = needed("pandas")
+    lower, upper = run.interval(p, _LEVEL)
+    if not p.classifies:
+        parts = {
+            "mean": p.mean,
+            "lower": lower,
+            "upper": upper,
+            "aleatoric": p.aleatoric,
+            "epistemic": p.epistemic,
+        }
+        return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
+    best = p.probs.argmax(1)
+    chosen = {"probability": p.probs, "lower": lower, "upper": upper}
+    names = [_cell(name) for name in run.about.classes]
+    table = {"class": [names[i] for i in best.tolist()]}
+    table |= {n: t.gather(1, best.unsqueeze(1)).flatten().tolist() for n, t in chosen.items()}
+    for name in ("entropy", "aleatoric", "epistemic"):
+        table[name] = getattr(p, name).tolist()
+    table |= {f"p_{c}": p.probs[:, i].tolist() for i, c in enumerate(run.about.classes)}
+    return pandas.DataFrame(table)
+
+
+def _cell(name: str) -> str:
+    """The name of a class as a cell: what begins like a formula, and is no number, is quoted."""
+    if not name.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return name
+    try:
+        float(name)
+    except ValueError:
+        return f"'{name}"
+    return name
+
+
+def write_predictions(
+    run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
+) -> None:
+    """Predict the rows of a file and write them as CSV, both piece by piece: memory stays flat.
+
+    The file takes its name when all rows are in it.
+
+    Args:
+        run: a trained run.
+        source: a CSV or Parquet file for a run on a table; an .npy array for one on images.
+        out: the CSV file; neither the source nor a file of the run.
+        samples: draws of the noise.
+    """
+    check_output(Path(out), run.directory, source, run.config.data.name)
+    names: deque[object] = deque()
+    rows = _images(run, Path(source)) if run.about.kind == "image" else _rows(run, source, names)
+    header = True
+    with writing(Path(out)) as file:
+        for p in run.predict_batches(rows, samples):
+            table = prediction_table(run, p)
+            if (column := run.config.data.roles.id) is not None and names:
+                table.insert(0, column, [names.popleft() for _ in range(len(table))])
+            file.write(table.to_csv(index=False, header=header).encode())
+            header = False
+
+
+def _rows(run: Run, source: str | Path, names: deque[object]) -> Iterator[Tensor]:
+    """The inputs of a file piece by piece; the names of its rows go aside."""
+    found, column = run.about.preprocessing, run.config.data.roles.id
+    assert found is not None
+    for rows in run.chunks(source, *([] if column is None else [column])):
+        if column is not None:
+            names.extend(named_rows(rows, column, str(source)))
+        yield found.inputs(rows, str(source))
+
+
+def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
+    """The names of the rows, as they stand in the table."""
+    if column not in rows.columns:
+        raise VardropError(
+            f"Expected {source} to have the column '{column}', which names the rows, but got none."
+        )
+    return [_cell(v) if isinstance(v, str) else v for v in rows[column]]
+
+
+def _images(run: Run, path: Path) -> Tensor:
+    numpy = needed("numpy")
+    shape = f"(N, {', '.join(map(str, run.about.shape))})"
+    if path.suffix != ".npy" or not path.is_file():
+        raise VardropError(
+            f"Expected an .npy file with images of shape {shape} for a run on "
+            f"{run.about.name}, but got {str(path)!r}."
+        )
+    try:
+        loaded = torch.from_numpy(numpy.load(path, allow_pickle=False))
+    except Exception as broken:  # numpy raises a dozen types for damage of different kinds
+        reason = " ".join(str(broken).split())[:200]
+        raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
+    if loaded.is_complex():
+        raise VardropError(f"Expected {path} to hold real numbers, but got {loaded.dtype}.")
+    x = loaded.float()
+    if len(x) == 0:
+        raise VardropError(f"Expected images in {path}, but got none.")
+    if tuple(x.shape[1:]) != run.about.shape:
+        raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
+    return x

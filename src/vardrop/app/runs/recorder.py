@@ -1,0 +1,263 @@
+"""A training kept in a directory: its history, its checkpoint, the best net so far."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop._core.checks import check_choice, check_integer, check_number
+from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.files import (
+    append,
+    read_json,
+    read_tensors,
+    remove,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
+from vardrop.app.store import (
+    BEST,
+    CHECKPOINT,
+    HISTORY,
+    STANDING,
+    Record,
+    check_standing,
+    read_history,
+    reading_checkpoint,
+)
+from vardrop.noisy import has_noise, kl, relevance
+from vardrop.objective import ELBO
+from vardrop.app.runs.checkpoint import (
+    load_module,
+    load_optimizer,
+    optimizer_tensors,
+    prefixed,
+    under,
+)
+from vardrop.tuning.train import Epoch, Loop
+from vardrop.app.runs.callbacks import Observer
+from vardrop.tuning.step import broken_parameter
+
+Validate = Callable[[ELBO], dict[str, float]]
+
+
+@dataclass
+class Recorder:
+    """Runs a loop and keeps it in `directory`, so that it can be killed at any moment.
+
+    best.safetensors holds the net of the lowest validation loss; until the first net is judged it
+    follows the training, so that a run that ends or is stopped before has a net to use.
+
+    Args:
+        directory: where the files go; it exists, and nobody else writes there.
+        phase: the name of this part of the run, which the checkpoint is for.
+        first_epoch: how many epochs earlier phases had.
+        validate: scores on validation data, with "nll" among them; None where there are none.
+        judged_from: the epoch from which nets compete for the best one; with infinity none does,
+            and the last one is kept.
+        keeps: whether a net is kept at all, besides the checkpoint.
+        patience: epochs without a better one after which to stop.
+        seconds: a checkpoint inside an epoch after so long.
+        pause: no checkpoint at the end of an epoch for so many times as long as the last one took
+            to write, but after the last epoch; so short epochs are not spent on writing.
+        observer: is told about steps and epochs.
+        about_best: files that say something of the best net, removed before it changes.
+        checked: whether a file without a checksum is an error; see `read_tensors`.
+    """
+
+    directory: Path
+    phase: str = "fit"
+    first_epoch: int = 0
+    validate: Validate | None = None
+    judged_from: float = 0
+    keeps: bool = True
+    patience: int | None = None
+    seconds: float = math.inf
+    pause: float = 0.0
+    observer: Observer = field(default_factory=Observer)
+    about_best: Sequence[str] = ()
+    checked: bool = False
+    best: float = math.inf
+    best_beta: float | None = None
+    waited: int = 0
+
+    def run(self, loop: Loop) -> None:
+        """Train to the end, or to where patience ends."""
+        self._written, self._cost = time.monotonic(), 0.0
+        self._pending: list[bytes] = []
+        begun = time.monotonic()
+        if loop.world.first:  # what a run that was killed here wrote after its last checkpoint
+            forget_after(self.directory, self.first_epoch + loop.epoch)
+        stopped = self._tired()
+        self.observer.start(self.first_epoch, loop)
+        try:
+            for epoch in () if stopped else loop.run(lambda: self._after_step(loop)):
+                record = self._record(loop, epoch, time.monotonic() - begun)
+                begun = time.monotonic()
+                self._judge(loop, record)
+                stopped = loop.world.agree(self._tired())
+                if loop.world.first:
+                    self._pending.append(_line(record))
+                    self._write(loop, record, stopped or loop.epoch == loop.epochs)
+                    self.observer.epoch(record, loop.elbo)
+                if stopped:
+                    break
+        except NotFiniteError as broken:
+            raise NotFiniteError(f"{broken} {self._last_good()}") from None
+        finally:
+            self.observer.stop()
+
+    def _tired(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def _write(self, loop: Loop, record: Record, last: bool) -> None:
+        """The history, the net that follows the training and the checkpoint, where they are due."""
+        if not last and time.monotonic() - self._written < self.pause * self._cost:
+            return
+        self._store(loop, record["epoch"])
+
+    def _store(self, loop: Loop, epoch: int) -> None:
+        if self.keeps and self.best_beta is None:
+            self._keep(loop, epoch)
+        self._append()
+        self.save(loop)
+
+    def _append(self) -> None:
+        if self._pending:
+            append(self.directory / HISTORY, b"".join(self._pending))
+            self._pending.clear()
+
+    def _after_step(self, loop: Loop) -> None:
+        self.observer.step(loop)
+        alone = loop.world.size == 1  # the others' noise is not in the checkpoint
+        if alone and time.monotonic() - self._written > self.seconds:
+            self._store(loop, self.first_epoch + loop.epoch)
+
+    def _record(self, loop: Loop, epoch: Epoch, seconds: float) -> Record:
+        scores = self.validate(loop.elbo) if self.validate and loop.world.first else {}
+        return {
+            **epoch._asdict(),
+            "epoch": self.first_epoch + epoch.epoch,
+            "phase": self.phase,
+            "validation": scores,
+            "sparsity": sparsity(loop.elbo.net),
+            "seconds": seconds,
+        }
+
+    def _judge(self, loop: Loop, record: Record) -> None:
+        """Keep the net with the lowest validation loss, nll + beta kl / num_data.
+
+        Nets compete with those of the same beta: with another one, the losses do not compare.
+        """
+        early = not record["validation"] or loop.epoch <= self.judged_from
+        if early or not self.keeps or not loop.world.first:
+            return
+        divergence = float(kl(loop.elbo.net).detach()) if has_noise(loop.elbo.net) else 0.0
+        loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
+        record["validation"]["loss"] = loss = loss if math.isfinite(loss) else math.inf
+        self.waited += 1
+        if loss < self.best or record["beta"] != self.best_beta:
+            self.best, self.best_beta, self.waited = loss, record["beta"], 0
+            self._keep(loop, record["epoch"])
+
+    def _keep(self, loop: Loop, epoch: int) -> None:
+        self._check_finite(loop)
+        for name in self.about_best:
+            remove(self.directory / name)
+        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
+
+    def _check_finite(self, loop: Loop) -> None:
+        if (name := broken_parameter(loop.elbo)) is not None:
+            raise NotFiniteError(
+                f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
+                f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
+                "gradients or lengthen the KL warm-up."
+            )
+
+    def save(self, loop: Loop) -> None:
+        """Write the checkpoint; a net that is no longer finite is an error instead."""
+        self._check_finite(loop)
+        begun = time.monotonic()
+        tensors, values = loop.state()
+        values |= {
+            "phase": self.phase,
+            "first_epoch": self.first_epoch,
+            "best": _number(self.best),
+            "best_beta": self.best_beta,
+            "waited": self.waited,
+        }
+        everything = {
+            **prefixed("elbo", loop.elbo.state_dict()),
+            **prefixed("optimizer", optimizer_tensors(loop.optimizer)),
+            **prefixed("loop", tensors),
+        }
+        # One file holds all, so no crash can part them; the JSON is a copy to read.
+        write_tensors(self.directory / CHECKPOINT, everything, values)
+        write_json(self.directory / STANDING, sealed(values))
+        self._written = time.monotonic()
+        self._cost = self._written - begun
+
+    def resume(self, loop: Loop) -> None:
+        """Set the loop, its net and its optimizer to the checkpoint."""
+        path = self.directory / CHECKPOINT
+        tensors, values = read_checkpoint(self.directory, self.checked)
+        load_module(loop.elbo, under("elbo", tensors), path)
+        with reading_checkpoint(path):
+            load_optimizer(loop.optimizer, under("optimizer", tensors))
+            loop.load_state(under("loop", tensors), values)
+        self.best = math.inf if values["best"] is None else values["best"]
+        old = None if values["best"] is None else float(loop.elbo.beta)  # of version 0.1
+        self.best_beta, self.waited = values.get("best_beta", old), values["waited"]
+        if loop.world.first:
+            forget_after(self.directory, self.first_epoch + loop.epoch)
+            write_json(self.directory / STANDING, sealed(values))
+
+    def _last_good(self) -> str:
+        if not (self.directory / CHECKPOINT).is_file():
+            return "There is no checkpoint yet."
+        values = read_checkpoint(self.directory, self.checked)[1]
+        where = f"{self.directory / CHECKPOINT}, after epoch {self.first_epoch + values['epoch']}"
+        return f"The last good state is {where}; resume from it with other settings."
+
+
+def read_checkpoint(directory: Path, checked: bool = False) -> tuple[dict[str, Tensor], Record]:
+    """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
+    path = directory / CHECKPOINT
+    tensors, values = read_tensors(path, checked)
+    return tensors, check_standing(path, values)
+
+
+def forget_after(directory: Path, epochs: int) -> None:
+    """Cut the history to so many epochs, as a checkpoint has them; a torn line goes too."""
+    path = directory / HISTORY
+    if path.is_file():
+        kept = [_line(r) for r in read_history(directory) if r["epoch"] < epochs]
+        if (whole := b"".join(kept)) != path.read_bytes():
+            write_atomically(path, whole)
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(sealed(record), allow_nan=False) + "\n").encode()
+
+
+@torch.no_grad()
+def sparsity(net: nn.Module) -> dict[str, float]:
+    """The fraction of weights (or units) that each method's own rule drops, by module name."""
+    found = relevance(net) if has_noise(net) else {}
+    return {name: 1 - float(r.kept.double().mean()) for name, r in found.items()}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

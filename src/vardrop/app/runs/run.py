@@ -1,0 +1,434 @@
+"""A run: a trained net with its data and its directory, ready to predict and to report."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.app.runs.held_out import CHOICE, Choice
+from vardrop.app.runs.config import Config
+from vardrop.app.runs.models import build_net
+from vardrop._core.checks import check_number, check_type
+from vardrop.conversion import convert
+from vardrop.app.data import About, Dataset
+from vardrop.app.data.chunks import as_texts, evenly, read_chunks
+from vardrop.app.data.inputs import frame_of
+from vardrop._core.errors import VardropError
+from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
+from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from vardrop.noisy import has_noise
+from vardrop.objective import ELBO
+from vardrop.prediction import Interval, Prediction, predict, predict_batches
+from vardrop.prediction.calibration import conformal_rule
+from vardrop.prediction.predictor import Draw
+from vardrop.app.store import read_history
+from vardrop.tuning import NotFiniteError
+from vardrop.app.runs.checkpoint import load_module
+from vardrop.tuning.processes import own_generators
+from vardrop.app.store import BEST, read_standing
+from vardrop.tuning.step import broken_parameter
+
+if TYPE_CHECKING:
+    import pandas
+
+_BATCH = 1000
+SAMPLES = 32
+
+
+def likelihood_for(config: Config) -> Likelihood:
+    """Classes; or one value, with a deviation that is learned for all rows or row by row."""
+    if config.about.task == "classification":
+        return Categorical()
+    return HeteroscedasticGaussian() if config.settings.heteroscedastic else Gaussian(learned=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run that `fit` trained or `load_run` read.
+
+    >>> import tempfile, vardrop as vd
+    >>> from vardrop.app.runs import fit
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+    >>> run.predict(run.data.test.x[:3])
+    Prediction(3 rows, Gaussian, 32 draws)
+    """
+
+    directory: Path
+    config: Config
+    elbo: ELBO
+    loaded: Dataset | None = None
+
+    def __repr__(self) -> str:
+        found = list(self.results.get("metrics", {}).items())[:4]  # the first are to be read first
+        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in found)
+        advice = f" {self.advice}" if self.advice else ""
+        known = f"{self.config.net} on {self.about.name}, {scores}"
+        return f"Run({str(self.directory)!r}: {known}){advice}"
+
+    @property
+    def about(self) -> About:
+        """What the net knows of its data; all that a prediction needs."""
+        return self.config.about
+
+    @functools.cached_property
+    def data(self) -> Dataset:
+        """The data themselves, read where they are first asked for."""
+        return self.loaded or load_same_data(self.config, self.directory)
+
+    @property
+    def net(self) -> nn.Module:
+        """The trained net; noisy, unless the method is none."""
+        return self.elbo.net
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per epoch."""
+        return read_history(self.directory)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What was measured so far; empty before the end of the training."""
+        path = self.directory / "results.json"
+        return unsealed(read_json(path), str(path)) if path.is_file() else {}
+
+    def keep(self, results: dict[str, Any]) -> None:
+        """Store what was measured."""
+        write_json(self.directory / "results.json", sealed(results))
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays that the report draws, as far as they were measured."""
+        path = self.directory / "arrays.safetensors"
+        return read_tensors(path, self.config.checked)[0] if path.is_file() else {}
+
+    @property
+    def standing(self) -> str:
+        """Where a training that did not come to its end stopped; empty for one that did."""
+        values, settings = read_standing(self.directory), self.config.settings
+        epochs = settings.epochs
+        if values is None or epochs is None:
+            return self._unscaled()
+        patient = settings.patience is None or values["waited"] < settings.patience
+        if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
+            return self._unscaled()
+        kept = "best" if self.config.keeps_best else "last"
+        warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
+        done = values["position"]
+        steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
+        return (
+            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs{steps}; "
+            f"this is its {kept} net{warm} so far."
+        )
+
+    def _unscaled(self) -> str:
+        found = Choice.read(self.directory)
+        if found is None or "net" in found.held_out:
+            return ""
+        return (
+            f"{self.directory} was stopped before held-out rows gave its noise a scale; "
+            f"{going_on(self.config, self.directory)}"
+        )
+
+    @functools.cached_property
+    def choice(self) -> Choice | None:
+        """What held-out rows decided; None where the training did not come so far."""
+        found = Choice.read(self.directory)
+        if found is None and self.config.version >= 3 and not self.standing:
+            raise VardropError(
+                f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
+                f"this net would have another scale. Put it back, or "
+                f"{going_on(self.config, self.directory)}"
+            )
+        return found
+
+    @property
+    def advice(self) -> str:
+        """What to try where the net is no better than something simpler; empty where it is."""
+        found: str = self.results.get("held_out", {}).get("advice", "")
+        return found
+
+    def inputs(self, x: Any) -> Tensor:
+        """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
+        if isinstance(x, Tensor):
+            return x
+        if self.about.preprocessing is None:
+            raise VardropError(
+                "Expected a tensor for a run on images, but got a table. Pass images of shape "
+                f"(N, {', '.join(map(str, self.about.shape))})."
+            )
+        if isinstance(x, str | Path):
+            found = self.about.preprocessing
+            return torch.cat([found.inputs(rows, str(x)) for rows in self.chunks(x)])
+        names = [column.name for column in self.about.preprocessing.columns]
+        return self.about.preprocessing.inputs(frame_of(x, names), "the table")
+
+    def chunks(self, path: str | Path, *more: str) -> Iterator[pandas.DataFrame]:
+        """The rows of a file piece by piece: the columns that the net needs, and more by name."""
+        found = self.about.preprocessing
+        assert found is not None
+        wanted = {*(column.name for column in found.columns), *more}
+        return read_chunks(path, wanted, as_texts(found))
+
+    def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
+        """The predictive distribution of new rows, in the units of the target.
+
+        Args:
+            x: a table like that of the training: a DataFrame, an array with its columns, a CSV or
+                Parquet file; or a tensor with inputs of the net.
+            samples: draws of the noise; 0 takes the means of the weights.
+            draw: "weights" for whole functions, so that a row has one answer in every batch; it is
+                that of a graph of `export_run`.
+        """
+        inputs = self.inputs(x)
+        _check_net(self)
+        _check_finite(inputs, 0)
+        p = predicted(self.elbo, inputs, samples, self.config.settings.seed, draw)
+        return self._finished(p, 0)
+
+    def predict_batches(
+        self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
+    ) -> Iterator[Prediction]:
+        """The predictions of many rows, a thousand at a time: memory holds no more of them.
+
+        They are those of `predict` of all rows, but for rounding.
+
+        Args:
+            x: a file, which is read piece by piece; a loader of batches, each of them what
+                `predict` takes, or a tuple that begins with it; a tensor, array or DataFrame.
+            samples, draw: as for `predict`.
+
+        >>> import tempfile, vardrop as vd
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = vd.fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+        >>> sum(len(p.mean) for p in run.predict_batches(run.data.test.x.split(16)))
+        88
+        """
+        _check_net(self)
+        seed, done = self.config.settings.seed, 0
+        inputs = _checked_rows(evenly(self._pieces(x), _BATCH))
+        for p in predict_batches(self.elbo, inputs, **_way(self.elbo, samples, seed, draw)):
+            yield self._finished(p, done)
+            done += len(p.mean)
+
+    def _pieces(self, x: Any) -> Iterator[Tensor]:
+        found = self.about.preprocessing
+        if isinstance(x, str | Path) and found is not None:
+            return (found.inputs(rows, str(x)) for rows in self.chunks(x))
+        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
+            return iter((self.inputs(x),))
+        return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
+
+    def _finished(self, p: Prediction, before: int) -> Prediction:
+        """With the scale that held-out rows gave it, in the units of the target."""
+        if self.choice is not None and self.choice.log_scale != 0:
+            p = p.rescaled(math.exp(self.choice.log_scale))
+        if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
+            raise NotFiniteError(
+                f"Expected finite predictions, but got NaN or infinity in row {before + row}. Its "
+                "values are too large for this net."
+            )
+        return self.in_units(p)
+
+    def in_units(self, p: Prediction) -> Prediction:
+        """A prediction of scaled targets in the units of the target."""
+        found = self.about.preprocessing
+        if p.classifies or found is None:
+            return p
+        mean, std = found.target_mean, found.target_std
+        likelihood = p.likelihood.scaled(std)
+        locations = likelihood.locations(p.draws)
+        return dataclasses.replace(
+            p,
+            likelihood=likelihood,
+            mean=p.mean * std + mean,
+            output_variance=p.output_variance * std**2,
+            expected=p.expected * std**2,
+            standard_error=p.standard_error * std,
+            draws=torch.cat([locations * std + mean, p.draws[..., locations.shape[-1] :]], -1),
+        )
+
+    def interval(self, p: Prediction, level: float = 0.95) -> Interval:
+        """Interval of a prediction of this run that covers a fraction `level` of new rows.
+
+        Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
+        (split-conformal, see `conformal`). Classes, and where too few rows were held out: that of
+        the draws, `p.interval(level)`.
+        """
+        if p.classifies or self.choice is None:
+            return p.interval(level)
+        check_number("level", level, above=0, below=1)
+        rule = conformal_rule(self.choice.deviations, level)
+        return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
+
+    def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
+        """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
+
+        Split-conformal by the held-out rows, see `conformal`; where too few were held out every
+        class is inside.
+        """
+        check_number("level", level, above=0, below=1)
+        if not p.classifies:
+            raise VardropError("Expected classes for `sets`, but got numbers. Use `interval`.")
+        scores = torch.zeros(0) if self.choice is None else self.choice.deviations
+        return conformal_rule(scores, level).classes(p)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the report, one HTML file; its path."""
+        from vardrop.app.report import report
+
+        return report([self.directory], out)
+
+
+def _check_net(run: Run) -> None:
+    """A net with NaN would give a class all the same."""
+    if (name := broken_parameter(run.elbo)) is not None:
+        raise NotFiniteError(
+            f"Expected the net of {run.directory} to be finite, but got NaN or infinity in "
+            f"'{name}'. Train it again."
+        )
+
+
+def _check_finite(inputs: Tensor, before: int) -> None:
+    if (row := _broken_row(inputs)) is not None:
+        raise NotFiniteError(
+            f"Expected finite inputs, but got NaN or infinity in row {before + row}."
+        )
+
+
+def _checked_rows(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    before = 0
+    for part in parts:
+        _check_finite(part, before)
+        before += len(part)
+        yield part
+
+
+def _broken_row(values: Tensor) -> int | None:
+    """The first row with a value that is not finite, counted from 1."""
+    wrong = ~values.isfinite().flatten(1).all(1)
+    return int(wrong.int().argmax()) + 1 if bool(wrong.any()) else None
+
+
+def predicted(
+    elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
+) -> Prediction:
+    """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
+    return predict(elbo, x.split(_BATCH), **_way(elbo, samples, seed, draw))
+
+
+def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
+    still = samples == 0 or not has_noise(elbo.net)
+    mode: Literal["mean", "sample"] = "mean" if still else "sample"
+    return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
+
+
+def load_same_data(
+    config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
+) -> Dataset:
+    """The data of a run, or those handed over for it, if they are what it was trained on."""
+    seed = config.settings.seed
+    if handed is None:
+        data = config.data.load(seed)
+    else:
+        data = config.data.read(handed, validation, test, seed)
+    if data.checksum != config.about.checksum:
+        raise VardropError(
+            f"Expected the data {data.name} that {path} was trained on, with "
+            f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
+        )
+    found, stored = data.about, config.about
+    for name in ("kind", "task", "shape", "classes", "sizes"):
+        if getattr(found, name) != getattr(stored, name):
+            raise VardropError(
+                f"Expected the {name} of {data.name} to be {getattr(stored, name)}, as {path} was "
+                f"trained with, but got {getattr(found, name)}. The data are read or split in "
+                "another way now; begin a new run."
+            )
+    then, now = stored.preprocessing, found.preprocessing
+    if then is not None and now is not None and not then.resembles(now):
+        raise VardropError(
+            f"Expected the training rows of {data.name} to show what {path} has stored of them, "
+            "but they show something else. The data are split in another way now; begin a new run."
+        )
+    return data
+
+
+def load_run(
+    path: str | Path, net: nn.Module | None = None, directory: str | Path | None = None
+) -> Run:
+    """Read a run, with the net of its best epoch; its data are read only where they are needed.
+
+    Args:
+        path: the directory that `fit` wrote.
+        net: a fresh net of your own, where `fit` was given one.
+        directory: of the image sets, where they have moved.
+    """
+    check_type("path", path, str | os.PathLike, "the directory that fit wrote")
+    config = Config.read(Path(path))
+    if directory is not None:
+        data = dataclasses.replace(config.data, directory=str(directory))
+        config = dataclasses.replace(config, data=data)
+    return Run(Path(path), config, _objective(config, Path(path), net))
+
+
+def going_on(config: Config, path: Path) -> str:
+    """What to type, or to call, to go on with a run that was stopped."""
+    given = [name for name, own in (("net", config.own_net), ("data", config.data.given)) if own]
+    if not given:
+        return f"go on with `vardrop fit --resume --out {shlex.quote(str(path))}`."
+    more = ", ".join(f"{name}={name}" for name in given)
+    return f"go on with `vardrop.resume({str(path)!r}, {more})`."
+
+
+def _check_begun(config: Config, path: Path) -> None:
+    """Say where a run without a net stands, and how it gets one."""
+    if (path / BEST).is_file():
+        return
+    standing = read_standing(path)
+    if standing is not None and standing["phase"] == "pretrain":
+        where = "while it trained the plain net that it begins with"
+    elif not (path / CHOICE).is_file() and config.version >= 3:
+        where = "while it trained nets on held-out rows, to choose and to compare"
+    else:
+        where = "before its first checkpoint"
+    raise VardropError(
+        f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
+        f"{going_on(config, path)}"
+    )
+
+
+def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
+    _check_begun(config, path)
+    if config.own_net and net is None:
+        raise VardropError(
+            f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "
+            "Pass a fresh one."
+        )
+    about = config.about
+    with own_generators():  # what is drawn here is replaced by what was trained
+        try:
+            model = (
+                build_net(config.net, about.shape, config.outputs, about.embeddings)
+                if net is None
+                else net
+            )
+            if config.method is not None:
+                convert(model, config.method, config.where, config.exclude)
+        except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:
+            reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
+            raise VardropError(
+                f"Expected {path / 'config.json'} to describe a net and a method, but got: "
+                f"{reason}. It is damaged, or the net is another one."
+            ) from wrong
+    elbo = ELBO(model, likelihood_for(config), about.sizes["train"], float(has_noise(model)))
+    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
+    return elbo

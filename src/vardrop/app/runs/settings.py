@@ -1,0 +1,231 @@
+"""How to train, as one value that is stored with the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+import torch
+
+from vardrop._core.checks import check_choice, check_integer, check_number, check_type, nearest
+from vardrop._core.errors import VardropError
+from vardrop.objective import linear_warmup
+from vardrop.tuning.train import Schedule
+from vardrop.tuning.processes import device_named
+from vardrop.tuning.step import Precision
+
+Rate = Literal["constant", "linear", "late", "cosine"]
+FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
+MANY = 20_000  # rows of a table from which on short trainings choose the KL weight
+_STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
+_FULL_KL = 100_000  # images from which on the KL counts in full
+_WHOLE = {
+    "epochs": 1,
+    "batch_size": 1,
+    "folds": 1,
+    "samples": 1,
+    "pretrain": 0,
+    "patience": 1,
+    "seed": 0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Every argument is an option of `vardrop fit`, which takes its help from here.
+
+    What is None by default follows from the data, see `for_data`; what is given stays as it is.
+
+    Args:
+        epochs: epochs of the noisy net; unless given as many as make 5000 steps (6000 from 2000
+            rows of a table on, 3000 of images), at least 5 for tables and 20 for images.
+        batch_size: examples per step, over all processes together; an eighth of the rows, from 16
+            to 512, for tables and 64 for images unless given.
+        lr: learning rate of Adam; 0.01 below 2000 rows of a table, 0.005 from there on and 0.003
+            for images unless given.
+        noise_lr: learning rate of the noise parameters; as `lr` unless given.
+        weight_decay: weight decay of the weights; noise parameters have none.
+        rate: learning rate over time: constant, linear (falls to 0), late (constant for the first
+            half, then falls to 0) or cosine.
+        warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
+            warm-up; the first quarter of `epochs` unless given.
+        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables (from
+            20000 rows on by trainings of a quarter of the epochs), and 1/100000 per image, 1 at
+            most, for images.
+        folds: parts of a table's rows that are held out in turn to choose the KL weight and the
+            scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
+            and 1 from there on unless given.
+        compare: train the plain net on the same rows too, and say where it is as good.
+        heteroscedastic: learn the width of a regression's noise row by row, and not one for all.
+        class_weight: for how many rows one of a class counts in training: a number by class, or
+            balanced for as many as make all classes count alike; test scores count each once.
+        samples: draws of the noise per step.
+        clip: largest norm of the gradient; no bound unless given.
+        pretrain: epochs of the plain net before it is made noisy.
+        patience: epochs without a better validation loss after which to stop; never unless given,
+            and with it the best net on validation data is kept in the place of the last one.
+        precision: type of the forward pass: float32, or bfloat16 for mixed precision.
+        compile: use torch.compile.
+        device: where to train: cpu, cuda and so on; auto takes a GPU where there is one, under
+            torchrun each process its own.
+        seed: seed of the initial weights, the noise, the shuffling and the split of the data; a
+            resumed run keeps its own.
+        checkpoint_seconds: seconds after which a checkpoint is written inside an epoch.
+
+    >>> Settings(epochs=20).schedule(0.5)(10)
+    0.5
+    """
+
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    noise_lr: float | None = None
+    weight_decay: float = 0.0
+    rate: Rate = "cosine"
+    warmup: tuple[float, float] | None = None
+    beta: float | None = None
+    folds: int | None = None
+    compare: bool = True
+    heteroscedastic: bool = False
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    samples: int = 1
+    clip: float | None = None
+    pretrain: int = 0
+    patience: int | None = None
+    precision: Precision = "float32"
+    compile: bool = False
+    device: str = "auto"
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        absent = {f.name for f in dataclasses.fields(self) if f.default is given[f.name] is None}
+        for name, least in _WHOLE.items():
+            if name not in absent:
+                check_integer(name, given[name], least)
+        check_number("seed", self.seed, below=2**62)  # generators take 63 bits
+        for name in {"weight_decay", "checkpoint_seconds", "beta"} - absent:
+            check_number(name, given[name], at_least=0)
+        for name in {"lr", "noise_lr", "clip"} - absent:
+            check_number(name, given[name], above=0)
+        if self.warmup is not None:
+            _check_pair(self.warmup)
+        check_choice("rate", self.rate, get_args(Rate))
+        check_choice("precision", self.precision, get_args(Precision))
+        for name in ("compile", "compare", "heteroscedastic"):
+            check_type(name, getattr(self, name), bool, "True or False")
+        check_type("device", self.device, str, "the name of a device")
+        if self.class_weight is not None:
+            _check_weights(self.class_weight)
+        self.schedule(1.0)
+        if self.patience is not None and (self.folds or 1) > 1:
+            raise VardropError(
+                f"Expected `folds` to be 1 with `patience`, which needs rows that are not trained "
+                f"on, but got {self.folds}. Leave one of them out."
+            )
+
+    def for_data(self, rows: int, images: bool = False) -> Settings:
+        """With what follows from the number of rows in the place of None; but `beta` for tables.
+
+        Args:
+            rows: how many may be trained on, those of validation among them.
+            images: whether they are images, and not rows of a table.
+
+        >>> chosen = Settings(lr=0.1).for_data(800)
+        >>> chosen.batch_size, chosen.epochs, chosen.lr, chosen.folds
+        (100, 625, 0.1, 4)
+        """
+        few = rows < FEW and not images
+        batch = self.batch_size or (64 if images else min(max(rows // 8, 16), 512))
+        steps = _STEPS_IMAGES if images else _STEPS_FEW if few else _STEPS_MANY
+        found: dict[str, Any] = {
+            "batch_size": batch,
+            "epochs": max(20 if images else 5, math.ceil(steps / math.ceil(rows / batch))),
+            "lr": 3e-3 if images else 1e-2 if few else 5e-3,
+            "folds": min(FOLDS, rows) if few and self.patience is None else 1,
+            "beta": min(1.0, rows / _FULL_KL) if images else None,
+        }
+        return dataclasses.replace(
+            self, **{name: v for name, v in found.items() if getattr(self, name) is None}
+        )
+
+    def shortened(self, times: int) -> Settings:
+        """The same in fewer epochs, the warm-up too.
+
+        >>> Settings(epochs=40, warmup=(4, 20)).shortened(4).warmup
+        (1.0, 5.0)
+        """
+        epochs = None if self.epochs is None else math.ceil(self.epochs / times)
+        start, end = self.warmup or (0.0, 0.0)
+        warmup = None if self.warmup is None else (start / times, end / times)
+        return dataclasses.replace(self, epochs=epochs, warmup=warmup)
+
+    @property
+    def warm(self) -> float:
+        """The epoch from which the KL weight is full."""
+        if self.warmup is None:
+            return max(1.0, 0.25 * (self.epochs or 0))
+        return self.warmup[1]
+
+    def schedule(self, beta: float) -> Schedule:
+        """The KL weight by epoch, `beta` after the warm-up."""
+        start = 0.0 if self.warmup is None else self.warmup[0]
+        if start == self.warm == 0:
+            return lambda epoch: beta
+        return linear_warmup(start, self.warm, beta)
+
+    def factor(self, epochs: int) -> Schedule:
+        """The factor on the learning rate by epoch, of so many epochs."""
+        falls = {
+            "constant": lambda e: 1.0,
+            "linear": lambda e: 1 - e / epochs,
+            "late": lambda e: min(1.0, 2 - 2 * e / epochs),
+            "cosine": lambda e: 0.5 * (1 + math.cos(math.pi * e / epochs)),
+        }
+        return falls[self.rate]
+
+    def torch_device(self) -> torch.device:
+        """The device that was asked for, or an error where there is no such one."""
+        return device_named(self.device)
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as a dictionary."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Settings:
+        """The settings that `to_json` described."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise VardropError(
+                f"Expected settings among {sorted(known)}, but got {unknown}."
+                f"{nearest(unknown[0], known)}"
+            )
+        warmup = data.get("warmup")
+        return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
+
+
+def _check_weights(given: Any) -> None:
+    if isinstance(given, dict):
+        for name, weight in given.items():
+            check_type("class_weight", name, str, "weights by the names of classes")
+            check_number(f"class_weight[{name!r}]", weight, at_least=0)
+    elif given != "balanced":
+        raise VardropError(
+            f"Expected `class_weight` to be 'balanced', or weights by class such as "
+            f"{{'yes': 10, 'no': 1}}, but got {given!r}."
+        )
+
+
+def _check_pair(warmup: Any) -> None:
+    check_type("warmup", warmup, tuple, "two epochs, such as (5, 20)")
+    if len(warmup) != 2:
+        raise VardropError(
+            f"Expected `warmup` to be two epochs, such as (5, 20), but got {warmup}."
+        )
+    for epoch in warmup:
+        check_number("warmup", epoch, at_least=0)

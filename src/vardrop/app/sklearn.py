@@ -1,0 +1,487 @@
+"""scikit-learn's manners: estimators that know how sure they are, for pipelines and searches."""
+
+from __future__ import annotations
+
+from vardrop._core.errors import VardropError, needed
+
+for _package in ("sklearn", "pandas"):
+    needed(_package)
+
+import copy
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_n_features,
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
+from torch import Tensor, nn
+
+from vardrop._core.checks import check_number
+from vardrop._core.files import read_tensors, write_tensors
+from vardrop.app.runs import Run, compress, fit, load_run, method_named
+from vardrop.app.runs.callbacks import Observer, ProgressBar
+from vardrop.app.runs.held_out import CHOICE
+from vardrop.app.store import BEST
+from vardrop.compression import ShrinkPlan
+from vardrop.conversion import revert
+from vardrop.noisy import has_noise
+from vardrop.prediction import Prediction, predict
+from vardrop.prediction.result import mixture_quantile
+from vardrop.recipes import BaseRecipe
+
+_KEPT = ("config.json", "preprocessing.json", BEST, CHOICE, "results.json")
+_ROWS, _FEWEST = 4096, 3  # predicted at once; to train on and to hold out
+
+
+class _Estimator(BaseEstimator):
+    """What both estimators share: a run of `vardrop.fit` on all rows, in a directory of its own.
+
+    Predictions are whole functions drawn with the seed of the fit, in double precision: a row is
+    predicted alike alone and among others, in any order.
+    """
+
+    _task: Any
+
+    def __init__(
+        self,
+        module: nn.Module | Sequence[int] | None = None,
+        recipe: BaseRecipe | str | None = "auto",
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        beta: float | None = None,
+        folds: int | None = None,
+        samples: int = 32,
+        device: str = "cpu",
+        random_state: Any = None,
+        warm_start: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        self.module = module
+        self.recipe = recipe
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.beta = beta
+        self.folds = folds
+        self.samples = samples
+        self.device = device
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.non_deterministic = False
+        return tags
+
+    def _fit(self, frame: pandas.DataFrame, y: Any, weight: Any, **more: Any) -> None:
+        seed = int(_generator(self.random_state).randint(2**31 - 1))
+        names = ("epochs", "batch_size", "lr", "beta", "folds")
+        settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        table, column = frame.assign(**{_free("target", frame): y}), _free("target", frame)
+        if weight is not None and not bool((weight == 1).all()):
+            more["weight"] = _free("weight", table)
+            table = table.assign(**{more["weight"]: weight})
+        directory = Path(tempfile.mkdtemp(prefix="vardrop-"))
+        own = self.recipe
+        recipe = method_named(own) if isinstance(own, str) and own != "auto" else own
+        try:
+            found = fit(
+                table,
+                self._net(),
+                recipe if isinstance(recipe, BaseRecipe | None) else "auto",
+                out=directory / "run",
+                target=column,
+                task=self._task,
+                test=False,
+                observer=ProgressBar() if self.verbose else Observer(),
+                seed=seed,
+                compare=False,
+                device=self.device,
+                **settings,
+                **more,
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._keep(found, directory)
+
+    def _keep(self, run: Run, directory: Path) -> None:
+        self.run_, self._directory = run, directory
+        self._clean = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+
+    def _net(self) -> nn.Module | str:
+        if self.warm_start and hasattr(self, "run_"):
+            before = copy.deepcopy(self.run_.net)
+            return revert(before) if has_noise(before) else before
+        if self.module is None:
+            return "auto"
+        if isinstance(self.module, nn.Module):
+            return copy.deepcopy(self.module)
+        return "-".join(["dense", *map(str, self.module)])
+
+    def _rows(self, X: Any, y: Any, y_numeric: bool) -> tuple[pandas.DataFrame, Any]:
+        """Inputs and targets of a fit, checked as scikit-learn does."""
+        if _mixed(X):
+            frame = self._frame(X, reset=True)
+            kind = "numeric" if y_numeric else None
+            y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=kind)
+            check_consistent_length(frame, y)
+            return frame, y
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None."
+            )
+        checked, y = validate_data(
+            self,
+            X,
+            y,
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=_FEWEST,
+            y_numeric=y_numeric,
+        )
+        return self._table(checked), y
+
+    def _frame(self, X: Any, reset: bool = False) -> pandas.DataFrame:
+        """Inputs as a table; those of a DataFrame may be texts."""
+        if not _mixed(X):
+            return self._table(validate_data(self, X, reset=reset, ensure_all_finite="allow-nan"))
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        _check_n_features(self, X, reset=reset)
+        return pandas.DataFrame({name: list(X[name]) for name in self.feature_names_in_})
+
+    def _table(self, checked: Any) -> pandas.DataFrame:
+        if bool(np.isinf(checked).any()):
+            raise ValueError("Input X contains infinity or a value too large for its type.")
+        own = getattr(self, "feature_names_in_", None)
+        names = [f"x{i}" for i in range(checked.shape[1])] if own is None else list(own)
+        return pandas.DataFrame(checked, columns=names)
+
+    def predict_dist(self, X: Any) -> Prediction:
+        """The predictive distribution of rows, in the units of the target."""
+        check_is_fitted(self, "run_")
+        run, frame = self.run_, self._frame(X)
+        x = run.inputs(frame).double()
+        elbo = copy.deepcopy(run.elbo).double()
+        noisy = has_noise(elbo.net)
+        p = predict(
+            elbo,
+            x.split(_ROWS),
+            self.samples if noisy else 1,
+            mode="sample" if noisy else "mean",
+            draw="weights" if noisy else "estimator",
+            seed=run.config.settings.seed,
+        )
+        if run.choice is not None:
+            p = p.rescaled(math.exp(run.choice.log_scale))
+        return run.in_units(p)
+
+    def compress(self, max_drop: float | None = None) -> tuple[nn.Module, ShrinkPlan]:
+        """A plain, smaller net without what the method calls dead, and the plan it was made by.
+
+        Args:
+            max_drop: what may be lost on held-out rows: of accuracy, or as a fraction of the RMSE.
+        """
+        check_is_fitted(self, "run_")
+        return compress(self.run_, max_drop)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to one file with a checksum; no pickle is in it."""
+        check_is_fitted(self, "run_")
+        state = self.__getstate__()
+        files = {n: _bytes(content) for n, content in state["_files"].items()}
+        values = {k: v for k, v in state.items() if k not in ("_files", "module", "recipe")}
+        write_tensors(Path(path), files, {"class": type(self).__name__, **_plain(values)})
+
+    @classmethod
+    def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
+        """Read what `save` wrote; with a fresh `module` where it was fitted with one."""
+        tensors, values = read_tensors(Path(path), required=True)
+        if values.pop("class", None) != cls.__name__:
+            raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
+        found = cls(module)
+        found.__setstate__({**_arrays(values), "module": module, "_files": {
+            name: bytes(t.tolist()) for name, t in tensors.items()
+        }})  # fmt: skip
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "run_" in state:
+            directory = state.pop("run_").directory
+            state["_files"] = {
+                n: (directory / n).read_bytes() for n in _KEPT if (directory / n).is_file()
+            }
+        for name in ("_directory", "_clean"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.pop("_files", None)
+        super().__setstate__(state)
+        if files is None:
+            return
+        directory = Path(tempfile.mkdtemp(prefix="vardrop-"))
+        (directory / "run").mkdir()
+        for name, content in files.items():
+            (directory / "run" / name).write_bytes(content)
+        own = copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else None
+        self._keep(load_run(directory / "run", own), directory)
+
+
+class VardropRegressor(RegressorMixin, _Estimator):
+    """Regression by a net whose weights are distributions; every row comes with its doubt.
+
+    A tenth of the rows, or all in turn below 2000, are held out to choose the KL weight, the scale
+    of the noise and the width of intervals; what is not given follows from the data, as in
+    `vardrop.fit`.
+
+    Args:
+        module: a net of your own, or hidden widths such as (64, 32).
+        recipe: a method by name or by value, such as `vardrop.sparse_vd()`; None for a plain net.
+        heteroscedastic: learn the width of the noise row by row.
+        epochs, batch_size, lr, beta, folds: see `vardrop.app.runs.Settings`.
+        samples: draws of a prediction.
+        device: where to train.
+        random_state: seed, or a generator of numpy.
+        warm_start: begin with the weights of the last fit.
+        verbose: show a progress bar.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = VardropRegressor(epochs=20, folds=1, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> lower, upper = model.predict_interval(X[:3], coverage=0.9)
+    """
+
+    _task = "regression"
+
+    def __init__(
+        self,
+        module: nn.Module | Sequence[int] | None = None,
+        recipe: BaseRecipe | str | None = "auto",
+        *,
+        heteroscedastic: bool = False,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        beta: float | None = None,
+        folds: int | None = None,
+        samples: int = 32,
+        device: str = "cpu",
+        random_state: Any = None,
+        warm_start: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            module,
+            recipe,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            beta=beta,
+            folds=folds,
+            samples=samples,
+            device=device,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+        )
+        self.heteroscedastic = heteroscedastic
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VardropRegressor:
+        """Fit to rows and values; a row of weight 2 counts as two."""
+        frame, y = self._rows(X, y, y_numeric=True)
+        weight = _weights(sample_weight, frame)
+        self._fit(frame, np.asarray(y, float), weight, heteroscedastic=self.heteroscedastic)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean of rows, and the standard deviation where it is asked for."""
+        p = self.predict_dist(X)
+        mean = p.mean.flatten().numpy()
+        return (mean, p.std.flatten().numpy()) if return_std else mean
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Any, Any]:
+        """Lower and upper ends of intervals that cover new values at this rate, conformal."""
+        lower, upper = self.run_.interval(self.predict_dist(X), coverage)
+        return lower.flatten().numpy(), upper.flatten().numpy()
+
+    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
+        """Quantiles of the predictive distribution, (N, quantiles)."""
+        p = self.predict_dist(X)
+        parts = p.likelihood.parts(p.draws)
+        std = parts.aleatoric.sqrt()
+        for level in quantiles:
+            check_number("quantiles", level, above=0, below=1)
+        found = [mixture_quantile(parts.location, std, level).flatten() for level in quantiles]
+        return torch.stack(found, 1).numpy()
+
+    def sample(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
+        """Values drawn from the predictive distribution, (N, n_samples)."""
+        p, generator = self.predict_dist(X), _generator(random_state)
+        parts = p.likelihood.parts(p.draws)
+        which = generator.randint(len(p.draws), size=n_samples)
+        location, std = (
+            t.flatten(1).numpy()[which].T for t in (parts.location, parts.aleatoric.sqrt())
+        )
+        return location + std * generator.standard_normal(location.shape)
+
+
+class VardropClassifier(ClassifierMixin, _Estimator):
+    """Classification by a net whose weights are distributions; see `VardropRegressor`.
+
+    Args:
+        class_weight: "balanced", or weights by class: rows of a class count so often. The
+            probabilities are then those of data with these frequencies.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = VardropClassifier(epochs=20, folds=1, random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape, model.predict_set(X[:2]).shape
+    ((2, 3), (2, 3))
+    """
+
+    _task = "classification"
+
+    def __init__(
+        self,
+        module: nn.Module | Sequence[int] | None = None,
+        recipe: BaseRecipe | str | None = "auto",
+        *,
+        class_weight: Any = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        beta: float | None = None,
+        folds: int | None = None,
+        samples: int = 32,
+        device: str = "cpu",
+        random_state: Any = None,
+        warm_start: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            module,
+            recipe,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            beta=beta,
+            folds=folds,
+            samples=samples,
+            device=device,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VardropClassifier:
+        """Fit to rows and classes; a row of weight 2 counts as two."""
+        frame, y = self._rows(X, y, y_numeric=False)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Expected at least 2 classes, but got the class {y[0]!r} alone.")
+        weight = _weights(sample_weight, frame)
+        if self.class_weight is not None:
+            own = compute_sample_weight(self.class_weight, y)
+            weight = own if weight is None else weight * own
+        self._fit(frame, numbers, weight)
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        """The probabilities of the classes, (N, classes), averaged over the draws."""
+        check_is_fitted(self, "run_")
+        probs = self.predict_dist(X).probs.numpy()
+        return probs / probs.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> Any:
+        """The most probable class of rows."""
+        check_is_fitted(self, "run_")
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Any:
+        """Sets of classes, (N, classes) True inside, that hold the true one at this rate."""
+        return self.run_.sets(self.predict_dist(X), coverage).numpy()
+
+    def sample(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
+        """Classes drawn from the predictive distribution, (N, n_samples)."""
+        generator, cumulated = _generator(random_state), self.predict_proba(X).cumsum(1)
+        u = generator.random_sample((len(cumulated), n_samples))
+        which = (u[:, :, None] > cumulated[:, None, :-1]).sum(2)
+        return self.classes_[which]
+
+
+def _generator(random_state: Any) -> np.random.RandomState:
+    """Numpy's, from a seed; without one a fresh one, so that the global one is left alone."""
+    if random_state is None:
+        return np.random.RandomState()
+    found: np.random.RandomState = check_random_state(random_state)
+    return found
+
+
+def _free(name: str, frame: pandas.DataFrame) -> str:
+    """A name for a column that the table does not have."""
+    while name in frame.columns:
+        name += "_"
+    return name
+
+
+def _mixed(X: Any) -> bool:
+    """Whether it is a DataFrame with columns that are no numbers, or one of another library."""
+    if not hasattr(X, "columns"):
+        return False
+    kinds = getattr(X, "dtypes", ())
+    return not all(getattr(kind, "kind", "O") in "biuf" for kind in kinds)
+
+
+def _weights(sample_weight: Any, frame: pandas.DataFrame) -> Any:
+    if sample_weight is None:
+        return None
+    found = _check_sample_weight(
+        sample_weight, frame.to_numpy(), dtype=float, ensure_non_negative=True
+    )
+    if not found.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return found
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Values that JSON has; arrays as lists, with what they are."""
+    return {
+        k: {"array": v.tolist(), "dtype": str(v.dtype)} if isinstance(v, np.ndarray) else v
+        for k, v in values.items()
+    }
+
+
+def _arrays(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: np.array(v["array"], v["dtype"]) if isinstance(v, dict) and "dtype" in v else v
+        for k, v in values.items()
+    }

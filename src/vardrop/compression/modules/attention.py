@@ -1,0 +1,156 @@
+"""Plain attention of which some heads may be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vardrop.layers.dense import dense
+from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class SlimAttention(Heads, nn.Module):
+    """Plain attention by separate projections, for as many heads as are left.
+
+    What `shrink` puts in the place of an `nn.MultiheadAttention` that loses heads: torch ties the
+    number of heads to the width. Arguments and shapes are torch's; `need_weights` averages over
+    the heads that are left.
+
+    Args:
+        layer: the attention that it computes, without `add_bias_kv`.
+
+    >>> import torch
+    >>> whole = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> x = torch.randn(3, 5, 8)
+    >>> torch.allclose(SlimAttention(whole)(x, x, x)[0], whole(x, x, x)[0], atol=1e-6)
+    True
+    """
+
+    # What torch's encoder layers ask for before they take their fused path.
+    in_proj_weight = in_proj_bias = None
+    _qkv_same_embed_dim = False
+    bias_k = bias_v = None
+    heads: Tensor
+
+    def __init__(self, layer: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.embed_dim, self.head_dim = layer.embed_dim, layer.head_dim
+        self.dropout, self.batch_first = layer.dropout, layer.batch_first
+        self.add_zero_attn = layer.add_zero_attn
+        packed, bias = layer.in_proj_weight, layer.in_proj_bias
+        weights = [getattr(layer, n) for n in SEPARATE] if packed is None else packed.chunk(3)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        self.q_proj, self.k_proj, self.v_proj = map(dense, weights, biases)
+        self.out_proj = dense(layer.out_proj.weight, layer.out_proj.bias)
+        heads = torch.arange(layer.num_heads, device=layer.out_proj.weight.device)
+        self.register_buffer("heads", heads)
+        self.train(layer.training)
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads are left."""
+        return self.q_proj.out_features // self.head_dim
+
+    def keep(self, units: Sequence[int]) -> None:
+        """Note which heads stay, by the units of `q_proj` that do."""
+        left = sorted({unit // self.head_dim for unit in units})
+        self.heads = self.heads[left]
+
+    def pairs(self, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+        """How many pairs of a query and a key these arguments have, over all heads."""
+        axis = 0 if query.dim() == 2 or not self.batch_first else 1
+        return self.num_heads * (query.numel() // query.shape[-1]) * key.shape[axis]
+
+    @torch.no_grad()
+    def fold_constants(self) -> None:
+        """Add the values that are biases alone to the output's bias: attention averages them."""
+        bias = self.v_proj.bias
+        constant = ~self.v_proj.weight.any(1)
+        if bias is None or self.add_zero_attn or not bool((constant & bias.ne(0)).any()):
+            return
+        effect = self.out_proj.weight @ (bias * constant)
+        if self.out_proj.bias is None:
+            self.out_proj.bias = nn.Parameter(torch.zeros_like(effect))
+        self.out_proj.bias.add_(effect)
+        self.out_proj.weight[:, constant] = 0
+
+    def origins(self) -> dict[str, tuple[str, int, int]]:
+        """Of which tensor of torch's layer a weight is which of how many equal parts."""
+        dims = self.q_proj.in_features, self.k_proj.in_features, self.v_proj.in_features
+        packed = dims == (self.embed_dim,) * 3
+        return {
+            f"{name}.weight": ("in_proj_weight", i, 3) if packed else (f"{name}_weight", 0, 1)
+            for i, name in enumerate(_PROJECTIONS)
+        }
+
+    def together(self) -> nn.MultiheadAttention | None:
+        """Torch's layer with these weights, where no head and no unit around it is missing."""
+        q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj
+        sizes = q.in_features, q.out_features, k.out_features, out.out_features
+        if sizes != (self.embed_dim,) * 4:
+            return None
+        layer = nn.MultiheadAttention(
+            self.embed_dim,
+            self.num_heads,
+            self.dropout,
+            add_zero_attn=self.add_zero_attn,
+            kdim=k.in_features,
+            vdim=v.in_features,
+            batch_first=self.batch_first,
+            device="meta",
+        )
+        parts = q, k, v
+        if layer.in_proj_weight is None:
+            for name, part in zip(SEPARATE, parts, strict=True):
+                setattr(layer, name, part.weight)
+        else:
+            layer.in_proj_weight = joined([p.weight for p in parts])
+        biases = [p.bias for p in parts]
+        zero = torch.zeros_like(q.weight[:, 0])
+        some = any(b is not None for b in biases)
+        whole = joined([zero if b is None else b for b in biases]) if some else None
+        layer.register_parameter("in_proj_bias", whole)
+        layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
+        return layer.train(self.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Torch's attention, without the heads that went."""
+        rate = self.dropout if self.training else 0.0
+        y, weights = self._attended(
+            (query, key, value), key_padding_mask, attn_mask, is_causal, need_weights, rate
+        )
+        return y, averaged(weights, average_attn_weights)
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
+        return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+
+    def _output(self, heads: Tensor, noise: Any) -> Tensor:
+        y: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return y
+
+    def _for_heads(self, masks: Tensor) -> Tensor:
+        return masks.index_select(1, self.heads)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, head_dim={self.head_dim}, embed_dim={self.embed_dim}"
+
+
+def joined(tensors: Sequence[Tensor]) -> nn.Parameter:
+    """One parameter of several, one after the other."""
+    trained = any(t.requires_grad for t in tensors)
+    return nn.Parameter(torch.cat([t.detach() for t in tensors]), trained)

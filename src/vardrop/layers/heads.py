@@ -1,0 +1,132 @@
+"""Attention computed head by head: what noisy and shrunken attention share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vardrop._core.errors import VardropError
+
+Triple = tuple[Tensor, Tensor, Tensor]
+SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+class Heads:
+    """Attention of queries to keys, by heads; how it projects into heads and out is its own."""
+
+    head_dim: int
+    batch_first: bool
+    add_zero_attn: bool
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
+        """Queries, keys and values, (N, length, heads x width of a head)."""
+        raise NotImplementedError
+
+    def _output(self, heads: Tensor, noise: Any) -> Tensor:
+        """The output of heads (N, heads, length, width of a head)."""
+        raise NotImplementedError
+
+    def _attended(
+        self,
+        inputs: Triple,
+        padding: Tensor | None,
+        attn: Tensor | None,
+        causal: bool,
+        need_weights: bool,
+        rate: float,
+        noise: Any = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the weights of every head where they are asked for."""
+        batched, first = inputs[0].dim() == 3, self.batch_first
+        if not batched:
+            inputs = _mapped(lambda x: x.unsqueeze(0 if first else 1), *inputs)
+        elif causal and attn is None:
+            raise VardropError("Expected `attn_mask` where `is_causal` is True, but got None.")
+        if not first:
+            inputs = _mapped(lambda x: x.transpose(0, 1), *inputs)
+        into, out = (None, None) if noise is None else noise
+        q, k, v = (self._split(x) for x in self._projected(*inputs, into))
+        mask = self._mask(q, k, attn, padding, batched)
+        heads, weights = self._attend(q, *self._extended(k, v), mask, need_weights, rate)
+        y = self._output(heads, out)
+        if not first:
+            y = y.transpose(0, 1)
+        if not batched:
+            y = y.squeeze(0 if first else 1)
+            weights = None if weights is None else weights.squeeze(0)
+        return y, weights
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(N, length, width) as heads (N, heads, length, width of a head)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with those that `add_bias_kv` and `add_zero_attn` append."""
+        batch = k.shape[0]
+        if self.bias_k is not None and self.bias_v is not None:
+            more = (self._split(b.expand(batch, 1, -1)) for b in (self.bias_k, self.bias_v))
+            k, v = (torch.cat([x, own.to(x.dtype)], 2) for x, own in zip((k, v), more, strict=True))
+        if self.add_zero_attn:
+            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return k, v
+
+    def _mask(
+        self, q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
+    ) -> Tensor | None:
+        """Both masks as one that is added to the scores, (N or 1, heads or 1, L or 1, S)."""
+        total = None
+        if attn is not None:
+            attn = _additive(attn, q.dtype)
+            total = (
+                attn if attn.dim() == 2 else self._for_heads(attn.unflatten(0, (q.shape[0], -1)))
+            )
+        if padding is not None:
+            padding = _additive(padding if batched else padding.unsqueeze(0), q.dtype)
+            padding = padding[:, None, None, :]
+            total = padding if total is None else total + padding
+        extra = (self.bias_k is not None) + self.add_zero_attn
+        return functional.pad(total, (0, extra)) if total is not None and extra else total
+
+    def _for_heads(self, masks: Tensor) -> Tensor:
+        """The masks (N, heads, L, S) of its heads, of those for all."""
+        return masks
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        need_weights: bool,
+        rate: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        if not need_weights:
+            heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)
+            return heads, None
+        scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        weights = functional.dropout(weights, rate) if rate else weights
+        return weights @ v, weights
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
+def averaged(weights: Tensor | None, average: bool) -> Tensor | None:
+    """The weights of all heads, or their mean where it is asked for."""
+    return weights.mean(-3) if weights is not None and average else weights
+
+
+def _mapped(function: Any, q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """A function of three tensors, once for those that are the same."""
+    query = function(q)
+    key = query if k is q else function(k)
+    return query, key, key if v is k else function(v)

@@ -1,0 +1,6 @@
+"""Estimators with the manners of scikit-learn; see `vardrop.app.sklearn`."""
+
+from vardrop.app.sklearn import (
+    VardropClassifier as VardropClassifier,
+    VardropRegressor as VardropRegressor,
+)

@@ -1,0 +1,146 @@
+"""Whatever a net takes and gives: tuples, dictionaries, keyword arguments, outputs with logits."""
+
+from collections import UserDict
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop._core.calls import parts, rows
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Encoding(UserDict):
+    """Like the batches of tokenizers: a mapping that is no dict."""
+
+
+class Net(nn.Module):
+    """Two named inputs and a flag; an output with logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, first, second=None, scale=1.0):
+        hidden = self.a(first) + (0 if second is None else self.b(second))
+        return Output(hidden * scale, hidden)
+
+
+def noisy():
+    torch.manual_seed(0)
+    return vd.convert(Net(), vd.bayes_by_backprop(log_sigma2=-2.0))
+
+
+def batch(count=6):
+    own = torch.Generator().manual_seed(1)
+    first = torch.randn(count, 4, generator=own)
+    return {"first": first, "second": torch.randn(count, 2, generator=own)}
+
+
+class Joined(nn.Module):
+    """The same net with one tensor in and out."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x[:, :4], x[:, 4:]).logits
+
+
+def joined(count=6):
+    return torch.cat(list(batch(count).values()), 1)
+
+
+@pytest.mark.parametrize("draw", ["estimator", "weights"])
+def test_a_dictionary_predicts_what_its_tensors_do(draw):
+    net = noisy()
+    expected = vd.predict(Joined(net), joined(), samples=8, seed=3, draw=draw)
+    for x in (batch(), Encoding(batch()), [batch()], [(batch(), torch.zeros(6))]):
+        found = vd.predict(net, x, samples=8, seed=3, draw=draw)
+        torch.testing.assert_close(found.probs, expected.probs)
+    few = vd.predict(net, [batch(), batch(3)], samples=4)
+    assert len(few) == 9
+
+
+def test_little_memory_takes_a_dictionary_in_parts():
+    net = noisy()
+    p = vd.predict(net, batch(64), samples=4, memory=256)
+    assert p.probs.shape == (64, 3)
+
+
+def test_the_elbo_takes_what_the_net_takes():
+    net, y = noisy(), torch.zeros(6, dtype=torch.long)
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=10)
+    values = []
+    for x in (batch(), Encoding(batch()), tuple(batch().values())):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            values.append(elbo(x, y).loss.item())
+    assert values[0] == values[1] == values[2]
+    p = vd.predict(elbo, batch(), seed=0)
+    assert p.probs.shape == (6, 3)
+
+
+def test_output_picks_a_tensor():
+    net = noisy()
+    elbo = vd.ELBO(net, vd.Gaussian(), num_data=10, output=lambda out: out.hidden)
+    assert elbo({**batch(), "scale": 0.0}, torch.zeros(6, 3)).nll > 3 * 0.9190
+    x = {**batch(), "scale": 0.0}
+    assert not vd.predict(net, x, likelihood=vd.Values()).mean.any()
+    assert vd.predict(net, x, likelihood=vd.Values(), output=lambda out: out.hidden).mean.all()
+    assert vd.predict(elbo, x).mean.all()
+
+
+def test_a_likelihood_of_ones_own_gets_all_of_the_output():
+    seen = []
+    elbo = vd.ELBO(noisy(), lambda out, y: seen.append(out) or out.logits.sum(), num_data=10)
+    elbo(batch(), None)
+    assert isinstance(seen[0], Output)
+
+
+def test_what_is_refused():
+    net = noisy()
+    wrong = {**batch(), "second": torch.zeros(5, 2)}
+    with pytest.raises(vd.VardropError, match="one number of rows, but got 5 and 6"):
+        vd.predict(net, wrong)
+    with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
+        vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
+    with pytest.raises(vd.VardropError, match="dictionaries of tensors.*but got str"):
+        vd.predict(net, ["text"])
+    with pytest.raises(vd.VardropError, match='one tensor for mode="moments", but got dict'):
+        vd.predict(net, batch(), mode="moments")
+
+    class Bare(Net):
+        def forward(self, first, second):
+            return super().forward(first, second).hidden, None
+
+    bare = vd.convert(Bare(), vd.bayes_by_backprop())
+    with pytest.raises(vd.VardropError, match="`logits`, but got tuple. Pass output="):
+        vd.predict(bare, batch())
+    with pytest.raises(vd.VardropError, match="`logits`, but got tuple"):
+        vd.ELBO(bare, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long))
+
+
+def test_a_net_that_takes_the_dictionary_itself_gets_it():
+    class Whole(Net):
+        def forward(self, batch):
+            return super().forward(**batch).logits
+
+    net = vd.convert(Whole(), vd.bayes_by_backprop())
+    assert vd.predict(net, batch(), samples=4).probs.shape == (6, 3)
+    assert vd.ELBO(net, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long)).nll > 0
+
+
+def test_rows_and_parts():
+    assert rows((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
+    assert [rows(p) for p in parts(batch(7), 3)] == [3, 3, 1]
+    with pytest.raises(vd.VardropError, match="examples along axis 0, but got dict"):
+        rows({"flag": True})

@@ -1,0 +1,208 @@
+"""Files: damage is seen, one process works in a directory, JSON is JSON."""
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import vardrop as vd
+from vardrop._core.checks import printable
+from vardrop._core.files import (
+    check_apart,
+    locked,
+    plain,
+    read_json,
+    read_tensors,
+    remove,
+    remove_leftovers,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
+
+
+def damages(raw, cases, seed=0):
+    """The file cut at fifty places, then with bits, bytes and runs of bytes changed or shifted."""
+    chance, n = random.Random(seed), len(raw)
+    for k in range(50):
+        yield raw[: k * n // 50]
+    for _ in range(cases):
+        found, kind, p = bytearray(raw), chance.randrange(4), chance.randrange(n)
+        if kind == 0:
+            found[p] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            found[p] = chance.randrange(256)
+        elif kind == 2:
+            length = min(chance.randrange(1, 64), n - p)
+            found[p : p + length] = chance.randbytes(length)
+        else:
+            q = chance.randrange(n)
+            del found[p : p + chance.randrange(1, 16)]
+            found[q:q] = chance.randbytes(chance.randrange(0, 16))
+        if bytes(found) != raw:
+            yield bytes(found)
+
+
+@pytest.fixture
+def tensors():
+    return {"net.weight": torch.randn(9, 7), "net.bias": torch.randn(9), "n": torch.tensor(3)}
+
+
+def test_no_damage_to_tensors_is_read_as_something_else(tmp_path, tensors):
+    path = tmp_path / "t.safetensors"
+    values = {"epoch": 3, "phase": "fit", "best": 0.25}
+    write_tensors(path, tensors, values)
+    told = []
+    for data in damages(path.read_bytes(), 1500):
+        path.write_bytes(data)
+        try:
+            found, again = read_tensors(path, required=True)
+        except vd.VardropError as error:
+            told.append(str(error))
+        else:  # blanks of the header, and the like
+            assert again == values
+            assert found.keys() == tensors.keys()
+            assert all(torch.equal(found[k], tensors[k]) for k in tensors)
+    assert len(told) > 1500
+    assert all(str(path) in text for text in told)
+
+
+def test_tensors_without_a_checksum_are_old_or_damaged(tmp_path, tensors):
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors, {"epoch": 3})
+    own = load(path.read_bytes())
+    for metadata in (None, {"values": '{"epoch": 3}'}):
+        path.write_bytes(save(own, metadata))
+        with pytest.warns(UserWarning, match=r"t.safetensors has no checksum: .* version 0.1"):
+            found, _ = read_tensors(path)
+        assert torch.equal(found["n"], tensors["n"])
+        with pytest.raises(vd.VardropError, match="checksum of .*t.safetensors to match"):
+            read_tensors(path, required=True)
+    path.write_bytes(save(own, {"values": "null", "sha25": "0"}))
+    with pytest.raises(vd.VardropError, match="checksum of .*t.safetensors to match"):
+        read_tensors(path)
+
+
+def test_no_damage_to_a_sealed_object_is_read_as_something_else(tmp_path):
+    path = tmp_path / "c.json"
+    value = {"version": 2, "where": None, "settings": {"lr": 1e-3, "seed": 0}, "drop": ["a", "ü"]}
+    write_json(path, sealed(value))
+    told = []
+    for data in damages(path.read_bytes(), 1500):
+        path.write_bytes(data)
+        try:
+            found = unsealed(read_json(path), str(path), required=True)
+        except vd.VardropError as error:
+            told.append(str(error))
+        else:
+            assert found == value
+    assert len(told) > 1300
+    assert all(str(path) in text for text in told)
+
+
+def test_seals_are_checked_where_they_are_and_missed_where_they_must_be():
+    whole = sealed({"epochs": 3})
+    assert unsealed(whole, "c.json") == {"epochs": 3}
+    assert unsealed({"epochs": 3}, "c.json") == {"epochs": 3}
+    with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
+        unsealed({"epochs": 3}, "c.json", required=True)
+    with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
+        unsealed({**whole, "epochs": 4}, "c.json")
+    with pytest.raises(vd.VardropError, match="c.json to hold a JSON object, but got list"):
+        unsealed([], "c.json")
+
+
+def test_json_that_is_nested_too_deeply_is_told(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(vd.VardropError, match="deep.json to hold JSON, but it is nested too deep"):
+        read_json(tmp_path / "deep.json")
+    (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(vd.VardropError, match="latin.json to hold JSON, but got: 'utf-8' codec"):
+        read_json(tmp_path / "latin.json")
+
+
+def test_numbers_that_are_not_finite_are_null_with_a_note(tmp_path):
+    found = {"metrics": {"nll": math.inf, "ece": 0.5}, "curve": [{"metric": math.nan}]}
+    write_json(tmp_path / "r.json", sealed(found))
+    stored = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
+    assert unsealed(stored, "r.json", required=True) == {
+        "metrics": {"nll": None, "ece": 0.5},
+        "curve": [{"metric": None}],
+        "not_finite": {"metrics.nll": "inf", "curve.0.metric": "nan"},
+    }
+    assert plain({"a": 1.5, "b": (1, 2)}) == {"a": 1.5, "b": [1, 2]}
+
+
+def take(directory):
+    with locked(directory):
+        pass
+
+
+def read_only(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.open", read_only)
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    with pytest.raises(vd.VardropError, match=r"write 1 bytes to .*a, but got: Read-only file"):
+        write_atomically(tmp_path / "a", b"x")
+    with pytest.raises(vd.VardropError, match=r"to .*\.lock, but got: Read-only file system"):
+        take(tmp_path)
+    with pytest.raises(vd.VardropError, match=r"remove .*a, but got: Read-only file system"):
+        remove(tmp_path / "a")
+
+
+def test_one_at_a_time_works_in_a_directory(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(vd.VardropError, match="to be free, but another process is working in"),
+    ):
+        take(tmp_path)
+    take(tmp_path)
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    held = (
+        "import sys, time, pathlib; from vardrop._core.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(vd.VardropError, match="another process is working in it"):
+            take(tmp_path)
+        other.send_signal(signal.SIGKILL)
+    take(tmp_path)
+
+
+def test_what_killed_writes_left_is_removed_and_nothing_else(tmp_path):
+    names = ["a.json", ".hidden.new", ".b.json.12.old", ".c.json.77.new", ".d.jsonl.5.new"]
+    for name in names:
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names[:3])
+
+
+def test_an_output_is_no_input(tmp_path):
+    (tmp_path / "in.csv").write_text("a")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
+    check_apart(tmp_path / "out.csv", [tmp_path / "in.csv"])
+    for name in ("in.csv", "link.csv", f"../{tmp_path.name}/in.csv"):
+        with pytest.raises(vd.VardropError, match="which is in use and would be lost. Choose"):
+            check_apart(tmp_path / name, [tmp_path / "in.csv"])
+
+
+def test_names_do_not_steer_the_terminal():
+    assert printable("a\x1b[2Jb\tc\x9b\u202e\nü 日本") == "a\\x1b[2Jb\\tc\\x9b\\u202e\nü 日本"

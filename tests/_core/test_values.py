@@ -1,0 +1,252 @@
+import json
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop._core.values import _TYPES
+from vardrop.posteriors import Axes
+from vardrop.prediction.functions import SelectedNoise  # noqa: F401 - a field without a default
+from vardrop.testing import HEADS, RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES | HEADS)
+def test_a_recipe_is_a_value(name):
+    recipe = (RECIPES | HEADS)[name]
+    assert hash(recipe) == hash(pickle.loads(pickle.dumps(recipe)))
+    assert vd.from_json(vd.to_json(recipe)) == recipe
+    assert type(recipe).__name__ in repr(recipe)
+
+
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        ({"type": "Nonsense", "version": 1}, "`type` to be one of"),
+        ({"type": "ARD", "version": 9}, "`version` of ARD to be 1, but got 9"),
+        ({"type": "ARD", "version": 1, "x": 2}, r"fields of ARD to be among \[\], but got \['x'\]"),
+    ],
+)
+def test_bad_descriptions(data, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.from_json(data)
+
+
+def test_type_names_are_distinct():
+    with pytest.raises(vd.VardropError, match="distinct names"):
+        type("ARD", (vd.priors.Prior,), {"__module__": "elsewhere"})
+
+
+BAD = [
+    (lambda: vd.gaussian_dropout(1.0), r"`drop_rate` to lie in \[0, 1\), but got 1.0"),
+    (lambda: vd.gaussian_dropout(-0.1), r"`drop_rate` to lie in \[0, 1\)"),
+    (lambda: vd.gaussian_dropout(0.0), "above 0 for Gaussian noise"),
+    (lambda: vd.gaussian_dropout(kind="C"), "`kind` to be 'A' or 'B', but got 'C'"),
+    (lambda: vd.variational_dropout(kind="C"), "`kind` to be 'A', 'B' or 'A2'"),
+    (lambda: vd.variational_dropout("A", per="weight"), "`per` to be 'input' or 'layer' for A"),
+    (lambda: vd.variational_dropout("A", prior=vd.ARD()), "`prior` to be a LogUniform for A"),
+    (lambda: vd.variational_dropout("B", per="row"), "`per` to be 'weight', 'input'"),
+    (lambda: vd.variational_dropout("B", drop_rate=0.9), "at most `max_alpha` = 1.0"),
+    (lambda: vd.MultiplicativeGaussian(alpha=0.0), "`alpha` to be a finite number and above 0"),
+    (lambda: vd.variance_layer("cauchy"), "`noise` to be 'gaussian', 'sign' or 'uniform'"),
+    (lambda: vd.dropconnect(1.5), r"`drop_rate` to lie in \[0, 1\)"),
+    (lambda: vd.binary_dropout(-1), r"`drop_rate` to lie in \[0, 1\)"),
+    (lambda: vd.posteriors.Bernoulli(0.5, per="layer"), "`per` to be 'weight' or 'input'"),
+    (lambda: vd.LogUniform("quartic"), "`form` to be 'exact'"),
+    (lambda: vd.Normal(std=-1.0), "`std` to be a finite number and above 0"),
+    (lambda: vd.Normal(mean="zero"), "`mean` to be a finite number or 'pretrained'"),
+    (lambda: vd.Normal(mean="pretrained", learned=True), "Give a fixed `std`"),
+    (lambda: vd.ScaleMixture(pi=1.0), "`pi` to be .*above 0 and below 1"),
+    (lambda: vd.StudentT(df=0), "`df` to be a finite number and above 0"),
+    (lambda: vd.StudentT(form="x"), "`form` to be 'exact' or 'bound'"),
+    (lambda: vd.MonteCarlo(vd.ARD()), "`prior` to have a density"),
+    (lambda: vd.MonteCarlo(vd.Normal(), samples=0), "`samples` to be an integer of at least 1"),
+    (lambda: vd.Recipe(), "`posterior`, `gate`.* to be given"),
+    (lambda: vd.Recipe(prior=vd.ARD(), gate=vd.BinaryDropout()), "`posterior` where there is a prior"),
+    (lambda: vd.Recipe(vd.AdditiveGaussian(), vd.ScaleMixture()), "registered KL for"),
+    (lambda: vd.Recipe(gate=vd.BinaryDropout(), noisy_bias=True), "where `noisy_bias` is True"),
+    (lambda: vd.Normal(mean=1e30), "`mean` to be a finite number.* too large for single precision"),
+    (lambda: vd.GaussianDropout(alpha=2.0, max_alpha=1.0), "at most `max_alpha`"),
+    (lambda: vd.GaussianDropout(per="row"), "`per` to be 'unit' or 'layer'"),
+    (lambda: vd.GaussianDropout(prior=vd.LogUniform("cubic")), "at most 1 for the cubic"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, match", BAD)
+def test_bad_input(call, match):
+    with pytest.raises(vd.VardropError, match=match):
+        call()
+
+
+def test_initial_alpha_of_the_authors():
+    q = vd.variational_dropout("B", drop_rate=0.2).posterior
+    tensors = q.initial(torch.zeros(2, 3), Axes((1,), (0,)))
+    torch.testing.assert_close(tensors["log_alpha"].exp(), torch.full((2, 3), 0.25))
+
+
+def test_student_and_mixture_densities_integrate_to_one():
+    w = torch.linspace(-4000, 4000, 8_000_001, dtype=torch.float64)
+    for prior in (vd.Normal(0.5, 2.0), vd.ScaleMixture(0.3, 2.0, 0.1), vd.StudentT(3.0, 0.5)):
+        total = torch.trapezoid(prior.log_prob(w, {}).exp(), w)
+        assert float(total) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_numbers_of_other_libraries_become_plain():
+    q = vd.AdditiveGaussian(np.float32(-8))
+    assert type(q.log_sigma2) is float
+    assert json.loads(json.dumps(vd.to_json(q))) == vd.to_json(vd.AdditiveGaussian(-8.0))
+    assert type(vd.MonteCarlo(samples=np.int64(2)).samples) is int
+    # An integer would make a tensor of integers, which has no gradient.
+    assert vd.Gate(vd.LogNormal(mu=0, log_sigma=-5), 2).mu.dtype == torch.float32
+    assert repr(vd.BinaryDropout(length_scale=1)).endswith("length_scale=1.0)")
+
+
+HOSTILE = [
+    None, True, -1, 0, 1.5, 1e308, float("nan"), float("inf"), 10**400, "", "x", [], {}, [1, 2],
+    {"type": "Recipe"}, {"type": "os.system", "version": 1}, {"type": "Posterior", "version": 1},
+    {"type": [], "version": 1}, {"type": "ARD", "version": True}, {"type": "ARD", "version": 1},
+    vd.to_json(vd.sparse_vd()), vd.to_json(vd.flipout), {1: 2},
+]  # fmt: skip
+
+
+def places(value, place=()):
+    yield place
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*place, key))
+
+
+def changed(value, place, new):
+    if not place:
+        return new
+    return {**value, place[0]: changed(value[place[0]], place[1:], new)}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_hostile_descriptions_are_refused_or_valid(name):
+    """Whatever is put anywhere: a VardropError, or a value that describes itself the same way."""
+    data, accepted = vd.to_json(RECIPES[name]), 0
+    for place in places(data):
+        for new in HOSTILE:
+            hostile = changed(data, place, new)
+            try:
+                found = vd.from_json(hostile)
+            except vd.VardropError:
+                continue
+            accepted += 1
+            # Numbers alone may differ from what was there, and then within their bounds.
+            assert vd.to_json(found) == hostile
+            if isinstance(found, vd.BaseRecipe):
+                vd.convert(nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)), found)
+    assert accepted > 0
+
+
+def test_a_field_that_an_earlier_release_did_not_have_takes_its_default_with_a_warning():
+    data = vd.to_json(vd.Normal(std=2.0))
+    del data["learned"]
+    with pytest.warns(UserWarning, match=r"description of Normal lacks \['learned'\]"):
+        assert vd.from_json(data) == vd.Normal(std=2.0)
+
+
+def test_deep_descriptions():
+    data = {}
+    for _ in range(100_000):
+        data = {"type": "MonteCarlo", "version": 1, "prior": data, "samples": 1}
+    with pytest.raises(vd.VardropError, match="too deep"):
+        vd.from_json(data)
+
+
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        (None, "`data` to be a dictionary that vardrop.to_json made, but got None"),
+        ("{}", "`data` to be a dictionary"),
+        ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),
+        ({"type": "ARD", "version": True}, "`version` of ARD to be 1, but got True"),
+        (
+            {"type": "SelectedNoise", "version": 1},
+            r"SelectedNoise to be whole, but \['whole'\] lack",
+        ),
+        ({"type": "AdditiveGaussian", "version": 1, "log_sigma2": "x"}, "`log_sigma2` to be a fin"),
+        (
+            {**vd.to_json(vd.sparse_vd()), "prior": vd.to_json(vd.sparse_vd())},
+            "`prior` to be a Prior or None, but got Recipe",
+        ),
+    ],
+)
+def test_descriptions_that_are_not_whole_or_not_of_the_type(data, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.from_json(data)
+
+
+def test_a_class_with_checks_of_its_own_is_checked_in_a_description():
+    @dataclass(frozen=True)
+    class Careless(vd.priors.Prior):
+        scale: float = 1.0
+
+        def __post_init__(self) -> None:
+            assert self.scale
+
+    try:
+        data = {**vd.to_json(Careless()), "scale": "wide"}
+        with pytest.raises(vd.VardropError, match="`scale` to be a finite number, but got 'wide'"):
+            vd.from_json(data)
+    finally:
+        del _TYPES["Careless"]
+
+
+GATE = {"type": "BinaryDropout", "version": 1, "drop_rate": 0.2, "granularity": "element",
+        "length_scale": 0.1}  # fmt: skip
+ESTIMATOR = {
+    "type": "LocalReparameterization",
+    "version": 1,
+    "floor": 1e-08,
+    "central_limit": False,
+}
+NOTHING = {"type": "Recipe", "version": 1, "posterior": None, "prior": None, "estimator": ESTIMATOR,
+           "gate": None, "noisy_bias": False, "existing": False, "head": None}  # fmt: skip
+NORMAL = {"type": "Normal", "version": 1, "mean": 0.0, "std": 1.0, "learned": False}
+POSTERIOR = {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -9.0}
+HEAD = {"type": "DropMaxRule", "version": 1, "temperature": 0.1, "inference": "p"}
+WRITTEN_BY_0_1 = [
+    ({**NOTHING, "posterior": POSTERIOR, "prior": NORMAL}, vd.bayes_by_backprop()),
+    (
+        {**NOTHING, "posterior": POSTERIOR, "prior": NORMAL, "noisy_bias": True},
+        vd.Recipe(vd.AdditiveGaussian(-9.0), vd.Normal(), noisy_bias=True),
+    ),
+    ({**NOTHING, "gate": GATE}, vd.Recipe(gate=vd.BinaryDropout(0.2, length_scale=0.1))),
+    ({**NOTHING, "existing": True}, vd.mc_dropout()),
+    ({**NOTHING, "existing": True, "gate": GATE}, vd.mc_dropout(0.2, length_scale=0.1)),
+    ({**NOTHING, "head": HEAD}, vd.dropmax(inference="p")),
+    ({**NOTHING, "head": {"type": "SparsemaxRule", "version": 1}}, vd.sparsemax()),
+]
+
+
+@pytest.mark.parametrize("data, recipe", WRITTEN_BY_0_1)
+def test_recipes_that_the_first_release_wrote(data, recipe):
+    found = vd.from_json(json.loads(json.dumps(data)))
+    assert found == recipe
+    assert vd.from_json(vd.to_json(found)) == recipe
+
+
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        (NOTHING, "`posterior`, `gate`, or both, to be given"),
+        ({**NOTHING, "head": HEAD, "gate": GATE}, "`head` to stand alone, but got .'gate'. beside"),
+        ({**NOTHING, "head": HEAD, "existing": True}, "`head` to stand alone"),
+        ({**NOTHING, "existing": True, "posterior": POSTERIOR}, "`existing` to stand alone"),
+        ({**NOTHING, "existing": "yes"}, "`existing` to be True or False, but got 'yes'"),
+        ({**NOTHING, "head": "dropmax"}, "`rule` to be a ClassRule, but got 'dropmax'"),
+        ({**NOTHING, "gate": GATE, "tail": 1}, r"fields of Recipe .* but got \['tail'\]"),
+        ({**NOTHING, "gate": GATE, "version": 0}, "`version` of Recipe to be 2, but got 0"),
+        ({**NOTHING, "gate": GATE, "version": 3}, "`version` of Recipe to be 2, but got 3"),
+        ({"type": "BaseRecipe", "version": 1}, "`type` to be one of.*but got 'BaseRecipe'"),
+    ],
+)
+def test_recipes_that_the_first_release_would_not_write(data, match):
+    with pytest.raises(vd.VardropError, match=match):
+        vd.from_json(data)

@@ -1,0 +1,173 @@
+"""Broken inputs: each gets one clear line and an exit code, and leaves no file behind."""
+
+import pytest
+
+from tests.app.cli.calling import call
+
+# What is typed, the exit code, and a part of the line that answers.
+BROKEN = [
+    ("methods --loud", 2, "No such option: --loud. Try `vardrop methods --help`."),
+    ("demo --out full", 1, "full to be free for a new run, but it holds files"),
+    ("demo --out houses.csv", 1, "to be a directory, but it is a file"),
+    ("fly", 2, "No such command"),
+    ("evalute a", 2, "No such command 'evalute'. Did you mean 'evaluate'? Try `vardrop --help`."),
+    ("fit digits --metod l0", 2, "No such option: --metod. Did you mean '--method'? Try"),
+    ("fit digits --method sparse-vd", 2, "but got 'sparse-vd'. Did you mean 'sparse_vd'?"),
+    ("fit digits --method l0 --option drop-rate=1", 2, "Did you mean 'drop_rate'?"),
+    ("fit digits --net lenet30", 2, "but got 'lenet30'. Did you mean 'lenet300'?"),
+    ("fit digits --rate cosin", 2, "but got 'cosin'. Did you mean 'cosine'?"),
+    ("fit digit --out x", 1, "but got 'digit'. Did you mean 'digits'?"),
+    ("fit houses.csv --target Prices --out x", 1, "'price'. Did you mean 'price'?"),
+    ("fit houses.csv --target price --drop tow --out x", 1, "Did you mean 'town'?"),
+    ("evaluate a --ood photo", 1, "but got 'photo'. Did you mean 'photos'?"),
+    ("predict h twon.csv --out p.csv", 1, "none named 'town'. Did you mean 'twon'?"),
+    ("fit --config absent.toml", 2, "Expected the file absent.toml, but it is not there"),
+    ("fit --config houses.csv", 2, "Expected houses.csv to hold TOML, but got: "),
+    ("fit --config key.toml", 2, "of key.toml to be options of `vardrop fit`, but got 'epoch'. Did you mean 'epochs'?"),
+    ("fit --config half.toml", 2, "Expected 'epochs' in half.toml to fit: Invalid value for '--epochs'"),
+    ("fit --config flag.toml", 2, "Expected 'compare' in flag.toml to be true or false, but got 'no'"),
+    ("fit --config several.toml", 2, "Expected 'seed' in several.toml to be one value, but got [1, 2]"),
+    ("fit --config day.toml", 2, "Expected 'target' in day.toml to be a text or a number"),
+    ("fit --config data.toml --resume --out h", 2, "only --out and settings"),
+    ("fit iris --import absent.py", 2, "but got 'absent.py'. Leave .py away. Try"),
+    ("--import failing methods", 1, "Expected to import failing, but got: ZeroDivisionError: division by zero. See"),
+    ("--import wanting methods", 1, "Expected to import wanting, but got: No module named 'absent_package'. Install what it needs."),
+    ("fit iris --import", 2, "but got ''. Try"),
+    ("fit", 2, "Expected DATA"),
+    ("fit digits --speed 3", 2, "No such option"),
+    ("fit digits --epochs few", 2, "valid integer"),
+    ("fit digits --epochs 0", 2, "`epochs` to be an integer of at least 1"),
+    ("fit digits --lr -1", 2, "`lr` to be a finite number and above 0"),
+    ("fit digits --seed -1", 2, "`seed` to be an integer of at least 0"),
+    ("fit digits --patience 0", 2, "`patience` to be an integer of at least 1"),
+    ("fit digits --rate steep", 2, "`rate` to be one of"),
+    ("fit digits --warmup 5", 2, "two numbers such as 5,20"),
+    ("fit digits --warmup 9,5", 2, "0 <= `start` < `end`"),
+    ("fit digits --precision int4", 2, "`precision`"),
+    ("fit digits --device abacus", 2, "`device`"),
+    ("fit digits --method magic", 2, "a method among"),
+    ("fit digits --option rate", 2, "name=value"),
+    ("fit digits --option drop_rate=0.2", 2, "--method with --option, but got none"),
+    ("fit digits --folds 2 --patience 3", 2, "`folds` to be 1 with `patience`"),
+    ("fit iris --heteroscedastic --out x", 1, "a regression for `heteroscedastic`"),
+    ("fit digits --method dropconnect --option rate=1", 2, "options of dropconnect"),
+    ("fit digits --method dropconnect --option drop_rate=7", 2, "drop_rate"),
+    ("fit digits --net vgg", 2, "a net among mlp"),
+    ("fit houses.csv --target price --task ranking", 2, "'ranking' is not one of"),
+    ("fit --resume", 2, "--out with --resume"),
+    ("fit digits --resume --out a", 2, "only --out and settings"),
+    ("predict h", 2, "Missing argument"),
+    ("predict h new.csv", 2, "Missing option '--out'"),
+    ("predict h new.csv --out p.csv --samples 0", 2, "Invalid value for '--samples'"),
+    ("compress a --max-drop 0.1 --sparsity 0.5", 2, "--latency or --bytes, but got several"),
+    ("compress a --macs 0.1 --bytes 0.5", 2, "--latency or --bytes, but got several"),
+    ("fit imagenet --out x", 1, "data to be one of digits"),
+    ("fit absent.csv --target y --out x", 1, "absent.csv, but it is not there"),
+    ("fit empty.csv --target y --out x", 1, "empty.csv to hold a table, but it is empty"),
+    ("fit header.csv --target price --out x", 1, "only a header"),
+    ("fit torn.csv --target a --out x", 1, "line 3"),
+    ("fit bad.parquet --target a --out x", 1, "bad.parquet to be a table"),
+    ("fit houses.csv --out x", 1, "a target for"),
+    ("fit houses.csv --target cost --out x", 1, "target column 'cost'"),
+    ("fit same.csv --target price --out x", 1, "column 'price' of"),
+    ("fit infinite.csv --target price --out x", 1, "'inf' in row 9"),
+    ("fit houses.csv --target town --task regression --out x", 1, "numbers in column 'town'"),
+    ("fit many.csv --target price --out x", 1, "at most 50 classes in column 'price'"),
+    ("fit lonely.csv --target price --out x", 1, "columns besides the target"),
+    ("fit mnist --data-dir broken --out x", 1, "Expected the MD5 of broken/mnist/train-images"),
+    ("fit text.csv --target price --out x", 1, "'x' in row 9"),
+    ("fit hole.csv --target price --out x", 1, "row 9 has none"),
+    ("fit two.csv --target price --out x", 1, "at least 4 rows"),
+    ("fit houses.csv --target price --drop k --out x", 1, "column 'k' for `drop`"),
+    ("fit houses.csv --target price --net lenet5 --out x", 1, "images of at least 4 x 4"),
+    ("fit digits --where nothing --out x", 1, "`where` to match a module"),
+    ("fit digits --out houses.csv", 1, "to be a directory, but it is a file"),
+    ("fit digits --lr 1e30 --epochs 3 --out not_finite", 1, "Lower the learning rate"),
+    ("fit digits --out full", 1, "overwrite it by --force"),
+    ("fit --resume --out h --seed 5", 1, "`seed` to stay 0, because it split the data of h"),
+    ("fit --resume --out h --pretrain 3", 1, "`pretrain` to stay 0, because h is past"),
+    ("fit --resume --out edited", 1, "checksum of edited/config.json to match its content"),
+    ("fit iris --target x --drop y --out x", 1, "known and whose task is classification, but got"),
+    ("fit --resume --out torn", 1, "torn/checkpoint.safetensors to be a safetensors file"),
+    ("fit --resume --out moved", 1, "The data have changed since"),
+    ("fit --resume --out absent", 1, "Is this the directory of a run"),
+    ("predict h no_town.csv --out p.csv", 1, "none named 'town'"),
+    ("predict h words.csv --out p.csv", 1, "'big' in row 2"),
+    ("predict h absent.csv --out p.csv", 1, "absent.csv, but it is not there"),
+    ("predict h new.csv --out nowhere/p.csv", 1, "nowhere/p.csv, but got: No such file"),
+    ("predict h new.csv --out new.csv", 1, "but got new.csv, which is in use and would be lost"),
+    ("predict h new.csv --out houses.csv", 1, "but got houses.csv, which is in use"),
+    ("predict h new.csv --out h/config.json", 1, "but got h/config.json, which is in use"),
+    ("predict edited new.csv --out p.csv", 1, "edited/config.json to match its content"),
+    ("predict nan new.csv --out p.csv", 1, "the net of nan to be finite, but got NaN or infinity"),
+    ("predict a nan.npy --out p.csv", 1, "finite inputs, but got NaN or infinity in row 2"),
+    ("predict a none.npy --out p.csv", 1, "images in none.npy, but got none"),
+    ("predict a complex.npy --out p.csv", 1, "complex.npy to hold real numbers"),
+    ("predict torn new.csv --out p.csv", 1, "torn/best.safetensors to be a safetensors file"),
+    ("predict a bad.npy --out p.csv", 1, "bad.npy to hold numbers"),
+    ("predict a new.csv --out p.csv", 1, "an .npy file with images of shape (N, 1, 8, 8)"),
+    ("predict a small.npy --out p.csv", 1, "got (2, 1, 5, 5)"),
+    ("evaluate absent", 1, "Is this the directory of a run"),
+    ("evaluate notarun", 1, "config.json to hold JSON"),
+    ("evaluate future", 1, "a run of version 1 to 3"),
+    ("evaluate moved", 1, "The data have changed since"),
+    ("evaluate a --ood notmnist --data-dir broken", 1, "but it is not there"),
+    ("evaluate a --ood moons", 1, "other data among"),
+    ("evaluate h --ood photos", 1, "a net on images"),
+    ("compress plain", 1, "a run with a method to compress"),
+    ("compress a --sparsity 2", 1, "`sparsity` to be a finite number and at most 1"),
+    ("compress a --max-drop -1", 1, "`max_drop`"),
+    ("compress a --macs 2", 1, "`macs` to be a finite number and above 0 and below 1"),
+    ("compress a --onnx nowhere/a.onnx", 1, "a directory to write nowhere/a.onnx into"),
+    ("compare", 2, "Expected two or more runs, or data and --methods"),
+    ("compare a", 2, "Expected two or more runs, or data and --methods"),
+    ("compare a plain --epochs 3", 2, "Expected --methods with --epochs"),
+    ("compare a plain --scores nl", 2, "but got 'nl'. Did you mean 'nll'?"),
+    ("compare a h", 1, "Expected runs on the same data, but the data of h is houses.csv with"),
+    ("compare a absent", 1, "to be a run directory"),
+    ("compare a plain --out houses.csv", 1, "to make the directory houses.csv"),
+    ("compare --methods l0", 2, "Expected one data set with --methods, but got none"),
+    ("compare iris wine --methods l0", 2, "Expected one data set with --methods, but got iris, wine"),
+    ("compare iris --methods l0,lenet", 2, "a method among"),
+    ("compare iris --methods l0 --net lenet", 2, "Did you mean 'lenet5'?"),
+    ("compare iris --methods l0 --seeds 0", 2, "Invalid value for '--seeds'"),
+    ("compare iris --methods l0 --scores nl", 2, "but got 'nl'. Did you mean 'nll'?"),
+    ("compare iris --methods l0 --out full", 1, "full to be free, or to hold an earlier comparison"),
+    ("compare iris --methods , --out x", 1, "`recipes` to name at least one method"),
+    ("report", 2, "Missing argument"),
+    ("report notarun", 1, "config.json` to hold a JSON object"),
+    ("report a --out full", 1, "`out` to be a file, but got the directory full"),
+    ("report a --out houses.csv/a.html", 1, "to make the directory houses.csv"),
+    ("report a --out a/results.json", 1, "but got a/results.json, which is in use"),
+    ("compress a --onnx a/best.safetensors", 1, "which is in use"),
+    ("report absent", 1, "to be a run directory"),
+]  # fmt: skip
+
+
+def content(folder):
+    """All files with the time of their last change, and all directories."""
+    return {p: p.is_file() and p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
+
+
+def commands():
+    return {word for row in BROKEN for word in row[0].split()[:1]}
+
+
+def test_the_table_has_a_row_for_every_command():
+    assert len(BROKEN) >= 30
+    known = {"demo", "methods", "fit", "predict", "evaluate", "compress", "report", "compare"}
+    assert commands() >= known
+
+
+@pytest.mark.parametrize("typed, code, answer", BROKEN, ids=[b[0] for b in BROKEN])
+def test_broken_inputs_get_one_line(folder, monkeypatch, capsys, typed, code, answer):
+    monkeypatch.chdir(folder)
+    before = content(folder)
+    assert call(*typed.split()) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("vardrop: ")
+    assert answer in lines[0]
+    assert "Traceback" not in lines[0]
+    if "--out not_finite" not in typed:  # a loss that is not finite leaves a run that can go on
+        assert content(folder) == before

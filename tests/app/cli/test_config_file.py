@@ -1,0 +1,150 @@
+"""Options from a file, packages of one's own, the version, and quiet."""
+
+import json
+import sys
+
+import pytest
+
+import vardrop as vd
+from tests.app.cli.calling import call
+from vardrop.app.data import datasets as catalog
+from vardrop.app.report.summary import method_name
+from vardrop.recipes import METHODS
+
+MINE = """
+import vardrop as vd
+
+def wide(std=3.0):
+    '''Weights under a wide prior.'''
+    return vd.bayes_by_backprop(prior=vd.Normal(std=std))
+
+vd.register_dataset("ramp", lambda: ([[float(i)] for i in range(40)], [0, 1] * 20))
+vd.register_method("wide", wide)
+"""
+RUN = """
+data = "iris"
+net = "dense-8"
+method = "binary_dropout"
+epochs = 2
+batch-size = 16
+warmup = [0, 1.5]
+folds = 1
+compare = false
+out = "r"
+
+[option]
+drop_rate = 0.25
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory, and nothing imported from it afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr(catalog, "_REGISTERED", {})
+    before = dict(METHODS)
+    yield tmp_path
+    METHODS.clear()
+    METHODS.update(before)
+    sys.modules.pop("mine", None)
+
+
+def settings(path):
+    return json.loads((path / "config.json").read_text())["settings"]
+
+
+def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
+    (here / "run.toml").write_text(RUN)
+    assert call("fit", "--config", "run.toml", "--epochs", 3, "--out", "typed") == 0
+    stored = json.loads((here / "typed" / "config.json").read_text())
+    assert stored["net"] == "dense-8"
+    assert stored["method"]["gate"]["drop_rate"] == 0.25
+    found = settings(here / "typed")
+    assert (found["epochs"], found["batch_size"], found["warmup"]) == (3, 16, [0.0, 1.5])
+    assert (found["folds"], found["compare"]) == (1, False)
+    assert not (here / "r").exists()
+    assert call("fit", "wine", "--config", "run.toml", "--compare") == 0
+    assert settings(here / "r")["compare"] is True
+    assert vd.load_run(here / "r").about.name == "wine"
+    capsys.readouterr()
+
+
+def test_a_file_names_lists_and_modules_too(here):
+    (here / "mine.py").write_text(MINE)
+    (here / "run.toml").write_text(
+        'import = "mine"\ndata = "ramp"\nmethod = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
+        "drop = []\nforce = true\n"
+    )
+    assert call("fit", "--config", "run.toml", "--quiet") == 0
+    assert call("fit", "--config", "run.toml", "--quiet") == 0  # forced
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_module_of_ones_own_is_imported_before_the_command(here, capsys, first):
+    (here / "mine.py").write_text(MINE)
+    own = ("--import=mine",) if first else ("--import", "mine")
+    command = (
+        "fit",
+        "ramp",
+        "--method",
+        "wide",
+        "--option",
+        "std=2.0",
+        "--epochs",
+        1,
+        "--folds",
+        1,
+    )
+    typed = (*own, *command, "--out", "r") if first else (*command, "--out", "r", *own)
+    assert call(*typed) == 0
+    run = vd.load_run(here / "r")
+    assert run.config.method.prior.std == 2.0
+    assert method_name(vd.to_json(METHODS["wide"]())) == "wide"  # as a report tells it
+    capsys.readouterr()
+    assert call("methods", "--import", "mine") == 0
+    assert "Weights under a wide prior." in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys):
+    assert call("--version") == 0
+    assert call("fit", "--version") == 0
+    assert capsys.readouterr().out == f"vardrop {vd.__version__}\n" * 2
+
+
+def test_quiet_prints_errors_alone_and_json_the_result_alone(here, capsys):
+    quick = ("--epochs", 1, "--folds", 1, "--no-compare")
+    assert call("fit", "iris", *quick, "--out", "r", "--quiet") == 0
+    assert call("--quiet", "evaluate", "r") == 0
+    assert capsys.readouterr() == ("", "")
+    assert call("fit", "iris", *quick, "--out", "r", "--quiet") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("vardrop: Expected r to be free")
+    assert call("fit", "iris", *quick, "--out", "s", "--quiet", "--json") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["event"] == "result"
+
+
+@pytest.mark.parametrize(
+    "name, make, told",
+    [
+        ("l0", vd.l0, "`name` to be a text that is not taken, but got 'l0'"),
+        ("none", vd.l0, "`name` to be a text that is not taken, but got 'none'"),
+        (3, vd.l0, "`name` to be a text that is not taken, but got 3"),
+        ("mine", lambda rate: vd.l0(), "without arguments, but got: .* Give them defaults"),
+        ("mine", vd.l0(), "`make` to be a function that gives a recipe without arguments"),
+        ("mine", lambda: 3, "`make` to give a recipe, but got 3"),
+    ],
+)
+def test_a_method_of_ones_own_is_checked(name, make, told):
+    before = dict(METHODS)
+    with pytest.raises(vd.VardropError, match=told):
+        vd.register_method(name, make)
+    assert before == METHODS
+
+
+def test_what_follows_two_dashes_is_no_option(capsys):
+    assert call("fit", "--", "--quiet") == 1
+    assert "but got '--quiet'" in capsys.readouterr().err

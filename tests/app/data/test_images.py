@@ -1,0 +1,265 @@
+"""Image sets: from a directory, from the network into a cache, with checksums."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import struct
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vardrop as vd
+from tests._core.test_files import damages
+from vardrop.app.data import (
+    IMAGE_SETS,
+    ImageSet,
+    cifar,
+    data_directory,
+    idx_set,
+    load_cifar10,
+    load_dataset,
+    load_images,
+    load_out_of_distribution,
+)
+
+
+@pytest.fixture
+def idx(tmp_path, monkeypatch):
+    """A tiny set in the IDX format, known under the name mnist."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    pixels = torch.arange(5 * 28 * 28).remainder(256).to(torch.uint8)
+    files = {
+        "train-images-idx3-ubyte.gz": struct.pack(">4I", 2051, 5, 28, 28)
+        + pixels.numpy().tobytes(),
+        "train-labels-idx1-ubyte.gz": struct.pack(">2I", 2049, 5) + bytes([3, 1, 4, 1, 5]),
+    }
+    sums = []
+    for name, raw in files.items():
+        (folder / name).write_bytes(gzip.compress(raw, mtime=0))
+        sums.append(hashlib.md5((folder / name).read_bytes()).hexdigest())
+    monkeypatch.setitem(IMAGE_SETS, "mnist", idx_set("mnist", None, train=tuple(sums)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def publish(monkeypatch, source):
+    """Let the files of the set mnist be fetched from an address."""
+    known = idx_set("mnist", source, **IMAGE_SETS["mnist"].md5)
+    monkeypatch.setitem(IMAGE_SETS, "mnist", known)
+
+
+@pytest.fixture
+def server(idx):
+    """The folder of `idx` over HTTP on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(idx))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+def test_what_is_absent_is_fetched_once_and_cached(server, idx, tmp_path, monkeypatch):
+    pytest.importorskip("pooch")
+    publish(monkeypatch, server)
+    found = load_images("mnist", directory=tmp_path / "nowhere")
+    assert found.y.tolist() == [3, 1, 4, 1, 5]
+    assert found.x.shape == (5, 1, 28, 28)
+    assert float(found.x.max()) == 1.0
+    for file in idx.iterdir():
+        file.unlink()
+    again = load_images("mnist", directory=tmp_path / "nowhere")
+    assert torch.equal(again.x, found.x)
+
+
+def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
+    (idx.parent / "mnist").mkdir()
+    for file in idx.iterdir():
+        (idx.parent / "mnist" / file.name).write_bytes(file.read_bytes() + b"!")
+    with pytest.raises(vd.VardropError, match=r"MD5 of .*train-images-idx3-ubyte.gz to be"):
+        load_images("mnist", directory=idx.parent)
+    pytest.importorskip("pooch")
+    publish(monkeypatch, server)
+    (idx / "train-images-idx3-ubyte.gz").write_bytes(b"changed on the way")
+    with pytest.raises(vd.VardropError, match="fetching it from http://127.0.0.1.* failed: .*hash"):
+        load_images("mnist", directory=tmp_path / "nowhere")
+
+
+def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):
+    pytest.importorskip("pooch")
+    publish(monkeypatch, "http://127.0.0.1:9/")
+    with pytest.raises(vd.VardropError, match="Put the original files there, or set VARDROP_DATA"):
+        load_images("mnist", directory=tmp_path / "nowhere")
+    with pytest.raises(vd.VardropError, match="notmnist.*it is not there"):
+        load_images("notmnist", "test", tmp_path / "nowhere")
+    with pytest.raises(vd.VardropError, match="image set among .* but got mnist/never"):
+        load_images("mnist", "never")
+
+
+def colours(count):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return x, torch.arange(count) % 10
+
+
+def test_cifar10_from_its_archive(tmp_path, monkeypatch):
+    x, y = colours(6)
+    rows = torch.cat([y.to(torch.uint8).unsqueeze(1), x.flatten(1)], 1).numpy().tobytes()
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for i in range(1, 6):
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/data_batch_{i}.bin")
+            info.size = len(rows)
+            archive.addfile(info, io.BytesIO(rows))
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(raw.getvalue())
+    monkeypatch.setattr(cifar, "_MD5", hashlib.md5(raw.getvalue()).hexdigest())
+    found = load_cifar10("train", tmp_path)
+    assert torch.equal(found.x, torch.cat([x] * 5).float() / 255)
+    assert torch.equal(found.y, torch.cat([y] * 5))
+
+
+def test_cifar10_from_pngs_of_one_image_per_row(tmp_path):
+    x, y = colours(7)
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    Image.fromarray(x.permute(0, 2, 3, 1).reshape(7, 1024, 3).numpy()).save(
+        folder / "test_batch.png"
+    )
+    with pytest.raises(vd.VardropError, match="test_lables.json beside the PNGs"):
+        load_cifar10("test", tmp_path)
+    (folder / "test_lables.json").write_text(json.dumps(y.tolist()))
+    found = load_cifar10("test", tmp_path)
+    assert torch.equal(found.x, x.float() / 255)
+    assert torch.equal(found.y, y)
+    (folder / "test_lables.json").write_text("[1, 2]")
+    with pytest.raises(vd.VardropError, match="hold 7 class numbers, but got 2"):
+        load_cifar10("test", tmp_path)
+    Image.fromarray(np.zeros((7, 100, 3), np.uint8)).save(folder / "test_batch.png")
+    with pytest.raises(
+        vd.VardropError,
+        match="1024 pixels wide and at most 10000 high, one image per row, but got 100 x 7",
+    ):
+        load_cifar10("test", tmp_path)
+    with pytest.raises(vd.VardropError, match="`split` to be 'train' or 'test', but got 'x'"):
+        load_cifar10("x", tmp_path)
+
+
+def pngs(folder, count=3):
+    folder.mkdir(parents=True)
+    x, y = colours(count)
+    picture = Image.fromarray(x.permute(0, 2, 3, 1).reshape(count, 1024, 3).numpy())
+    picture.save(folder / "test_batch.png")
+    (folder / "test_lables.json").write_text(json.dumps(y.tolist()))
+    return x.float() / 255
+
+
+def test_no_damage_to_a_png_fails_in_another_way_or_changes_a_pixel(tmp_path):
+    x = pngs(tmp_path / "cifar10")
+    path = tmp_path / "cifar10" / "test_batch.png"
+    told = []
+    for data in damages(path.read_bytes(), 300):
+        path.write_bytes(data)
+        try:
+            found = load_cifar10("test", tmp_path).x
+        except vd.VardropError as error:
+            told.append(str(error))
+        else:
+            assert torch.equal(found, x)
+    assert len(told) > 250
+    assert all(str(path) in text for text in told)
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("[0, 1, 99]", "class numbers from 0 to 9, but got 99 for image 3"),
+        ("[-1, 1, 2]", "class numbers from 0 to 9, but got -1 for image 1"),
+        ("[true, 1, 2]", "class numbers from 0 to 9, but got True for image 1"),
+        ('["a", 1, 2]', "class numbers from 0 to 9, but got 'a' for image 1"),
+        ("[[1], 1, 2]", r"class numbers from 0 to 9, but got \[1\] for image 1"),
+        ("null", "hold 3 class numbers, but got NoneType"),
+        ("{", "test_lables.json to hold JSON"),
+    ],
+)
+def test_labels_that_are_none_are_told(tmp_path, text, told):
+    pngs(tmp_path / "cifar10")
+    (tmp_path / "cifar10" / "test_lables.json").write_text(text)
+    with pytest.raises(vd.VardropError, match=told):
+        load_cifar10("test", tmp_path)
+
+
+def test_a_png_that_would_fill_the_memory_is_refused(tmp_path):
+    pngs(tmp_path / "cifar10")
+    huge = Image.fromarray(np.zeros((10_001, 1024), np.uint8))
+    huge.save(tmp_path / "cifar10" / "test_batch.png")
+    with pytest.raises(vd.VardropError, match="at most 10000 high, .* but got 1024 x 10001"):
+        load_cifar10("test", tmp_path)
+
+
+def test_the_directory_is_the_given_one_or_that_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("VARDROP_DATA", str(tmp_path / "environment"))
+    assert data_directory("given") == Path("given")
+    assert data_directory() == tmp_path / "environment"
+    monkeypatch.delenv("VARDROP_DATA")
+    assert data_directory() is None
+    with pytest.raises(vd.VardropError, match="VARDROP_DATA to the directory that holds notmnist/"):
+        load_images("notmnist", "test")
+
+
+def test_mnist_has_three_parts_and_a_checksum():
+    try:
+        data = load_dataset("mnist")
+    except vd.VardropError as absent:
+        pytest.skip(str(absent))
+    assert data.sizes() == {"train": 54000, "validation": 6000, "test": 10000}
+    assert (data.kind, data.task, data.about.outputs, data.shape) == (
+        "image",
+        "classification",
+        10,
+        (1, 28, 28),
+    )
+
+
+def test_digits_are_split_without_overlap():
+    data = load_dataset("digits", seed=3)
+    rows = torch.cat([part.x for part in (data.train, data.validation, data.test)]).flatten(1)
+    assert len(rows.unique(dim=0)) == 1797
+    assert data.checksum == load_dataset("digits").checksum
+    assert not torch.equal(data.train.x, load_dataset("digits").train.x)
+
+
+def test_other_images_take_the_shape_of_the_net():
+    assert load_out_of_distribution("photos", (1, 8, 8)).shape[1:] == (1, 8, 8)
+    found = load_out_of_distribution("digits", (3, 32, 32))
+    assert found.shape == (1797, 3, 32, 32)
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1.0001
+    with pytest.raises(vd.VardropError, match="a net on images to compare with 'photos'"):
+        load_out_of_distribution("photos", (4,))
+    with pytest.raises(vd.VardropError, match="other data among .* but got 'moons'"):
+        load_out_of_distribution("moons", (1, 8, 8))
+
+
+def test_a_set_is_one_row_of_the_table(idx, tmp_path, monkeypatch):
+    known = IMAGE_SETS["mnist"]
+    monkeypatch.setitem(IMAGE_SETS, "letters", ImageSet(lambda split, _: known.read("train", None)))
+    (tmp_path / "mnist").mkdir()
+    for file in idx.iterdir():
+        (tmp_path / "mnist" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setenv("VARDROP_DATA", str(tmp_path))
+    assert load_images("letters", "test").y.tolist() == [3, 1, 4, 1, 5]
+    with pytest.raises(vd.VardropError, match="among .*, letters/train, letters/test, but got"):
+        load_images("letters", "validation")

@@ -1,0 +1,249 @@
+"""Data as people hold them, and which rows are in which part."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import vardrop as vd
+from vardrop.app.data import Roles, load_dataset, register_dataset
+from vardrop.app.data.splits import parted
+from vardrop.app.runs import fit, load_run, resume
+from vardrop.app.runs.callbacks import Observer
+
+QUIET = {"observer": Observer(), "epochs": 1, "batch_size": 16, "folds": 1, "compare": False}
+
+
+def frame(rows=60):
+    generator = np.random.default_rng(0)
+    found = pd.DataFrame(generator.standard_normal((rows, 3)), columns=["a", "b", "c"])
+    town = np.where(np.arange(rows) % 3 == 0, "x", "y")
+    return found.assign(town=town, price=found["a"] * 2 + 1)
+
+
+def rows_of(data):
+    return torch.cat([part.x for part in (data.train, data.validation, data.test)])
+
+
+# Kinds.
+
+
+def test_arrays_frames_and_tensors_are_one_table():
+    table = frame()
+    x, y = table.drop(columns="price"), table["price"]
+    first = load_dataset(table, target="price")
+    second = load_dataset((x, y))
+    assert second.preprocessing == first.preprocessing
+    assert torch.equal(second.train.x, first.train.x)
+    bare = x[["a", "b", "c"]].to_numpy()
+    third, fourth = (
+        load_dataset((bare, y.to_numpy())),
+        load_dataset((torch.tensor(bare), y.tolist())),
+    )
+    assert [c.name for c in third.preprocessing.columns] == ["x0", "x1", "x2"]
+    assert torch.equal(third.train.x, fourth.train.x)
+    assert torch.allclose(third.train.x, first.train.x[:, :3])
+    assert third.task == "regression"
+
+
+def test_polars_frames_are_read():
+    polars = pytest.importorskip("polars")
+    table = frame()
+    found = load_dataset(polars.DataFrame(table.to_dict("list")), target="price")
+    assert torch.equal(found.train.x, load_dataset(table, target="price").train.x)
+
+
+def test_data_sets_and_loaders_are_read_whole():
+    x, y = torch.randn(40, 1, 6, 6), torch.arange(40) % 4
+    pair = load_dataset((x, y))
+    for held in (TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=7)):
+        found = load_dataset(held)
+        assert torch.equal(found.train.x, pair.train.x)
+        assert found.checksum == pair.checksum
+    assert (pair.kind, pair.shape, pair.classes) == ("image", (1, 6, 6), ("0", "1", "2", "3"))
+    flat = load_dataset(TensorDataset(x.flatten(1), y))
+    assert flat.kind == "table"
+
+
+def test_a_registered_set_is_known_by_its_name(monkeypatch):
+    from vardrop.app.data import datasets as catalog
+
+    monkeypatch.setattr(catalog, "_REGISTERED", {})
+    register_dataset("prices", lambda: (frame()[["a", "b"]], frame()["price"]))
+    assert load_dataset("prices").name == "prices"
+    with pytest.raises(vd.VardropError, match="`name` to be a text that is not taken"):
+        register_dataset("prices", frame)
+    with pytest.raises(vd.VardropError, match="or a file that ends in .*, but got 'price'"):
+        load_dataset("price")
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "told"),
+    [
+        (3, {}, "`data` to be a name, a file, a DataFrame with `target`"),
+        ((np.zeros(5), np.zeros(5)), {}, "a row per example"),
+        ((np.zeros((5, 2)), np.zeros(4)), {}, "one value for each of 5 rows"),
+        ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "one class number for each of 5 inputs"),
+        (frame(), {"target": "price", "group": "street"}, "column 'street' for `group`"),
+        (frame(), {"target": "price", "shop": "a"}, "roles among"),
+        (frame(), {}, "Expected a target for the DataFrame"),
+        (frame().iloc[:0], {"target": "price"}, "empty DataFrame"),
+        (frame(), {"target": "price", "test": (torch.zeros(5, 1, 2, 2), torch.zeros(5).long())},
+         "of the kind of `data`"),
+        (frame(), {"target": "price", "test": frame().drop(columns="b")}, "the test data to have"),
+        (frame(), {"target": "price", "weight": "a"}, "weights in column 'a'"),
+        (frame(), {"target": "price", "split": "town"}, "train, validation or test in column"),
+        (frame(), {"target": "price", "time": "town"}, "dates or numbers in column 'town'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_told(data, more, told):
+    with pytest.raises(vd.VardropError, match=told):
+        load_dataset(data, **more)
+
+
+# Parts.
+
+
+def test_every_class_is_in_every_part_in_proportion():
+    """12 of 2000: two or three are tested, none is lost."""
+    y = np.array([1] * 12 + [0] * 1988)
+    for seed in range(20):
+        found = load_dataset((np.random.default_rng(seed).standard_normal((2000, 2)), y), seed=seed)
+        counts = [int(part.y.sum()) for part in (found.train, found.validation, found.test)]
+        assert sum(counts) == 12
+        assert counts[0] in (8, 9)
+        assert counts[1] in (1, 2)
+        assert counts[2] in (2, 3)
+
+
+def test_a_class_of_one_row_is_trained_on():
+    for seed in range(10):
+        parts = parted(30, seed, "data", classes=torch.tensor([0] * 29 + [1]))
+        assert 29 in parts["train"].tolist()
+
+
+def test_without_stratification_rows_are_parted_by_chance_alone():
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
+    found = parted(50, 3, "data")
+    assert found["test"].tolist() == order[:10].tolist()
+    assert found["validation"].tolist() == order[10:15].tolist()
+
+
+def test_groups_stay_together():
+    groups = torch.arange(60) // 4
+    for seed in range(10):
+        found = parted(60, seed, "data", groups=groups)
+        owners = [set(groups[rows].tolist()) for rows in found.values()]
+        assert not owners[0] & owners[1]
+        assert not owners[1] & owners[2]
+        assert not owners[0] & owners[2]
+        assert [len(found[part]) for part in ("test", "validation")] == [12, 4]
+        assert sorted(torch.cat(list(found.values())).tolist()) == list(range(60))
+    with pytest.raises(vd.VardropError, match="at least 3 groups to split data, but got 2"):
+        parted(60, 0, "data", groups=torch.arange(60) // 30)
+
+
+def test_the_latest_rows_are_tested():
+    table = frame().assign(day=pd.date_range("2020-01-01", periods=60).astype(str))
+    table = table.sample(frac=1.0, random_state=1)
+    found = load_dataset(table, target="price", time="day")
+    latest = table.sort_values("day")["price"].to_numpy()
+    mean, std = found.preprocessing.target_mean, found.preprocessing.target_std
+    back = np.sort(found.test.y.flatten().numpy() * std + mean)
+    assert np.allclose(back, np.sort(latest[-12:]), atol=1e-5)
+    assert "day" not in [c.name for c in found.preprocessing.columns]
+
+
+def test_parts_of_ones_own_are_kept():
+    table, test = frame(60), frame(30).assign(a=9.0)
+    found = load_dataset(table, target="price", test=test)
+    assert found.sizes() == {"train": 54, "validation": 6, "test": 30}
+    assert float(found.test.x[:, 0].std()) < 1e-6
+    column = ["train"] * 30 + ["valid"] * 10 + ["Test"] * 20
+    named = load_dataset(table.assign(part=column), target="price", split="part")
+    assert named.sizes() == {"train": 30, "validation": 10, "test": 20}
+    partly = load_dataset(
+        table.assign(part=["test"] * 10 + [None] * 50), target="price", split="part"
+    )
+    assert partly.sizes()["test"] == 10
+    assert partly.sizes()["validation"] == 5
+
+
+# Runs.
+
+
+def test_a_run_on_arrays_predicts_and_goes_on_with_them(tmp_path):
+    table = frame()
+    x, y = table.drop(columns="price"), table["price"]
+    run = fit((x, y), out=tmp_path / "r", **QUIET)
+    assert len(run.predict(x).mean) == 60
+    again = load_run(tmp_path / "r")
+    assert torch.equal(again.predict(x).mean, run.predict(x).mean)
+    with pytest.raises(vd.VardropError, match="handed over in memory .* Pass `data`, as to `fit`"):
+        resume(tmp_path / "r", observer=Observer(), epochs=2)
+    assert len(resume(tmp_path / "r", observer=Observer(), data=(x, y), epochs=2).history) == 2
+    with pytest.raises(vd.VardropError, match="The data have changed since"):
+        resume(tmp_path / "r", observer=Observer(), data=(x, -y), epochs=3)
+
+
+def test_parts_that_were_given_are_not_folded(tmp_path):
+    more = {k: v for k, v in QUIET.items() if k != "folds"}
+    run = fit(frame(), target="price", out=tmp_path / "r", validation=frame(20), **more)
+    assert run.config.settings.folds == 1
+    assert run.config.data.validation == "DataFrame"
+    other = fit(frame(), target="price", out=tmp_path / "s", test=frame(20), **more)
+    assert other.config.settings.folds == 4
+
+
+def test_roles_are_kept_with_the_run(tmp_path):
+    table = frame().assign(name=[f"house {i}" for i in range(60)], often=1.0)
+    path = tmp_path / "houses.csv"
+    table.to_csv(path, index=False)
+    fit(path, target="price", id="name", weight="often", out=tmp_path / "r", **QUIET)
+    found = load_run(tmp_path / "r")
+    assert found.config.data.roles == Roles("price", "regression", (), "name", "often")
+    assert [c.name for c in found.about.preprocessing.columns] == ["a", "b", "c", "town"]
+    assert torch.equal(found.data.train.weight, torch.ones(42))
+
+
+def test_a_weight_of_two_is_a_row_twice():
+    """Exact for the objective: the gradient of weighted rows is that of repeated ones."""
+    torch.manual_seed(0)
+    net = vd.convert(torch.nn.Linear(3, 1), vd.bayes_by_backprop())
+    x, y = torch.randn(6, 3), torch.randn(6, 1)
+    weight = torch.tensor([2.0, 0.0, 1.0, 1.0, 2.0, 0.0])
+    repeated = torch.tensor([0, 0, 2, 3, 4, 4])
+    elbo = vd.ELBO(net, vd.Gaussian(0.3), num_data=6)
+    with vd.sampling(net, False):
+        weighed, twice = elbo(x, y, weight), elbo(x[repeated], y[repeated])
+    assert torch.allclose(weighed.loss, twice.loss)
+    names = list(elbo.parameters())
+    gradients = (torch.autograd.grad(found.loss, names) for found in (weighed, twice))
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_weights_move_what_is_learned(tmp_path):
+    """Two thirds of the rows say -1; with their weight at a hundredth the mean is near 1."""
+    x = np.random.default_rng(0).standard_normal((90, 1))
+    table = pd.DataFrame({"x": x[:, 0], "y": np.where(np.arange(90) % 3, -1.0, 1.0)})
+    light = table.assign(w=np.where(table["y"] < 0, 0.01, 1.0))
+    settings = QUIET | {"epochs": 60, "target": "y", "task": "regression"}
+    plain = fit(table, out=tmp_path / "a", **settings)
+    weighed = fit(light, weight="w", out=tmp_path / "b", **settings)
+    assert float(plain.predict(table).mean.mean()) < 0
+    assert float(weighed.predict(light).mean.mean()) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("net", "likelihood", "weight", "told"),
+    [
+        (torch.nn.Linear(3, 1), lambda o, y: (o - y).square().mean(), torch.ones(6), "one of vardrop's"),
+        (torch.nn.Linear(3, 1), vd.Gaussian(), torch.ones(5), "one number for each of 6 examples"),
+    ],
+)  # fmt: skip
+def test_weights_that_cannot_be_are_told(net, likelihood, weight, told):
+    elbo = vd.ELBO(net, likelihood, 6, beta=0)
+    with pytest.raises(vd.VardropError, match=told):
+        elbo(torch.randn(6, 3), torch.randn(6, 1), weight)

@@ -1,0 +1,233 @@
+"""Pictures: they draw what the data says, on any Axes, and leave matplotlib as it was."""
+
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from tests.app.report import runs
+from vardrop import metrics, report
+from vardrop._core.errors import VardropError
+from vardrop.app.report.pictures.canvas import png
+from vardrop.metrics.intervals import Estimate
+
+HISTORY = list(runs.history(4))
+G = torch.Generator().manual_seed(0)
+PROBS, LABELS = runs._classes(50, G)
+IMAGES = torch.rand(5, 3, 6, 6, generator=G)
+WEIGHT = torch.randn(4, 2, 3, 3, generator=G)
+LINE = torch.linspace(0, 1, 9)
+SCORES = {"$a$": Estimate(0.5, 0.1, 0.3, 0.7), "b": Estimate(0.25)}
+
+DRAWN = {
+    "training_curves": lambda ax: report.training_curves(HISTORY, ax),
+    "alpha_histograms": lambda ax: report.alpha_histograms({"a": WEIGHT, "b": LINE}, 0.5, ax),
+    "layer_sparsity": lambda ax: report.layer_sparsity({"a": 0.5, "b": 1.0}, ax),
+    "sparsity_curve": lambda ax: report.sparsity_curve(runs.results()["curve"], ax=ax),
+    "weight_maps": lambda ax: report.weight_maps(WEIGHT, WEIGHT * 0, ax),
+    "reliability_diagram": lambda ax: report.reliability_diagram(PROBS, LABELS, ax=ax),
+    "uncertainty_histograms": lambda ax: report.uncertainty_histograms(LINE, {"o": LINE}, ax=ax),
+    "risk_coverage_curve": lambda ax: report.risk_coverage_curve(LINE, LINE > 0.5, ax=ax),
+    "certain_examples": lambda ax: report.certain_examples(IMAGES, IMAGES, ax),
+    "regression_band": lambda ax: report.regression_band(LINE, LINE, LINE, LINE - 1, LINE + 1, ax),
+    "score_intervals": lambda ax: report.score_intervals({"nll": SCORES, "rmse": SCORES}, ax),
+}
+
+
+def test_every_public_picture_is_in_the_table():
+    homes = {name: getattr(value, "__module__", "") for name, value in vars(report).items()}
+    assert set(DRAWN) == {
+        n for n, home in homes.items() if home.startswith(f"{report.__name__}.pictures.")
+    }
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_on_the_given_axes_and_on_its_own(name):
+    given = Figure().add_subplot()
+    assert DRAWN[name](given) is given
+    assert png(DRAWN[name](None), dpi=40).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_leaves_matplotlib_as_it_was(name):
+    settings = dict(matplotlib.rcParams)
+    pyplot = __import__("matplotlib.pyplot").pyplot
+    png(DRAWN[name](None), dpi=40)
+    assert dict(matplotlib.rcParams) == settings
+    assert pyplot.get_fignums() == []
+
+
+def test_training_curves_show_the_numbers_of_the_history():
+    ax = report.training_curves(HISTORY)
+    for strip, key in zip(ax.child_axes, ("nll", "kl", "beta"), strict=True):
+        assert strip.lines[0].get_ydata().tolist() == [row[key] for row in HISTORY]
+    assert ax.child_axes[0].lines[1].get_ydata().tolist() == [
+        row["validation"]["nll"] for row in HISTORY
+    ]
+
+
+def test_alpha_histograms_count_infinities_and_leave_out_nan():
+    values = torch.tensor([float("inf"), float("-inf"), float("nan"), 5.0, -5.0])
+    ax = report.alpha_histograms({"fc": values})
+    # NaN is not known to be over the threshold: 2 of 5 are.
+    assert ax.get_yticklabels()[0].get_text() == "fc\n40.0 % over"
+
+
+def test_score_intervals_draw_dots_with_their_intervals():
+    (panel,) = report.score_intervals({"rmse": SCORES}).child_axes
+    interval, dot, other, reference = panel.lines
+    assert list(interval.get_xdata()) == [0.3, 0.7]
+    assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([0.5], [0])
+    assert (list(other.get_xdata()), list(other.get_ydata())) == ([0.25], [1])
+    assert set(reference.get_xdata()) == {0.5}
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["$a$", "b"]
+    with pytest.raises(VardropError, match="`scores` to hold at least one score"):
+        report.score_intervals({})
+
+
+def test_layer_sparsity_draws_bars_of_the_given_length():
+    bars = report.layer_sparsity({"a": 0.25, "b": 0.75}).patches
+    assert [bar.get_width() for bar in bars] == [0.25, 0.75]
+
+
+def test_sparsity_curve_is_in_order_of_sparsity():
+    curve = [{"sparsity": 0.9, "metric": 0.5}, {"sparsity": 0.1, "metric": 0.8}]
+    line = report.sparsity_curve(curve).lines[0]
+    assert line.get_xdata().tolist() == [0.1, 0.9]
+    assert line.get_ydata().tolist() == [0.8, 0.5]
+
+
+def test_large_layers_keep_their_lonely_weights():
+    weight = torch.zeros(1000, 700)
+    weight[501, 333] = -2.0
+    (panel,) = report.weight_maps(weight).child_axes
+    cells = panel.images[0].get_array()
+    assert max(cells.shape) <= 240
+    assert cells.min() == -2.0
+    assert np.count_nonzero(cells) == 1
+
+
+def test_filters_are_tiled_in_order():
+    weight = torch.arange(4.0).repeat_interleave(4).reshape(4, 1, 2, 2)
+    (panel,) = report.weight_maps(weight).child_axes
+    cells = np.asarray(panel.images[0].get_array().filled(-1))
+    assert cells.tolist() == [
+        [0, 0, -1, 1, 1, -1, 2, 2],
+        [0, 0, -1, 1, 1, -1, 2, 2],
+        [-1] * 8,
+        [3, 3, -1, -1, -1, -1, -1, -1],
+        [3, 3, -1, -1, -1, -1, -1, -1],
+    ]
+
+
+def test_reliability_dots_are_the_reliability_curve():
+    ax = report.reliability_diagram(PROBS, LABELS, bins=5)
+    curve = metrics.reliability_curve(PROBS, LABELS, 5)
+    filled = curve.count > 0
+    expected = torch.stack([curve.confidence[filled], curve.accuracy[filled]], 1)
+    dots = torch.as_tensor(np.asarray(ax.collections[-1].get_offsets()))
+    torch.testing.assert_close(dots, expected, check_dtype=False)
+
+
+def test_histograms_hold_all_cases():
+    ax = report.uncertainty_histograms(LINE, {"other": LINE + 1})
+    assert sum(bar.get_height() for bar in ax.patches[:30]) == pytest.approx(1)
+
+
+def test_equal_uncertainties_can_be_drawn():
+    ax = report.uncertainty_histograms(torch.zeros(5), {"o": torch.zeros(3)})
+    assert png(ax, dpi=40).startswith(b"\x89PNG")
+    assert sum(bar.get_height() for bar in ax.patches[:30]) == pytest.approx(1)
+
+
+def test_regression_with_several_features_is_in_order_of_the_prediction():
+    mean = torch.tensor([3.0, 1.0, 2.0])
+    ax = report.regression_band(torch.rand(3, 2), mean, mean, mean - 1, mean + 1)
+    assert ax.lines[0].get_ydata().tolist() == [1, 2, 3]
+    assert ax.get_title(loc="left") == "100.0 % of the cases in the interval"
+
+
+def test_the_interval_says_its_level_and_what_is_predicted():
+    ax = report.regression_band(LINE, LINE, LINE, LINE - 1, LINE + 1, level=0.9, target="price")
+    assert ax.get_title(loc="left") == "100.0 % of the cases in the 90 % interval"
+    assert ax.get_ylabel() == "price"
+    assert ax.get_legend().get_texts()[0].get_text() == "90 % interval"
+
+
+@pytest.mark.parametrize("name", ["regression_band", "uncertainty_histograms"])
+def test_legends_hide_nothing(name):
+    ax = DRAWN[name](None)
+    ax.figure.canvas.draw()
+    legend, drawn = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert legend.y0 >= drawn.y1 - 1
+    if ax.get_title(loc="left"):
+        assert ax._left_title.get_window_extent().y0 >= legend.y1 - 2
+
+
+def test_the_word_on_validation_stands_above_its_curves():
+    strip = report.training_curves(HISTORY).child_axes[0]
+    assert strip.get_title(loc="right") == "dashed: validation"
+    assert len(strip.texts) == 0
+
+
+def test_ticks_of_percentages_are_what_they_say():
+    ax = report.uncertainty_histograms(torch.linspace(0, 1, 40), {"o": torch.linspace(0, 1, 37)})
+    ax.figure.canvas.draw()
+    for value, text in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True):
+        assert float(text.get_text().rstrip("%").replace("\N{MINUS SIGN}", "-")) == pytest.approx(
+            100 * value
+        )
+
+
+def test_images_carry_their_texts_and_mistakes_another_colour():
+    ax = report.certain_examples(IMAGES, None, texts=[["a\n99%", "b\nas c, 40%"], []])
+    texts = ax.child_axes[0].texts
+    assert [t.get_text() for t in texts] == ["a\n99%", "b\nas c, 40%"]
+    assert texts[0].get_color() != texts[1].get_color()
+
+
+def test_images_leave_the_page_as_it_is():
+    from matplotlib.image import imread
+
+    seen = imread(io.BytesIO(png(report.certain_examples(IMAGES), dpi=40, clear=True)))
+    assert seen[0, 0, 3] == 0
+
+
+def test_images_of_any_range_fill_the_scale():
+    (panel,) = report.certain_examples(torch.tensor([[[-2.0, 2.0]]])).child_axes
+    assert panel.images[0].get_array()[0, :2].tolist() == [0.0, 1.0]
+
+
+def test_dollar_signs_in_names_are_no_formula():
+    alpha = report.alpha_histograms({"a$_{$b": LINE})
+    assert alpha.get_yticklabels()[0].get_text().startswith("a$_{$b\n")
+    bars = report.layer_sparsity({"a$_{$b": 0.5})
+    assert bars.get_yticklabels()[0].get_text() == "a$_{$b"
+    histograms = report.uncertainty_histograms(LINE, {"a$_{$b": LINE}, "$^$")
+    assert histograms.get_xlabel() == "$^$"
+    for ax in (alpha, bars, histograms):
+        assert png(ax, dpi=40).startswith(b"\x89PNG")
+
+
+WRONG = {
+    "no epochs": (lambda: report.training_curves([]), "`history` to hold rows"),
+    "no layers": (lambda: report.alpha_histograms({}), "`log_alpha` to hold at least one layer"),
+    "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one layer"),
+    "no curve": (lambda: report.sparsity_curve([]), "`curve` to hold at least one point"),
+    "no weights": (lambda: report.weight_maps(torch.zeros(0, 3)), "`before` to hold at least one"),
+    "no images": (lambda: report.certain_examples(), "`most` or `least` to be images"),
+    "flat images": (lambda: report.certain_examples(torch.rand(4, 9)), r"shape \(N, H, W\)"),
+    "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "have one length"),
+    "matrix": (lambda: report.uncertainty_histograms(torch.rand(3, 2)), "`inside` to have shape"),
+    "logits": (lambda: report.reliability_diagram(PROBS * 9, LABELS), "sum to one"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_data_is_named(case):
+    call, message = WRONG[case]
+    with pytest.raises(VardropError, match=message):
+        call()

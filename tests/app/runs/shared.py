@@ -1,0 +1,54 @@
+"""Trains under torchrun (or alone) with stored noise and writes its curve; run by test_torchrun.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.tuning import Loop, Step
+from vardrop.tuning.processes import joined
+
+
+def held_noise(layer, args, kwargs):
+    """Noise that depends on the example alone, so that every process draws it alike."""
+    x = args[0].detach()
+    wave = torch.arange(1.0, layer.out_features + 1)
+    return args, {**kwargs, "noise": torch.sin(40 * x.sum(1, keepdim=True) * wave) * 2**0.5}
+
+
+def main(out):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    elbo = vd.ELBO(vd.convert(net, vd.sparse_vd(log_sigma2=-4.0)), vd.Categorical(), 101)
+    for layer in (net[0], net[2]):
+        layer.register_forward_pre_hook(held_noise, with_kwargs=True)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(101, 6, generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5)
+    with joined() as world:
+        epochs = trained(elbo, x, y, world)
+        if world.first:
+            with open(out, "w") as file:
+                json.dump({"processes": world.size, "epochs": [e._asdict() for e in epochs]}, file)
+
+
+def trained(elbo, x, y, world):
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
+    step = Step(elbo, optimizer, clip=5.0, world=world)
+    # 101 = 6 * 16 + 5: the last batch cannot be shared evenly.
+    loop = Loop(elbo, optimizer, x, y, 8, 16, vd.linear_warmup(1, 5), step=step, world=world)
+    return list(loop.run())
+
+
+def threads():
+    """The names of this process's threads."""
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    assert not [name for name in threads() if "gloo" in name]  # one that stays aborts the exit

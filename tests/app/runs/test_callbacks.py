@@ -1,0 +1,117 @@
+"""Who is told about a training: machines by JSON lines, people by a bar, TensorBoard's files."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.app.runs import Recorder, read_history
+from vardrop.tuning import Loop
+from vardrop.app.runs.callbacks import (
+    JsonLines,
+    Observer,
+    ObserverList,
+    ProgressBar,
+    TensorBoard,
+    TextObserver,
+)
+
+
+def trained(directory, observer: Observer, recipe):
+    """Two epochs of a small net, recorded and told to the observer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    if recipe is not None:
+        vd.convert(net, recipe)
+    elbo = vd.ELBO(net, vd.Categorical(), 30, beta=0.0 if recipe is None else 1.0)
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    loop = Loop(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2, batch_size=10)
+    scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
+    recorder = Recorder(directory, validate=scores, observer=observer)
+    recorder.run(loop)
+    return net
+
+
+def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    net = trained(tmp_path, TensorBoard(tmp_path / "board"), vd.sparse_vd())
+    found = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert set(found.Tags()["scalars"]) >= {
+        "train/nll", "train/kl", "train/beta", "train/loss", "validation/nll",
+        "validation/accuracy", "sparsity/0", "sparsity/2",
+    }  # fmt: skip
+    history = read_history(tmp_path)
+    for part in ("nll", "kl", "beta"):
+        logged = [(e.step, e.value) for e in found.Scalars(f"train/{part}")]
+        assert logged == [(r["epoch"], pytest.approx(r[part], rel=1e-6)) for r in history]
+    assert found.Tags()["histograms"] == ["log_alpha/0", "log_alpha/2"]
+    last = found.Histograms("log_alpha/2")[-1]
+    assert last.step == 1
+    assert last.histogram_value.num == net[2].weight.numel()
+
+
+def test_tensorboard_takes_a_plain_net(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    trained(tmp_path, TensorBoard(tmp_path / "board"), None)
+    assert len(list((tmp_path / "board").iterdir())) == 1
+
+
+def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(vd.VardropError, match="TensorBoard to be installed.*pip install tensorb"):
+        TensorBoard(tmp_path / "board")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
+    watch = ObserverList([JsonLines(), TextObserver()])
+    watch.describe("target y")
+    trained(tmp_path, watch, vd.sparse_vd())
+    out, err = capsys.readouterr()
+    events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [e["event"] for e in events] == ["data", "epoch", "epoch"]
+    assert out.splitlines()[1] == "target y"
+    told = [{k: v for k, v in e.items() if k != "event"} for e in events[1:]]
+    assert told == read_history(tmp_path)
+    assert err == ""
+
+
+def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    bar = ProgressBar("sparse")
+    trained(tmp_path, bar, vd.sparse_vd())
+    (task,) = bar._bar.tasks
+    assert task.description == "sparse: epoch 2/2"
+    assert (task.completed, task.total) == (6, 6)
+    assert "accuracy 0.5" in task.fields["scores"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "0:00:00 left" in err
+    assert "so far" in err
+    assert "examples/s" in err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 90, 110])
+def test_the_bar_keeps_epoch_and_time_left_on_narrow_terminals(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    loop = SimpleNamespace(epochs=400, steps=2, epoch=388, position=0, batch_size=64)
+    bar = ProgressBar("KL weight 0.3, fold 1")
+    bar.start(0, loop)
+    for _ in range(2):
+        bar.step(loop)
+    bar.epoch({"validation": {"nll": 5.408, "rmse": 53.95}, "loss": 1.2}, None)
+    bar.stop()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) <= columns
+    assert line.startswith("KL weight 0.3, fold 1: epoch 389/400 ━━━━━━━━")
+    assert " left" in line
+    assert "…" not in line
+    assert ("nll 5.408  rmse 53.95" in line) == (columns >= 85)
+    assert "loss" not in line

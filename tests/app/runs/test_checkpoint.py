@@ -1,0 +1,355 @@
+"""Files that are whole or absent, and what a training in a directory keeps."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop._core.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from vardrop.app.runs import Recorder, read_history
+from vardrop.tuning import Loop, NotFiniteError
+from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.app.runs.callbacks import Observer
+
+
+def loop(epochs=3, lr=1e-2):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    elbo = vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 50)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
+    optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
+    return Loop(elbo, optimizer, x, torch.arange(50) % 3, epochs, batch_size=16)
+
+
+def timeless(directory):
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_history(directory)]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_json(path, {"old": 1})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(vd.VardropError, match=r"write 4 bytes to .*a.json, but got: No space left"):
+        write_atomically(path, b"new!")
+    assert read_json(path) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_tensors_and_values_come_back(tmp_path):
+    shared = torch.randn(3, 4)
+    tensors = {"a": shared, "b": shared.t(), "c": torch.tensor(2)}
+    write_tensors(tmp_path / "t.safetensors", tensors, {"epoch": 3})
+    found, values = read_tensors(tmp_path / "t.safetensors")
+    assert values == {"epoch": 3}
+    assert all(torch.equal(found[name], t) for name, t in tensors.items())
+
+
+def test_damaged_files_are_told(tmp_path):
+    (tmp_path / "t.safetensors").write_bytes(b"\x08\x00nonsense")
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(vd.VardropError, match="t.safetensors to be a safetensors file, but got"):
+        read_tensors(tmp_path / "t.safetensors")
+    with pytest.raises(vd.VardropError, match="it is not there. Train first"):
+        read_tensors(tmp_path / "absent.safetensors")
+    with pytest.raises(vd.VardropError, match="c.json to hold JSON"):
+        read_json(tmp_path / "c.json")
+    with pytest.raises(vd.VardropError, match="Is this the directory of a run"):
+        read_json(tmp_path / "absent.json")
+    with pytest.raises(vd.VardropError, match="to fit the net, but got"):
+        load_module(nn.Linear(2, 1), {"weight": torch.zeros(3, 3)}, tmp_path / "x")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_a_full_disk_stops_and_resumes_to_the_same_numbers(tmp_path, monkeypatch, seconds):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir(), broken.mkdir()
+    expected = loop()
+    torch.manual_seed(1)
+    Recorder(whole).run(expected)
+
+    calls, sync = 0, os.fsync
+
+    def full_after_five(descriptor):
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    stopped = loop()
+    torch.manual_seed(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_five)
+        with pytest.raises(vd.VardropError, match="No space left"):
+            Recorder(broken, seconds=seconds).run(stopped)
+    torch.manual_seed(77)
+    again = loop()
+    recorder = Recorder(broken, seconds=seconds)
+    recorder.resume(again)
+    recorder.run(again)
+    assert timeless(broken) == timeless(whole)
+    for a, b in zip(again.elbo.parameters(), expected.elbo.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_torn_history_line_is_forgotten(tmp_path):
+    torch.manual_seed(1)
+    Recorder(tmp_path).run(loop(epochs=2))
+    kept = timeless(tmp_path)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"epoch": 2, "lo')
+    again = loop(epochs=3)
+    recorder = Recorder(tmp_path)
+    recorder.resume(again)
+    recorder.run(again)
+    assert timeless(tmp_path)[:2] == kept
+    assert [r["epoch"] for r in timeless(tmp_path)] == [0, 1, 2]
+
+
+def test_nan_stops_with_the_last_good_checkpoint_and_advice(tmp_path):
+    training = loop(epochs=3)
+    recorder = Recorder(tmp_path)
+
+    class Breaks(Observer):
+        def epoch(self, record, elbo):
+            if record["epoch"] == 1:
+                elbo.net[0].weight.data.fill_(float("nan"))
+
+    recorder.observer = Breaks()
+    pattern = (
+        r"got nan \(parameter 'net.0.weight'\) in epoch 3, step 1. Lower the learning rate, clip "
+        r"the gradients or lengthen the KL warm-up. The last good state is .*checkpoint.safetensors, "
+        r"after epoch 2; resume from it with other settings."
+    )
+    with pytest.raises(NotFiniteError, match=pattern):
+        recorder.run(training)
+    again = loop()
+    recorder.resume(again)
+    assert again.epoch == 2
+    assert bool(again.elbo.net[0].weight.isfinite().all())
+
+
+def test_a_broken_net_never_becomes_the_checkpoint(tmp_path):
+    training = loop()
+    training.elbo.net[2].weight.data[0, 0] = float("inf")
+    with pytest.raises(NotFiniteError, match="infinity in 'net.2.weight' in epoch 1, step 1"):
+        Recorder(tmp_path).save(training)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_patience_and_the_best_net(tmp_path):
+    scores = iter([5.0, 3.0, 4.0, 4.5, 1.0])
+    training = loop(epochs=5)
+    training.elbo.set_beta(0.0)
+    seen = []
+
+    def validate(elbo):
+        seen.append(elbo.net[0].weight.detach().clone())
+        return {"nll": next(scores)}
+
+    Recorder(tmp_path, validate=validate, patience=2).run(training)
+    assert len(read_history(tmp_path)) == 4
+    best, values = read_tensors(tmp_path / "best.safetensors")
+    assert values == {"epoch": 1}
+    assert torch.equal(best["net.0.weight"], seen[1])
+
+
+def test_nets_compete_from_the_end_of_the_warm_up_on(tmp_path):
+    scores = iter([1.0, 2.0, 3.0, 2.5])
+    Recorder(tmp_path, validate=lambda e: {"nll": next(scores)}, judged_from=2).run(loop(epochs=4))
+    assert read_tensors(tmp_path / "best.safetensors")[1]["epoch"] in (2, 3)
+    assert ["loss" in r["validation"] for r in read_history(tmp_path)] == [False, False, True, True]
+
+
+def test_records_have_what_the_report_reads(tmp_path):
+    Recorder(tmp_path, validate=lambda e: {"nll": 1.0}).run(loop(epochs=1))
+    (record,) = read_history(tmp_path)
+    assert set(record) == {
+        "epoch", "loss", "nll", "kl", "beta", "phase", "validation", "sparsity", "seconds",
+    }  # fmt: skip
+    assert set(record["sparsity"]) == {"0", "2"}
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 1
+
+
+def test_before_nets_are_judged_the_best_one_follows_the_training(tmp_path):
+    def recorder():
+        return Recorder(tmp_path, validate=lambda e: {"nll": 1.0}, judged_from=4)
+
+    recorder().run(loop(epochs=2))
+    assert read_tensors(tmp_path / "best.safetensors")[1] == {"epoch": 1}
+    again, later = loop(epochs=3), recorder()
+    later.resume(again)
+    later.run(again)
+    tensors, values = read_tensors(tmp_path / "best.safetensors")
+    assert values == {"epoch": 2}
+    assert torch.equal(tensors["net.0.weight"], again.elbo.net[0].weight)
+
+
+def test_with_another_beta_nets_compete_anew(tmp_path):
+    def trained(epochs, beta):
+        scores = {0: 1.0, 1: 2.0, 2: 3.0, 3: 2.5}
+        found, recorder = loop(epochs), Recorder(tmp_path, patience=9)
+        recorder.validate = lambda elbo: {"nll": scores[found.epoch - 1]}
+        if (tmp_path / "checkpoint.safetensors").is_file():
+            recorder.resume(found)
+        found.beta = lambda epoch: beta
+        recorder.run(found)
+        return read_tensors(tmp_path / "best.safetensors")[1]["epoch"]
+
+    assert trained(2, 0.0) == 0
+    assert trained(4, 1e-9) == 3  # its loss, 2.5, is more than the 1.0 of another objective
+
+
+def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    scores = iter([2.0, 3.0, 1.0])
+    seen = []
+
+    class Looks(Observer):
+        def epoch(self, record, elbo):
+            seen.append((tmp_path / "results.json").is_file())
+            (tmp_path / "results.json").write_text("{}")
+
+    Recorder(
+        tmp_path, validate=lambda e: {"nll": next(scores)}, observer=Looks(),
+        about_best=["results.json"],
+    ).run(loop(epochs=3))  # fmt: skip
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', '{"epoch": 0}\n{"epoch": 1, "n'])
+def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
+    (tmp_path / "history.jsonl").write_text(left)
+    Recorder(tmp_path).run(loop(epochs=2))
+    assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1]
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
+    Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"epoch": 2}\n')  # killed before the first checkpoint of the next phase
+    Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
+    assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
+    assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]
+
+
+def test_a_damaged_history_is_told(tmp_path):
+    Recorder(tmp_path).run(loop(epochs=3))
+    path = tmp_path / "history.jsonl"
+    whole = path.read_text()
+    for damaged, text in {
+        whole.replace('"beta": ', '"beta": 1', 1): "line 1 to match its content",
+        whole.replace("{", "", 1): "epoch after epoch, but got Extra data.* in line 1",
+        whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
+        "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
+        '{"epoch": -1}\n': "but got the epoch -1 in line 1",
+        "3\n": "line 1 to hold a JSON object, but got int",
+        "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
+        "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",
+        whole + whole.splitlines(keepends=True)[-1]: "but got the epoch 2 in line 4",
+        whole[:20]: "but got 0 epochs, where the checkpoint has 3",
+    }.items():
+        path.write_text(damaged)
+        with pytest.raises(vd.VardropError, match=f"history.jsonl.*{text}|{text}"):
+            read_history(tmp_path)
+    path.unlink()
+    assert read_history(tmp_path) == []
+
+
+def test_another_batch_size_begins_the_epoch_anew(tmp_path):
+    first = loop(epochs=2)
+    first._begin_epoch()
+    for batch in first._batches()[:2]:
+        first._step(batch)
+    Recorder(tmp_path).save(first)
+    same, other = loop(epochs=2), loop(epochs=2)
+    other.batch_size = 5
+    for again in (same, other):
+        Recorder(tmp_path).resume(again)
+    assert (same.epoch, same.position) == (0, 2)
+    assert (other.epoch, other.position) == (0, 0)
+    assert float(other.sums.abs().sum()) == 0
+    assert sum(map(len, other._batches())) == 50
+
+
+HOSTILE = [None, True, -1, 1.5, float("nan"), 10**30, "", "x", [], {}, [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "name", ["epoch", "position", "phase", "best", "waited", "best_beta", "first_epoch"]
+)
+def test_values_that_no_recorder_writes_are_told(tmp_path, name):
+    Recorder(tmp_path).save(loop())
+    tensors, values = read_tensors(tmp_path / "checkpoint.safetensors")
+    fine = {"best": [None, -1, 1.5, 10**30], "best_beta": [None, -1, 1.5, 10**30]}
+    told = 0
+    for value in HOSTILE:
+        write_tensors(tmp_path / "checkpoint.safetensors", tensors, {**values, name: value})
+        if value in fine.get(name, [10**30] if name in ("epoch", "waited", "first_epoch") else []):
+            continue
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+        told += 1
+    assert told >= 6
+    for broken in (None, 3, [], {"epoch": 0}):
+        write_tensors(tmp_path / "checkpoint.safetensors", tensors, broken)
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+
+
+@pytest.mark.parametrize("name", ["loop.noise", "loop.shuffle", "loop.sums", "optimizer.0.step"])
+def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
+    done = loop(epochs=1)
+    list(done.run())
+    Recorder(tmp_path).save(done)
+    tensors, values = read_tensors(tmp_path / "checkpoint.safetensors")
+    for wrong in ({}, {name: torch.zeros(2, 2, dtype=torch.float64)}):
+        others = {k: v for k, v in tensors.items() if k != name}
+        write_tensors(tmp_path / "checkpoint.safetensors", {**others, **wrong}, values)
+        with pytest.raises(vd.VardropError, match="to hold a checkpoint of this run, but got"):
+            Recorder(tmp_path).resume(loop())
+
+
+def test_a_checkpoint_without_a_checksum_is_old_or_damaged(tmp_path):
+    from safetensors.torch import load, save
+
+    torch.manual_seed(1)
+    Recorder(tmp_path).run(loop(epochs=1))
+    path = tmp_path / "checkpoint.safetensors"
+    values = json.dumps(read_tensors(path)[1])
+    path.write_bytes(save(load(path.read_bytes()), {"values": values}))
+    with pytest.raises(vd.VardropError, match="checksum of .*checkpoint.safetensors to match"):
+        Recorder(tmp_path, checked=True).resume(loop())
+    again = loop()
+    with pytest.warns(UserWarning, match="has no checksum: it was written by version 0.1"):
+        Recorder(tmp_path).resume(again)
+    assert again.epoch == 1
+
+
+def test_the_momenta_of_kernels_in_channels_last_come_back_in_their_layout():
+    def trained(gradients, between=None):
+        torch.manual_seed(0)
+        kernel = torch.nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+        optimizer = torch.optim.Adam([kernel], lr=0.1, fused=True)
+        for step, gradient in enumerate(gradients):
+            kernel.grad = gradient.to(memory_format=torch.channels_last)
+            optimizer.step()
+            if between and step == 1:
+                between(optimizer)
+        return kernel.detach()
+
+    def through_a_file(optimizer):
+        found = {name: t.contiguous() for name, t in optimizer_tensors(optimizer).items()}
+        load_optimizer(optimizer, found)
+
+    gradients = torch.randn(4, 4, 3, 5, 5)
+    assert torch.equal(trained(gradients, through_a_file), trained(gradients))

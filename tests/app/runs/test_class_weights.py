@@ -1,0 +1,216 @@
+"""Rows that count by their class, in training and not in the test; twelve of two thousand."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_sample_weight
+
+import vardrop as vd
+from tests.app.cli.calling import call
+from vardrop.app.runs import fit, load_run, resume
+from vardrop.app.runs.scores import class_scores, number_scores
+from vardrop.app.data import load_dataset
+from vardrop.app.data.splits import weighed
+from vardrop._core.errors import VardropError
+from vardrop.metrics import ece
+from vardrop.sklearn import VardropClassifier
+from vardrop.app.runs import Settings
+from vardrop.app.runs.callbacks import Observer
+
+QUICK = {"folds": 1, "beta": 0.1, "compare": False, "observer": Observer()}
+
+
+def rare(seed=0, rows=2000, positives=12):
+    """A rare class that two of five columns tell in part."""
+    g = np.random.default_rng(seed)
+    x = g.normal(size=(rows, 5))
+    score = x[:, 0] + x[:, 1] + 0.5 * g.normal(size=rows)
+    frame = pd.DataFrame(x, columns=list("abcde"))
+    frame["ill"] = np.where(score.argsort().argsort() < rows - positives, "no", "yes")
+    return frame
+
+
+def test_balanced_weights_are_scikit_learns():
+    data = load_dataset(rare(rows=300, positives=40), target="ill")
+    found = weighed(data, "balanced")
+    known = torch.cat([data.train.y, data.validation.y]).numpy()
+    given = torch.cat([found.train.weight, found.validation.weight]).numpy()
+    assert given == pytest.approx(compute_sample_weight("balanced", known))
+    assert found.test is data.test
+
+
+def test_weights_by_class_multiply_those_of_the_rows():
+    frame = rare(rows=300, positives=40).assign(often=2.0)
+    data = load_dataset(frame, target="ill", weight="often")
+    found = weighed(data, {"yes": 5.0})
+    assert found.train.weight.tolist() == [10.0 if y else 2.0 for y in data.train.y.tolist()]
+    balanced = weighed(data, "balanced").train
+    sums = torch.bincount(balanced.y, balanced.weight)
+    assert float(sums[0] / sums[1]) == pytest.approx(1, rel=0.05)  # of both parts, exactly
+    assert torch.equal(found.test.weight, data.test.weight)
+
+
+@pytest.fixture(scope="module")
+def plain_and_balanced(tmp_path_factory):
+    base = tmp_path_factory.mktemp("weights")
+    rare().to_csv(base / "t.csv", index=False)
+    arguments = {"target": "ill", "epochs": 40, **QUICK}
+    plain = fit(base / "t.csv", "mlp50", out=base / "plain", **arguments)
+    balanced = fit(base / "t.csv", "mlp50", out=base / "w", class_weight="balanced", **arguments)
+    return base, plain, balanced
+
+
+def test_every_part_has_its_share_of_twelve(plain_and_balanced):
+    _, plain, _ = plain_and_balanced
+    parts = plain.data.train, plain.data.validation, plain.data.test
+    assert [int((part.y == 1).sum()) for part in parts] in ([9, 1, 2], [8, 1, 3], [8, 2, 2])
+    scores = plain.results["metrics"]
+    assert {"balanced_accuracy", "auroc", "average_precision", "f1"} <= scores.keys()
+    assert next(iter(scores)) == "balanced_accuracy"
+    assert plain.results["baseline"]["accuracy"] == pytest.approx(398 / 400, abs=0.003)
+    assert plain.results["baseline"]["balanced_accuracy"] == 0.5
+
+
+def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_balanced):
+    _, plain, balanced = plain_and_balanced
+    recall = [run.results["by_class"][1]["recall"] for run in (plain, balanced)]
+    assert recall[1] > recall[0]
+    mean = [float(run.predict(run.data.test.x).probs[:, 1].mean()) for run in (plain, balanced)]
+    assert mean[0] < 0.02 < mean[1]  # probabilities of data with other frequencies
+    assert "The classes were weighed in training" in " ".join(balanced.results["notes"])
+    assert "weighed" not in " ".join(plain.results["notes"])
+    majority = [run.results["baseline"] for run in (plain, balanced)]
+    assert majority[0] == majority[1]  # test rows count once
+
+
+def test_probabilities_go_back_by_the_weights(plain_and_balanced):
+    """p(k) / w(k), normalised, is calibrated again: far nearer to the frequency of the class."""
+    _, _, run = plain_and_balanced
+    p = run.predict(run.data.test.x).probs.double()
+    counts = torch.tensor(run.results["known"]["counts"])
+    back = p * counts  # balanced weights are n / (K counts)
+    back = back / back.sum(1, keepdim=True)
+    y = run.data.test.y
+    assert float(ece(back, y)) < 0.5 * float(ece(p, y))
+    assert float(back[:, 1].mean()) == pytest.approx(12 / 2000, abs=0.01)
+
+
+def test_the_weights_stay_with_the_run(plain_and_balanced):
+    base, _, run = plain_and_balanced
+    assert load_run(base / "w").config.settings.class_weight == "balanced"
+    assert resume(base / "w", observer=Observer()).results == run.results
+    with pytest.raises(VardropError, match="`class_weight` to stay 'balanced'.* but got None"):
+        resume(base / "w", class_weight=None)
+
+
+def test_the_command_takes_weights(tmp_path, capsys):
+    rare(rows=200, positives=12).to_csv(tmp_path / "t.csv", index=False)
+    fixed = ("--target", "ill", "--epochs", 2, "--folds", 1, "--beta", 1, "--no-compare")
+    given = ("fit", tmp_path / "t.csv", *fixed, "--out")
+    assert call(*given, tmp_path / "a", "--class-weight", "balanced", "--json") == 0
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert event["metrics"].keys() >= {"auroc", "average_precision", "f1"}
+    assert event["baseline"]["name"] == "majority"
+    assert call(*given, tmp_path / "b", "--class-weight", "yes=16.5,no=1") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "most frequent class" in shown
+    assert "The classes were weighed in training" in shown
+    assert load_run(tmp_path / "b").config.settings.class_weight == {"yes": 16.5, "no": 1.0}
+    assert call(*given, tmp_path / "c", "--class-weight", "yes") == 2
+    assert "weights by class such as no=1,yes=10, but got 'yes'" in capsys.readouterr().err
+    assert call(*given, tmp_path / "d", "--class-weight", "maybe=2") == 1
+    assert "for the classes no, yes, but got 'maybe'" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+def test_names_of_classes_may_be_numbers(tmp_path):
+    frame = rare(rows=60, positives=20)
+    frame["ill"] = (frame["ill"] == "yes").astype(int)
+    run = fit(
+        frame, target="ill", class_weight={0: 1, 1.0: 3}, out=tmp_path / "r", epochs=1, **QUICK
+    )
+    assert run.config.settings.class_weight == {"0": 1, "1": 3}
+
+
+@pytest.mark.parametrize("wrong", ["even", 3, {"yes": -1}, {3: 1.0}, {"yes": float("nan")}])
+def test_other_weights_are_refused(wrong):
+    with pytest.raises(VardropError, match="Expected `class_weight"):
+        Settings(class_weight=wrong)
+
+
+def test_numbers_have_no_classes_to_weigh(tmp_path):
+    frame = rare(rows=60).drop(columns="ill")
+    with pytest.raises(VardropError, match="Expected classes for `class_weight`.*is a number"):
+        fit(frame, target="a", class_weight="balanced", out=tmp_path / "r", **QUICK)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("given", [{"class_weight": "balanced"}, {"weight": "often"}])
+def test_a_head_has_a_loss_of_its_own(tmp_path, given):
+    with pytest.raises(
+        VardropError, match="no weights of rows or classes for a method with a head"
+    ):
+        fit(
+            rare(rows=60).assign(often=1),
+            "mlp50",
+            vd.dropmax(),
+            target="ill",
+            out=tmp_path / "r",
+            **given,
+            **QUICK,
+        )
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_estimator_weighs_alike():
+    frame = rare(rows=300, positives=12)
+    X, y = frame[list("abcde")], frame["ill"]
+    settings = {"epochs": 10, "folds": 1, "beta": 0.1, "random_state": 0}
+    plain = VardropClassifier(**settings).fit(X, y)
+    balanced = VardropClassifier(class_weight="balanced", **settings).fit(X, y)
+    own = VardropClassifier(class_weight={"yes": 300 / 24, "no": 300 / 576}, **settings).fit(X, y)
+    means = [m.predict_proba(X)[:, 1].mean() for m in (plain, balanced, own)]
+    assert means[0] < means[1]
+    assert means[1] == pytest.approx(means[2], rel=1e-3)
+
+
+def test_weighted_scores_are_those_of_repeated_rows():
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randint(1, 4, (60,), generator=g)
+    again = torch.arange(60).repeat_interleave(weight)
+    probs = (2 * torch.randn(60, 3, generator=g, dtype=torch.float64)).softmax(1)
+    y = probs.multinomial(1, generator=g)[:, 0]
+    logs, shares = probs[range(60), y].log(), torch.full((3,), 1 / 3)
+    found = class_scores(probs, logs, y, "abc", shares, weight.double())
+    twice = class_scores(probs[again], logs[again], y[again], "abc", shares)
+    assert found.metrics == pytest.approx(twice.metrics)
+    assert sum(map(sum, found.confusion)) == 60
+    mean, values = torch.randn(2, 60, 1, generator=g, dtype=torch.float64)
+    std = torch.full((60, 1), 0.8, dtype=torch.float64)
+    density = torch.distributions.Normal(mean, std).log_prob(values)
+    one = number_scores(mean, std, density, values, (mean - 1, mean + 1), weight.double())
+    mean, std, density, values = (t[again] for t in (mean, std, density, values))
+    other = number_scores(mean, std, density, values, (mean - 1, mean + 1))
+    assert one.metrics == pytest.approx(other.metrics)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_help_on_new_rows(tmp_path, seed):
+    """By far more than the error of 0.05 that the recall of 48 rows has."""
+    found = [
+        fit(
+            rare(seed),
+            target="ill",
+            test=rare(100 + seed, 8000, 48),
+            class_weight=weight,
+            out=tmp_path / str(weight),
+            seed=seed,
+            epochs=20,
+            **QUICK,
+        ).results["metrics"]["balanced_accuracy"]
+        for weight in (None, "balanced")
+    ]
+    assert found[1] > found[0] + 0.1

@@ -1,0 +1,332 @@
+"""Runs and methods beside each other: paired where they can be, refused where they cannot."""
+
+import json
+import math
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.app.runs import compare as comparing, evaluate, fit, load_run, resume
+from vardrop._core.files import read_tensors, sealed, write_tensors
+from vardrop.app.runs.callbacks import Observer
+
+QUICK = {"epochs": 2, "batch_size": 32, "folds": 1, "beta": 0.3, "compare": False}
+
+
+def fitted(path, data="iris", recipe=None, **more):
+    return fit(data, "dense-8", recipe, out=path, observer=Observer(), **{**QUICK, **more})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    fitted(folder / "plain")
+    fitted(folder / "noisy", recipe=vd.bayes_by_backprop(), epochs=3)
+    fitted(folder / "seed", seed=1)
+    fitted(folder / "a", "diabetes")
+    fitted(folder / "b", "diabetes", vd.sparse_vd())
+    return folder
+
+
+@pytest.fixture
+def runs(base, tmp_path):
+    shutil.copytree(base, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def edited(path, name, **changes):
+    """A run whose JSON file of this name says something else; None takes a key out."""
+    value = json.loads((path / name).read_text())
+    del value["sha256"]
+    value = {k: v for k, v in {**value, **changes}.items() if v is not None}
+    (path / name).write_text(json.dumps(sealed(value)))
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("names", [("plain", "noisy"), ("a", "b")])
+def test_runs_on_the_same_rows_are_paired(base, names):
+    first, second = (load_run(base / name) for name in names)
+    found = vd.compare_runs([first, base / names[1]])
+    assert found.over == "rows"
+    assert found.reference == names[0]
+    for run in (first, second):
+        own = found.scores[run.directory.name]
+        assert {k: e.value for k, e in own.items()} == pytest.approx(run.results["metrics"])
+        with_interval = {k for k, e in own.items() if e.low is not None}
+        assert set(own) - with_interval <= {"ece", "average_precision", "crps"}
+        assert all(own[k].low <= own[k].value <= own[k].high for k in with_interval)
+    difference = found.differences[names[1]]["nll"]
+    logs = [run.arrays()["log_prob"] for run in (first, second)]
+    gap = logs[0] - logs[1]
+    assert difference.value == pytest.approx(float(gap.mean()), abs=1e-6)
+    expected = float(gap.std(correction=0)) / math.sqrt(len(gap))
+    assert difference.error == pytest.approx(expected, rel=0.14)  # six errors of the bootstrap
+    assert difference.error < found.scores[names[0]]["nll"].error
+    assert found.sizes[names[0]]["weights"] == sum(r["weights"] for r in first.results["layers"])
+
+
+def test_the_table_the_frame_and_the_files_say_the_same(base, tmp_path):
+    found = vd.compare_runs([base / "a", base / "b"])
+    lines = str(found).splitlines()
+    assert lines[0].split()[:2] == ["RMSE", "NLL"]
+    assert [line.split()[0] for line in lines[1:4]] == ["a", "b", "against"]
+    assert lines[4] == "In brackets: 95 % intervals over rows."
+    table = found.frame().set_index(["name", "score"])
+    assert table.loc[("b", "mae"), "value"] == found.scores["b"]["mae"].value
+    assert table.loc[("b", "mae"), "difference"] == found.differences["b"]["mae"].value
+    assert math.isnan(table.loc[("a", "mae"), "difference"])
+    folder = found.write(tmp_path / "new" / "folder")
+    stored = json.loads((folder / "comparison.json").read_text())
+    assert stored["scores"]["b"]["rmse"]["low"] == found.scores["b"]["rmse"].low
+    assert stored["runs"] == {"a": [str(base / "a")], "b": [str(base / "b")]}
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    panels = found.plot(["mae", "r2"]).child_axes
+    assert [panel.get_xlabel() for panel in panels] == ["MAE", "R²"]
+    with pytest.raises(vd.VardropError, match="scores among rmse, .* but got 'rms'. Did you mean"):
+        found.table(["rms"])
+
+
+def test_what_is_clearly_better_is_said(runs):
+    tensors, values = read_tensors(runs / "noisy" / "arrays.safetensors")
+    tensors["log_prob"] = read_tensors(runs / "plain" / "arrays.safetensors")[0]["log_prob"] - 1
+    write_tensors(runs / "noisy" / "arrays.safetensors", tensors, values)
+    results = load_run(runs / "plain").results["metrics"]
+    edited(runs / "noisy", "results.json", metrics={**results, "nll": results["nll"] + 1})
+    line = str(vd.compare_runs([runs / "plain", runs / "noisy"])).splitlines()[3]
+    assert "+1.0000 [1.0000, 1.0000] worse" in line
+    back = str(vd.compare_runs([runs / "noisy", runs / "plain"])).splitlines()[3]
+    assert "-1.0000 [-1.0000, -1.0000] better" in back
+
+
+def test_other_rows_of_the_same_data_are_compared_without_pairs(base):
+    found = vd.compare_runs([base / "plain", base / "seed", base / "noisy"])
+    assert list(found.differences) == ["noisy"]
+    assert found.scores["seed"]["accuracy"].low is not None
+    assert found.notes == ["seed was tested on other rows than plain (seed 1 instead of 0)."]
+
+
+def test_runs_from_before_rows_were_kept_are_compared_by_what_they_have(runs):
+    for name in ("a", "b"):
+        edited(runs / name, "results.json", test_rows=None)
+        tensors, values = read_tensors(runs / name / "arrays.safetensors")
+        del tensors["log_prob"]
+        write_tensors(runs / name / "arrays.safetensors", tensors, values)
+    found = vd.compare_runs([runs / "a", runs / "b"])
+    assert set(found.differences["b"]) == {"rmse", "mae", "r2", "coverage95", "width95"}
+    assert found.scores["a"]["nll"].low is None
+
+
+def test_weights_of_rows_count_in_intervals(tmp_path):
+    rows = pd.DataFrame({"x": [float(i % 17) for i in range(90)]})
+    rows = rows.assign(y=rows.x + [i % 5 for i in range(90)], w=[i % 4 for i in range(90)])
+    given = {"target": "y", "weight": "w"}
+    for name in ("one", "two"):
+        fitted(tmp_path / name, rows, epochs=2 if name == "one" else 5, **given)
+    found = vd.compare_runs([tmp_path / "one", tmp_path / "two"])
+    own = found.scores["one"]["mae"]
+    assert own.low < own.value < own.high
+    assert own.value == load_run(tmp_path / "one").results["metrics"]["mae"]
+
+
+def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path):
+    def refused(told, *names):
+        with pytest.raises(vd.VardropError, match=told):
+            vd.compare_runs([runs / name for name in names])
+
+    refused(
+        "runs on the same data, but the data of .*a is diabetes with sha256:.* iris", "plain", "a"
+    )
+    refused("two or more different runs to compare, but got .*plain", "plain")
+    refused("two or more different runs", "plain", "plain")
+    refused("two or more different runs to compare, but got none")
+    refused("`.*absent` to be a run directory", "plain", "absent")
+    fitted(runs / "all", test=False)
+    refused("scores on test data of .*all, but it has no test part", "plain", "all")
+    (runs / "noisy" / "results.json").unlink()
+    refused(
+        "of .*noisy, but it was not evaluated. Try `vardrop evaluate .*noisy`", "plain", "noisy"
+    )
+
+
+def test_a_run_that_was_stopped_is_told(runs):
+    class Stops(Observer):
+        def epoch(self, record, elbo):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(runs / "plain", observer=Stops(), epochs=9)
+    evaluate(load_run(runs / "plain"))
+    found = vd.compare_runs([runs / "noisy", runs / "plain"])
+    assert found.notes == ["plain was stopped after 3 of 9 epochs."]
+
+
+# Methods.
+
+
+class Told(Observer):
+    """Counts trainings, hears notes, and stops before a training of this number."""
+
+    def __init__(self, stop=None):
+        self.trainings, self.notes, self.last = 0, [], stop
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def start(self, first_epoch, loop):
+        if self.trainings == self.last:
+            raise KeyboardInterrupt
+        self.trainings += 1
+
+
+def methods(out, recipes=("none", "sparse_vd"), seeds=3, data="iris", **more):
+    quick = {k: v for k, v in QUICK.items() if k != "compare"}
+    return vd.compare_methods(data, recipes, seeds, net="dense-8", out=out, **{**quick, **more})
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("methods")
+    return folder, methods(folder)
+
+
+def test_methods_share_the_splits_of_each_seed(compared):
+    folder, found = compared
+    assert found.over == "seeds"
+    assert sorted(p.name for p in folder.glob("*-*")) == sorted(
+        f"{name}-{seed}" for name in ("none", "sparse_vd") for seed in range(3)
+    )
+    runs = {name: [load_run(path) for path in found.runs[name]] for name in found.runs}
+    tested = [[run.results["test_rows"] for run in own] for own in runs.values()]
+    assert tested[0] == tested[1]
+    assert len(set(tested[0])) == 3
+    for name, own in runs.items():
+        nll = torch.tensor([run.results["metrics"]["nll"] for run in own], dtype=torch.float64)
+        assert found.scores[name]["nll"].value == pytest.approx(float(nll.mean()))
+        assert found.scores[name]["nll"].error == pytest.approx(float(nll.std()) / math.sqrt(3))
+    nlls = [[run.results["metrics"]["nll"] for run in own] for own in runs.values()]
+    gaps = torch.tensor(nlls[1], dtype=torch.float64) - torch.tensor(nlls[0], dtype=torch.float64)
+    paired = found.differences["sparse_vd"]["nll"]
+    assert (paired.value, paired.error) == pytest.approx(
+        (float(gaps.mean()), float(gaps.std()) / math.sqrt(3))
+    )
+    half = 4.302652729911275 * float(gaps.std()) * math.sqrt(1 / 3 + 30 / 120)
+    assert paired.high - paired.value == pytest.approx(half)
+    assert found.scores["none"]["accuracy"].high <= 1.0
+    assert "Means of 3 seeds; in brackets" in str(found)
+    assert json.loads((folder / "comparison.json").read_text())["reference"] == "none"
+    assert (folder / "comparison.png").is_file()
+
+
+def test_what_is_there_is_not_trained_again_and_grows(compared, tmp_path):
+    shutil.copytree(compared[0], tmp_path / "c")
+    heard = Told()
+    again = methods(tmp_path / "c", observer=heard)
+    assert heard.trainings == 0
+    assert len(heard.notes) == 6
+    assert heard.notes[0].startswith("none, seed 0: accuracy ")
+    assert {n: dict(s) for n, s in again.scores.items()} == {
+        n: dict(s) for n, s in compared[1].scores.items()
+    }
+    more = methods(tmp_path / "c", ["none", "sparse_vd", "l0"], [0, 1, 2, 7], observer=heard)
+    assert heard.trainings == 6
+    assert list(more.scores) == ["none", "sparse_vd", "l0"]
+    only = methods(tmp_path / "c", ["l0", None], [7], observer=heard)
+    assert heard.trainings == 6
+    assert list(only.scores) == ["l0", "none"]
+    assert only.notes == ["One seed has no interval: give more."]
+    assert only.scores["l0"]["nll"].low is None
+
+
+def test_a_stopped_comparison_goes_on_to_the_same_numbers(compared, tmp_path):
+    for stop in (1, 2):  # between two runs, or before the first step of one
+        with pytest.raises(KeyboardInterrupt):
+            methods(tmp_path / "c", observer=Told(stop))
+    shutil.rmtree(tmp_path / "c" / "none-1")
+    (tmp_path / "c" / "none-1").mkdir()
+    (tmp_path / "c" / "none-1" / ".lock").touch()
+    found = methods(tmp_path / "c")
+    for name, own in compared[1].scores.items():
+        assert {k: e.value for k, e in own.items()} == pytest.approx(
+            {k: e.value for k, e in found.scores[name].items()}
+        )
+
+
+def test_a_folder_of_something_else_is_left_alone(compared, tmp_path):
+    shutil.copytree(compared[0], tmp_path / "c")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("*") if p.name != ".lock"}
+    for told, recipes, more in [
+        ("the settings of the comparison in .* to stay as before", ["none"], {"epochs": 3}),
+        ("the data of the comparison in .* to stay as before", ["none"], {"data": "wine"}),
+        ("the method none of the comparison in .* has other options", {"none": vd.l0()}, {}),
+    ]:
+        with pytest.raises(vd.VardropError, match=told):
+            methods(tmp_path / "c", recipes, **more)
+    with pytest.raises(vd.VardropError, match="the net of the comparison in .* to stay as before"):
+        vd.compare_methods("iris", ["none"], 1, out=tmp_path / "c", **{**QUICK, "epochs": 2})
+    after = {p: p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("*") if p.name != ".lock"}
+    assert after == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    with pytest.raises(vd.VardropError, match="full to be free, or to hold an earlier comparison"):
+        methods(tmp_path / "full")
+
+
+@pytest.mark.parametrize(
+    "recipes, seeds, more, told",
+    [
+        ([], 2, {}, "`recipes` to name at least one method"),
+        (["sparse-vd"], 2, {}, "but got 'sparse-vd'. Did you mean 'sparse_vd'"),
+        ([vd.l0(), "l0"], 2, {}, "differ in their names, but got l0 twice. Give them labels"),
+        ([3], 2, {}, "`recipes` to be names of methods, recipes or None, but got 3"),
+        (3, 2, {}, "`recipes` to be a list or a dictionary of methods"),
+        (["none"], 0, {}, "`seeds` to be an integer of at least 1, but got 0"),
+        (["none"], [1, 1], {}, r"`seeds` to be different numbers, but got \[1, 1\]"),
+        (["none"], [], {}, r"`seeds` to be different numbers, but got \[\]"),
+        (["none"], 2, {"seed": 3}, "no `seed` for a comparison, but got 3"),
+        (["none"], 2, {"force": True}, "no `force` for a comparison, but got True"),
+        (["none"], 1, {"data": "iriss"}, "Did you mean 'iris'"),
+        (["none"], 1, {"test": False}, "a test part to compare methods on, but got none"),
+    ],
+)
+def test_wrong_calls_are_told(tmp_path, recipes, seeds, more, told):
+    with pytest.raises(vd.VardropError, match=told):
+        methods(tmp_path / "c", recipes, seeds, **more)
+
+
+def test_data_and_nets_of_ones_own(tmp_path):
+    rows = pd.DataFrame({"x": [float(i % 17) for i in range(80)], "z": [i % 3 for i in range(80)]})
+    rows["y"] = rows.x + 0.3 * rows.z
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    recipes = {"my plain": None, "noisy": vd.bayes_by_backprop()}
+    given = {"net": net, "target": "y", **{k: v for k, v in QUICK.items() if k != "compare"}}
+    with pytest.raises(KeyboardInterrupt):
+        vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", observer=Told(1), **given)
+    found = vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", **given)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert list(found.scores) == ["my plain", "noisy"]
+    assert (tmp_path / "c" / "my-plain-1").is_dir()
+    other = nn.Sequential(nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+    with pytest.raises(vd.VardropError, match="the net of the comparison"):
+        vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", **{**given, "net": other})
+
+
+def test_test_rows_that_no_seed_chooses_do_not_widen_the_interval(tmp_path):
+    rows = pd.DataFrame({"x": [float(i % 17) for i in range(80)], "t": range(80)})
+    rows["y"] = rows.x + 0.3 * (rows.t % 3)
+    found = methods(tmp_path / "c", ["none"], 3, data=rows, target="y", time="t")
+    own = found.scores["none"]["mae"]
+    assert own.high - own.value == pytest.approx(4.302652729911275 * own.error)
+
+
+def test_the_folder_has_a_name_where_none_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    methods(None, ["none"], 1)
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["iris-comparison-1"]
+    assert comparing._slug("a/b c") == "a-b-c"

@@ -1,0 +1,259 @@
+"""A run as one ONNX file: raw rows in onnxruntime are answered as `Run.predict` answers them."""
+
+import json
+import warnings
+from importlib.metadata import version
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.app.cli.calling import call
+from vardrop.app.runs import compress, export_run, fit, load_run
+from vardrop.app.data import load_dataset
+from vardrop.app.data.onnx_graph import with_preprocessing
+from vardrop.app.data.preprocessing import Category, Date, ManyCategories, Number
+from vardrop._core.errors import VardropError
+from vardrop.app.runs.callbacks import Observer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+QUICK = {"epochs": 4, "folds": 1, "beta": 0.1, "compare": False, "observer": Observer()}
+
+
+def table(rows=400, seed=0):
+    """Every kind of column, with and without missing values; names that a graph has too."""
+    g = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "mean": 1.7e9 + 1e6 * g.normal(size=rows),
+            "size (m²)": g.normal(size=rows),
+            "owned": g.integers(0, 2, rows).astype(bool),
+            "town": g.choice(["Ulm", "Bern", "Zürich"], rows),
+            "street": g.choice([f"street {i}" for i in range(70)], rows),
+            "day": pd.date_range("1990-02-27", periods=rows, freq="37D").astype(str),
+            "when": pd.date_range("2019-12-30 05:07:11", periods=rows, freq="433min").astype(str),
+        }
+    )
+    frame["price"] = 3 * frame["size (m²)"] + (frame["town"] == "Ulm") + 0.1 * g.normal(size=rows)
+    frame["kind"] = np.where(frame["price"] > 0, "high", "low")
+    frame.loc[::7, "size (m²)"], frame.loc[::9, "town"], frame.loc[::11, "day"] = None, None, None
+    return frame
+
+
+def new_rows():
+    """What the training did not show: categories, missing values, the other ways to write a date."""
+    frame = table(40, seed=1)
+    frame.loc[0, "town"], frame.loc[1, "street"] = "Oslo", "another street"
+    frame.loc[2, "mean"], frame.loc[3, "street"], frame.loc[4, "when"] = None, None, None
+    frame.loc[5, "when"], frame.loc[6, "when"] = "2020-02-29T23:59:59.5", "2020-12-31 07:30"
+    frame.loc[7, "day"], frame.loc[8, "when"] = "2100-03-01", "2021-01-01"
+    return frame
+
+
+def fed(frame, columns):
+    numbers = {c.name for c in columns if isinstance(c, Number)}
+    return {
+        c.name: frame[c.name].to_numpy(float)
+        if c.name in numbers
+        else frame[c.name].fillna("").astype(str).to_numpy(object)
+        for c in columns
+    }
+
+
+def answered(path, frame, columns):
+    session = onnxruntime.InferenceSession(path)
+    found = session.run(None, fed(frame, columns))
+    return dict(zip((o.name for o in session.get_outputs()), found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    base = tmp_path_factory.mktemp("export")
+    return fit(table(), target="price", drop=["kind"], out=base / "run", **QUICK)
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_numbers_of_raw_rows_are_those_of_the_run(numbers, tmp_path, samples):
+    run, columns = numbers, numbers.about.preprocessing.columns
+    assert {type(c) for c in columns} == {Number, Category, ManyCategories, Date}
+    size = export_run(run, tmp_path / "m.onnx", samples)
+    assert size == (tmp_path / "m.onnx").stat().st_size
+    for rows in (table().tail(50), new_rows(), new_rows().head(1)):
+        found = answered(tmp_path / "m.onnx", rows, columns)
+        p = run.predict(rows, samples, draw="weights")
+        lower, upper = run.interval(p, 0.95)
+        expected = {"mean_": p.mean, "std": p.std, "lower": lower, "upper": upper}
+        expected |= {"aleatoric": p.aleatoric, "epistemic": p.epistemic}
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert np.allclose(found[name], values.numpy(), rtol=0, atol=1e-5), name
+    assert (samples > 0) == bool(found["epistemic"].max() > 0)
+
+
+def test_classes_of_raw_rows_are_those_of_the_run(tmp_path):
+    run = fit(table(), target="kind", drop=["price"], out=tmp_path / "run", **QUICK)
+    assert call("export", tmp_path / "run", "--onnx", tmp_path / "m.onnx", "--samples", 4) == 0
+    rows = new_rows()
+    found = answered(tmp_path / "m.onnx", rows, run.about.preprocessing.columns)
+    p = run.predict(rows, 4, draw="weights")
+    for name in ("probs", "entropy", "aleatoric", "epistemic"):
+        assert np.allclose(found[name], getattr(p, name).numpy(), rtol=0, atol=1e-5), name
+    told = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(told["classes"]) == ["high", "low"]
+    assert (told["target"], told["task"], told["samples"]) == ("kind", "classification", "4")
+    assert told["method"].startswith("Recipe")
+    assert told["likelihood"] == "Categorical()"
+    assert told["vardrop"] == version("vardrop")
+    assert json.loads(told["columns"])["street"] == "ManyCategories"
+
+
+def test_functions_side_by_side_and_noise_row_by_row(tmp_path):
+    """A net without embeddings is exported once for all functions."""
+    frame = table()[["size (m²)", "mean", "price"]]
+    run = fit(frame, target="price", heteroscedastic=True, out=tmp_path / "run", **QUICK)
+    export_run(run, tmp_path / "m.onnx", 5)
+    found = answered(tmp_path / "m.onnx", new_rows(), run.about.preprocessing.columns)
+    p = run.predict(new_rows(), 5, draw="weights")
+    assert np.allclose(found["mean_"], p.mean.numpy(), rtol=0, atol=1e-5)
+    assert np.allclose(found["std"], p.std.numpy(), rtol=0, atol=1e-5)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node]
+    assert len(kinds) < 60  # five nets one after the other would have more
+
+
+def test_a_compressed_table_carries_its_preprocessing(tmp_path):
+    frame = table()[["size (m²)", "town", "price"]]
+    run = fit(frame, "mlp50", vd.sparse_vd(), target="price", out=tmp_path / "run", **QUICK)
+    small, _ = compress(run, sparsity=0.5, onnx=tmp_path / "small.onnx")
+    rows, found = new_rows(), run.about.preprocessing
+    mean = small(run.inputs(rows)).detach() * found.target_std + found.target_mean
+    given = answered(tmp_path / "small.onnx", rows, found.columns)
+    assert np.allclose(given["mean"], mean.numpy(), rtol=0, atol=1e-5)
+
+
+def test_images_are_taken_as_they_are(tmp_path):
+    run = fit("digits", "mlp", out=tmp_path / "run", epochs=1, observer=Observer(), compare=False)
+    export_run(run, tmp_path / "m.onnx", 0)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    x = run.data.test.x[:5]
+    probs = session.run(["probs"], {session.get_inputs()[0].name: x.numpy()})[0]
+    assert np.allclose(probs, run.predict(x, 0).probs.numpy(), rtol=0, atol=1e-5)
+
+
+def doubled(features, name="x", opset=18):
+    """A graph of an older version that returns twice its input."""
+    shape = ["batch", features]
+    x, y = (
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in (name, "y")
+    )
+    node = onnx.helper.make_node("Add", [name, name], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [x], [y])
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
+    )
+
+
+def test_it_goes_in_front_of_any_graph():
+    """Of an older version too, and whose names are those of columns."""
+    frame = table().rename(columns={"town": "x", "owned": "y"})
+    found = load_dataset(frame, target="price", drop=["kind"]).preprocessing
+    made = with_preprocessing(doubled(found.features), found)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    rows = new_rows().rename(columns={"town": "x", "owned": "y"})
+    given = session.run(["y_"], fed(rows, found.columns))[0]
+    assert np.allclose(given, 2 * found.inputs(rows, "rows").numpy(), rtol=0, atol=1e-6)
+
+
+def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
+    """With the noise as an input, which stays the last one."""
+    frame = table()[["size (m²)", "town", "day", "kind"]]
+    run = fit(frame, target="kind", out=tmp_path / "run", **QUICK)
+    predictor, found = vd.freeze(run.elbo.eval(), draws=3), run.about.preprocessing
+    rows = new_rows()
+    x = run.inputs(rows)
+    vd.export_onnx(predictor, tmp_path / "m.onnx", x[:2], outputs=["probs"], noise="input")
+    made = with_preprocessing(onnx.load(tmp_path / "m.onnx"), found)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    names = [i.name for i in session.get_inputs()]
+    assert names == ["size (m²)", "town", "day", "noise"]
+    graph = predictor.graph(x[:2], ["probs"], noise="input")
+    noise = graph.noise_like(x)
+    given = {**fed(rows, found.columns), "noise": noise.numpy()}
+    expected = graph(x, noise)[0].detach().numpy()
+    assert np.allclose(session.run(["probs"], given)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_a_graph_of_another_width_is_refused():
+    found = load_dataset(table(), target="price", drop=["kind"]).preprocessing
+    with pytest.raises(VardropError, match=rf"shape \(batch, {found.features}\).* got 'x' with"):
+        with_preprocessing(doubled(3), found)
+
+
+@pytest.mark.parametrize("text", ["31-01-2020", "31/01/2020", "2020-01-31T12:00Z", "soon"])
+def test_a_text_that_is_no_date_is_refused_by_the_column(text, capfd):
+    found = load_dataset(table(), target="price", drop=["kind"]).preprocessing
+    made = with_preprocessing(doubled(found.features), found)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    rows = new_rows()
+    rows.loc[2, "day"] = text
+    with pytest.raises(Exception, match="column 'day', dates such as 2020-01-31"):
+        session.run(None, fed(rows, found.columns))
+
+
+def test_what_cannot_be_written_is_told(numbers, tmp_path, monkeypatch):
+    with pytest.raises(VardropError, match="a directory to write .*nowhere/m.onnx into"):
+        export_run(numbers, tmp_path / "nowhere" / "m.onnx")
+    with pytest.raises(VardropError, match="which is in use"):
+        export_run(numbers, numbers.directory / "config.json")
+    with pytest.raises(VardropError, match="`samples` to be"):
+        export_run(numbers, tmp_path / "m.onnx", -1)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_net_that_cannot_be_exported_is_told(tmp_path):
+    class Reading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.line(x) + float(x.sum()) * 0
+
+    frame = table()[["size (m²)", "price"]]
+    run = fit(frame, Reading(), None, target="price", out=tmp_path / "run", **QUICK)
+    with pytest.raises(VardropError, match="to be exportable by torch.export"):
+        export_run(load_run(tmp_path / "run", Reading()), tmp_path / "m.onnx")
+    assert run.net.line.weight.shape == torch.Size([1, 2])
+
+
+def test_moments_answer_with_what_is_asked_for(tmp_path):
+    frame = table()[["size (m²)", "town", "price"]]
+    run = fit(frame, target="price", out=tmp_path / "run", **QUICK)
+    options = ("--onnx", tmp_path / "m.onnx", "--mode", "moments")
+    assert call("export", run.directory, *options, "--outputs", "epistemic, mean,lower") == 0
+    rows, unit = new_rows(), run.about.preprocessing.target_std
+    found = answered(tmp_path / "m.onnx", rows, run.about.preprocessing.columns)
+    assert list(found) == ["epistemic", "mean", "lower"]
+    likelihood = run.elbo.likelihood.scaled(np.exp(run.choice.log_scale))
+    x = run.inputs(rows)
+    p = run.in_units(vd.predict(run.net, x, 32, mode="moments", likelihood=likelihood))
+    assert np.allclose(found["mean"], p.mean, rtol=0, atol=1e-5 * unit)
+    assert np.allclose(found["epistemic"], p.epistemic, rtol=0, atol=1e-5 * unit**2)
+    assert np.allclose(found["lower"], run.interval(p, 0.95).lower, rtol=0, atol=1e-5 * unit)
+
+
+def test_an_output_that_is_not_there_is_told(numbers, tmp_path):
+    with pytest.raises(VardropError, match=r"known moments, but got '0' \(Embedded\)"):
+        export_run(numbers, tmp_path / "m.onnx", mode="moments", outputs=["mean"])
+    for mode in ("functions", "sample"):
+        with pytest.raises(VardropError, match="`outputs` to be one of .*, but got 'probs'"):
+            export_run(numbers, tmp_path / "m.onnx", 2, mode=mode, outputs=["probs"])
+    with pytest.raises(VardropError, match="`mode` to be one of 'functions'"):
+        export_run(numbers, tmp_path / "m.onnx", mode="mean")
+    assert not list(tmp_path.iterdir())

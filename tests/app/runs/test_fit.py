@@ -1,0 +1,348 @@
+"""fit, resume, evaluate, compress: from data to a run in a directory and back."""
+
+import json
+from html import unescape
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.app.runs import METHODS, build_net, compress, evaluate, fit, load_run, method_named, methods, prediction_table, resume, write_predictions
+from vardrop.app.runs.config import command
+from vardrop.app.data import load_dataset
+from vardrop._core.files import read_tensors
+from vardrop.testing import RECURRENT
+from vardrop.app.runs import read_history
+from vardrop.tuning import NotFiniteError
+from vardrop.app.runs.callbacks import Observer
+
+QUICK = {
+    "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "observer": Observer(),
+}  # fmt: skip
+# Dropout that the named nets do not have, and gates that need a trained net, take options.
+OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint": True}}
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "diabetes"
+    return fit(
+        "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, folds=2,
+        compare=False, observer=Observer(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "iris"
+    return fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e-2, epochs=40, batch_size=16, folds=1,
+               beta=1.0, compare=False, observer=Observer())  # fmt: skip
+
+
+def test_a_method_for_other_nets_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(vd.VardropError, match="one mask per sequence is for recurrent layers"):
+        fit("iris", "mlp", vd.recurrent_dropout(), out=tmp_path / "run", **QUICK)
+
+
+@pytest.mark.parametrize("name", [*(m for m in METHODS if m not in RECURRENT), "none"])
+def test_every_method_fits_and_loads_again(tmp_path, name):
+    recipe = method_named(name, OPTIONS.get(name))
+    run = fit("iris", "mlp", recipe, out=tmp_path / "run", **QUICK)
+    again = load_run(tmp_path / "run")
+    x = run.data.test.x
+    assert torch.equal(run.predict(x).probs, again.predict(x).probs)
+    assert set(run.results["metrics"]) > {"accuracy", "nll", "brier", "ece"}
+    assert len(run.history) == 2
+
+
+def test_a_run_holds_what_the_report_reads(classes):
+    files = {p.name for p in classes.directory.iterdir()}
+    assert files >= {
+        "config.json", "history.jsonl", "checkpoint.safetensors", "checkpoint.json",
+        "best.safetensors", "preprocessing.json", "results.json", "arrays.safetensors",
+    }  # fmt: skip
+    config = json.loads((classes.directory / "config.json").read_text())
+    assert vd.from_json(config["method"]) == vd.sparse_vd()
+    assert (
+        config["versions"]["torch"] == torch.__version__.split("+")[0]
+        or config["versions"]["torch"]
+    )
+    assert (config["seed"], config["net"], config["data"]["name"]) == (0, "mlp", "iris")
+    assert config["checksum"] == load_dataset("iris").checksum
+    assert config["sizes"] == {"train": 105, "validation": 15, "test": 30}
+    arrays, _ = read_tensors(classes.directory / "arrays.safetensors")
+    assert arrays["probs"].shape == (30, 3)
+    assert {
+        "labels",
+        "entropy_in",
+        "epistemic_in",
+        "log_alpha.1",
+        "weight.1",
+        "weight_pruned.1",
+    } <= set(arrays)
+    assert classes.report().name == "report.html"
+    assert "mlp on iris, accuracy" in repr(classes)
+
+
+def test_it_learns_and_prunes_without_loss(classes):
+    assert classes.results["metrics"]["accuracy"] >= 0.9
+    small, plan = compress(classes, max_drop=0.0)
+    found = classes.results["compression"]
+    assert found["sparsity"] > 0.9
+    assert found["weights_after"] == plan.total("weights")[1]
+    assert found["test_score_after"] >= found["test_score_before"] - 0.07  # two of thirty
+    assert set(classes.results["curve"][0]) == {"threshold", "sparsity", "metric"}
+    shape = build_net("mlp", (4,), 3)
+    loaded = vd.load(classes.directory / "small.safetensors", into=shape)
+    x = classes.data.test.x
+    assert torch.equal(loaded(x), small(x))
+    again = evaluate(classes)
+    assert again["compression"] == found
+
+
+def test_few_rows_take_out_no_more_than_the_method_would(classes):
+    compress(classes, max_drop=0.1)
+    assert classes.results["compression"]["threshold"] < 3.0  # by request
+    compress(classes)
+    assert classes.results["compression"]["threshold"] == 3.0  # log alpha, the paper's rule
+    assert classes.results["compression"]["packed_bytes"] < classes.results["compression"]["bytes"]
+    assert (classes.directory / "small.vdp").is_file()
+
+
+def test_regression_speaks_in_the_units_of_the_target(regression):
+    found = regression.data.preprocessing
+    p = regression.predict(regression.data.test.x, samples=64)
+    y = regression.data.test.y * found.target_std + found.target_mean
+    rmse = float((p.mean - y).square().mean().sqrt())
+    assert rmse == pytest.approx(regression.results["metrics"]["rmse"], rel=0.05)
+    assert rmse < 0.9 * float(y.std())
+    assert 0.8 <= regression.results["metrics"]["coverage95"] <= 1.0
+    scaled = -float(regression.in_units(p).log_prob(y).mean())
+    assert scaled > 0
+    lower, upper = p.interval(0.95)
+    assert bool((lower < p.mean).all() and (p.mean < upper).all())
+
+
+def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
+    from vardrop.app.runs.run import predicted
+
+    x, scaled = regression.data.test
+    found = regression.data.preprocessing
+    p = predicted(regression.elbo, x, 16, seed=0)
+    units = regression.in_units(p)
+    y = scaled * found.target_std + found.target_mean
+    expected = p.log_prob(scaled) - torch.tensor(found.target_std).log()
+    assert torch.allclose(units.log_prob(y), expected, atol=1e-3)
+
+
+def test_compression_of_a_regression_speaks_of_rmse(regression):
+    from vardrop.app.report.gallery import KINDS
+
+    compress(regression, max_drop=2.0)
+    found, curve = regression.results["compression"], regression.results["curve"]
+    assert found["score"] == "rmse"
+    metrics = regression.results["metrics"]
+    assert found["test_score_before"] == pytest.approx(metrics["rmse"], rel=0.05)
+    (kind,) = [k for k in KINDS if k.title == "Score against sparsity"]
+    ax = kind.of(vd.report.read_run(regression.directory))[""]
+    assert ax.get_ylabel() == "rmse"
+    assert sorted(ax.lines[0].get_ydata()) == sorted(p["metric"] for p in curve)
+    assert min(ax.lines[0].get_ydata()) > 0
+
+
+def test_predictions_of_a_file(regression, classes, tmp_path):
+    from sklearn.datasets import load_diabetes, load_iris
+
+    load_diabetes(as_frame=True).frame.head(5).to_csv(tmp_path / "new.csv", index=False)
+    write_predictions(regression, tmp_path / "new.csv", tmp_path / "out.csv")
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert list(table) == ["mean", "lower", "upper", "aleatoric", "epistemic"]
+    assert len(table) == 5
+    assert (table.lower < table["mean"]).all()
+    assert (table.epistemic > 0).all()
+    frame = load_iris(as_frame=True).frame.iloc[[0, 60, 120]]
+    table = prediction_table(classes, classes.predict(frame))
+    assert list(table["class"]) == ["setosa", "versicolor", "virginica"]
+    assert table[["p_setosa", "p_versicolor", "p_virginica"]].sum(axis=1).round(4).eq(1).all()
+
+
+def test_a_directory_is_never_overwritten_without_force(tmp_path):
+    out = tmp_path / "run"
+    fit("iris", "mlp", out=out, **QUICK)
+    with pytest.raises(
+        vd.VardropError, match="free for a new run, but it holds files. Go on with it"
+    ):
+        fit("iris", "mlp", out=out, **QUICK)
+    run = fit("iris", "mlp", out=out, force=True, **{**QUICK, "epochs": 1})
+    assert len(run.history) == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(vd.VardropError, match="to be a directory, but it is a file"):
+        fit("iris", "mlp", out=tmp_path / "file", **QUICK)
+
+
+def test_a_net_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def own():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    net = own()
+    run = fit("digits", net, vd.sparse_vd(), exclude="3", **QUICK)
+    assert run.net is net
+    assert run.directory.parts[-2:] == ("runs", "digits-1")
+    assert f"vd.load_run('{run.directory}', net)" in unescape(run.report().read_text())
+    assert type(net[3]) is nn.Linear
+    with pytest.raises(vd.VardropError, match="holds a net of your own \\(Sequential\\)"):
+        load_run(run.directory)
+    again = load_run(run.directory, own())
+    assert torch.equal(again.predict(run.data.test.x).probs, run.predict(run.data.test.x).probs)
+    with pytest.raises(vd.VardropError, match="to fit the net"):
+        load_run(
+            run.directory,
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)),
+        )
+    with pytest.raises(vd.VardropError, match="trains a net of your own"):
+        resume(run.directory)
+    longer = resume(run.directory, own(), Observer(), epochs=3)
+    assert [r["epoch"] for r in longer.history] == [0, 1, 2]
+    arrays, _ = read_tensors(longer.directory / "arrays.safetensors")
+    assert torch.equal(arrays["weight.1"], longer.net[1].weight)
+
+
+def test_uncertainty_tells_out_of_distribution_images(tmp_path):
+    run = fit("digits", "mlp", vd.sparse_vd(), out=tmp_path / "r", epochs=6, beta=0.1,
+              lr=3e-3, observer=Observer())  # fmt: skip
+    found = evaluate(run, ["photos"])["ood"]["photos"]
+    assert found["auroc_entropy"] > 0.8
+    arrays, _ = read_tensors(run.directory / "arrays.safetensors")
+    assert {"entropy_out_photos", "epistemic_out_photos", "images_most_certain"} <= set(arrays)
+    assert arrays["images_least_certain"].shape == (16, 1, 8, 8)
+
+
+def test_nan_stops_with_advice_and_resumes_with_other_settings(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(NotFiniteError, match=r"in epoch \d+, step \d+.* Lower the learning rate"):
+        fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e30, **QUICK)
+    run = resume(out, observer=Observer(), lr=1e-3)
+    assert len(run.history) == 2
+    assert json.loads((out / "config.json").read_text())["settings"]["lr"] == 1e-3
+
+
+def test_changed_data_are_noticed(tmp_path):
+    table = pd.DataFrame({"a": [float(i) for i in range(40)], "y": [i % 2 for i in range(40)]})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run = fit(tmp_path / "t.csv", "mlp", target="y", out=tmp_path / "run", **QUICK)
+    assert load_run(run.directory).data.classes == ("0", "1")
+    table.assign(a=1.5 * table.a).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(vd.VardropError, match="The data have changed since"):
+        _ = load_run(run.directory).data
+    with pytest.raises(vd.VardropError, match="The data have changed since"):
+        resume(run.directory, observer=Observer())
+
+
+def test_a_run_predicts_where_its_data_are_not(tmp_path):
+    rows = [(float(i), "red" if i % 3 else None, 2.0 * i) for i in range(60)]
+    table = pd.DataFrame(rows, columns=["a", "colour", "y"])
+    table["colour"] = table["colour"].where(table.index % 2 == 0, "blue")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    run = fit(tmp_path / "t.csv", "mlp", target="y", out=tmp_path / "run", **QUICK)
+    (tmp_path / "t.csv").unlink()
+    again = load_run((tmp_path / "run").rename(tmp_path / "elsewhere"))
+    assert again.about == run.about
+    assert torch.equal(again.predict(table).mean, run.predict(table).mean)
+    with pytest.raises(vd.VardropError, match=r"the file .*t.csv, but it is not there"):
+        _ = again.data
+
+
+@pytest.mark.parametrize(
+    "started, told",
+    [
+        (["/lib/vardrop/app/cli/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
+        (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
+        (["/lib/vardrop/app/demo.py"], "vardrop demo"),
+        (["study.py", "3"], "python study.py 3"),
+        (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], "Python"),
+        ([""], "Python"),
+    ],
+)
+def test_the_command_is_what_was_typed(started, told):
+    assert command(started) == told
+
+
+def test_a_resumed_run_keeps_both_commands(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["vardrop", "fit", "iris"])
+    fit("iris", "mlp", out=tmp_path / "r", **QUICK)
+    monkeypatch.setattr("sys.argv", ["vardrop", "fit", "--resume", "--epochs", "3"])
+    resume(tmp_path / "r", observer=Observer(), epochs=3)
+    stored = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert stored["command"] == "vardrop fit iris && vardrop fit --resume --epochs 3"
+
+
+def test_pretraining_then_conversion(tmp_path):
+    run = fit("iris", "mlp", vd.sparse_vd(), out=tmp_path / "r", pretrain=2, **QUICK)
+    assert [r["phase"] for r in run.history] == ["pretrain", "pretrain", "fit", "fit"]
+    assert [r["epoch"] for r in run.history] == [0, 1, 2, 3]
+    assert run.history[0]["kl"] == 0 < run.history[3]["kl"]
+    assert run.history[1]["nll"] < run.history[0]["nll"]
+
+
+def test_the_global_generator_is_left_alone(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    fit("iris", "mlp", out=tmp_path / "r", **QUICK)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_methods_know_their_papers_and_options():
+    found = {m.name: m for m in methods()}
+    assert found["sparse_vd"].paper.startswith("Molchanov, Ashukha & Vetrov 2017")
+    assert all(m.summary.endswith(".") for m in found.values())
+    with pytest.raises(vd.VardropError, match="a method among .* but got 'magic'"):
+        method_named("magic")
+    with pytest.raises(vd.VardropError, match="options of sparse_vd among log_sigma2, form"):
+        method_named("sparse_vd", {"speed": 3})
+
+
+def test_nets_and_errors_of_the_verbs(tmp_path):
+    assert build_net("lenet5", (3, 32, 32), 7)(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    with pytest.raises(
+        vd.VardropError,
+        match="a net among mlp50, mlp, lenet300, lenet5, or hidden .*, but got 'vgg'",
+    ):
+        build_net("vgg", (4,), 3)
+    with pytest.raises(vd.VardropError, match="images of at least 4 x 4 for the net lenet5"):
+        build_net("lenet5", (4,), 3)
+    run = fit("iris", "mlp", None, out=tmp_path / "r", **QUICK)
+    with pytest.raises(vd.VardropError, match="a run with a method to compress"):
+        compress(run)
+    assert read_history(run.directory)[-1]["sparsity"] == {}
+    (run.directory / "config.json").write_text('{"version": 1}')
+    with pytest.raises(vd.VardropError, match="config.json to describe a run"):
+        load_run(run.directory)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"targt": "y"}, "but got 'targt'. Did you mean 'target'"),
+        ({"epoch": 3}, "but got 'epoch'. Did you mean 'epochs'"),
+        ({"groups": "a"}, "but got 'groups'. Did you mean 'group'"),
+        ({"zzz": 3}, "Expected arguments among .*batch_size.*target.*, but got 'zzz'.$"),
+    ],
+)
+def test_an_argument_that_is_not_known_is_told_with_the_nearest(tmp_path, given, told):
+    with pytest.raises(vd.VardropError, match=told):
+        vd.fit("iris", out=tmp_path / "r", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_may_be_named_as_on_the_command_line(tmp_path):
+    quick = {"epochs": 1, "folds": 1, "beta": 0.1, "compare": False}
+    run = vd.fit("iris", "mlp50", "sparse_vd", out=tmp_path / "named", **quick)
+    assert run.config.method == vd.sparse_vd()
+    assert vd.fit("iris", "mlp50", "none", out=tmp_path / "plain", **quick).config.method is None
+    with pytest.raises(vd.VardropError, match=r"Expected a method among .* but got 'sparse'\."):
+        vd.fit("iris", "mlp50", "sparse", out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,291 @@
+"""Defaults that follow from the data, and what held-out rows decide: KL weight, scale, intervals."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.app.runs.test_nothing_lost import same_tensors
+from vardrop.app.runs import evaluate, fit, load_run, resume
+from vardrop.app.runs.held_out import (
+    Choice,
+    Held,
+    fold_pairs,
+    judged,
+    without_net,
+)
+from vardrop.app.data import Part
+from vardrop.prediction import predict
+from vardrop.app.runs import Settings
+from vardrop.app.runs.callbacks import Observer
+
+QUIET = {"observer": Observer(), "batch_size": 32}
+
+
+def smooth(rows, seed=0, noise=0.3):
+    """Two columns that matter, one that does not, and a target of deviation near 1."""
+    made = np.random.default_rng(seed)
+    x = made.uniform(-2, 2, (rows, 3))
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + noise * made.standard_normal(rows)
+    return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": 50 + 20 * y})
+
+
+def classes(rows, seed=0):
+    found = smooth(rows, seed)
+    return found.assign(y=np.where(found.a + found.b > 0, "high", "low"))
+
+
+def written(table, folder):
+    table.to_csv(folder / "t.csv", index=False)
+    return folder / "t.csv"
+
+
+# The defaults.
+
+
+@pytest.mark.parametrize("made", [smooth, classes])
+@pytest.mark.parametrize(
+    "settings",
+    [{"epochs": 60, "folds": 2}, pytest.param({}, marks=pytest.mark.slow)],
+    ids=["quick", "whole"],
+)
+def test_a_table_of_150_rows_is_learned_with_nothing_given(tmp_path, made, settings):
+    run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", observer=Observer(),
+              **settings)  # fmt: skip
+    assert run.config.net == "mlp50"
+    assert run.config.method == vd.bayes_by_backprop(prior=vd.Normal(learned=True))
+    found, scores = run.results["held_out"], run.results["metrics"]
+    if made is smooth:
+        assert (
+            scores["rmse"] < 0.6 * float(run.data.test.y.std()) * run.about.preprocessing.target_std
+        )
+        assert found["net"]["nll"] < found["mean"]["nll"] - 0.4
+    else:
+        assert scores["accuracy"] >= 0.8
+        assert found["net"]["nll"] < found["majority"]["nll"] - 0.2
+    assert found["beta"] in (1.0, 0.3, 0.1)
+    assert set(found["weights"]) == {"1", "0.3", "0.1"}
+    assert not (tmp_path / "r" / "trials").exists()
+
+
+def test_what_is_given_stays_and_the_rest_follows_from_the_rows():
+    few, many, images = (Settings().for_data(*a) for a in ((200,), (10**6,), (1000, True)))
+    assert (few.batch_size, few.epochs, few.lr, few.folds, few.beta) == (25, 625, 1e-2, 4, None)
+    assert (many.batch_size, many.epochs, many.lr, many.folds) == (512, 5, 5e-3, 1)
+    assert (images.batch_size, images.lr, images.folds, images.beta) == (64, 3e-3, 1, 0.01)
+    given = Settings(epochs=7, batch_size=9, lr=0.5, folds=1, beta=0.2)
+    assert given.for_data(200) == given
+    assert Settings(patience=3).for_data(200).folds == 1
+
+
+def test_a_given_weight_is_not_chosen_and_a_plain_net_has_none(tmp_path):
+    path = written(smooth(80), tmp_path)
+    run = fit(path, target="y", out=tmp_path / "given", beta=0.7, epochs=2, **QUIET)
+    assert run.choice.beta == 0.7
+    assert run.results["held_out"]["weights"] == {"0.7": pytest.approx(
+        run.results["held_out"]["net"]["nll"])}  # fmt: skip
+    plain = fit(path, "mlp50", None, target="y", out=tmp_path / "plain", epochs=2, **QUIET)
+    assert set(plain.results["held_out"]) >= {"net", "mean"}
+    assert "plain" not in plain.results["held_out"]
+
+
+def test_of_many_rows_the_best_trial_is_the_run(tmp_path):
+    path = written(smooth(2900), tmp_path)
+    run = fit(path, target="y", out=tmp_path / "r", epochs=2, observer=Observer())
+    found = run.results["held_out"]
+    larger_is_better = found["weights"]["1"] < found["weights"]["0.1"]
+    assert set(found["weights"]) == {"1", "0.1"} | (set() if larger_is_better else {"0.01"})
+    assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
+    assert run.config.net == "mlp"
+    assert [r["epoch"] for r in run.history] == [0, 1]
+    assert run.history[-1]["beta"] == pytest.approx(found["beta"])
+    longer = resume(tmp_path / "r", observer=Observer(), epochs=3)
+    assert len(longer.history) == 3
+    assert longer.choice.beta == found["beta"]
+    assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
+
+
+# The safety line.
+
+
+def test_a_net_that_is_no_better_says_so(tmp_path, capsys):
+    table = smooth(100).assign(y=np.random.default_rng(1).standard_normal(100))
+    run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=30, **QUIET)
+    assert "hardly better than the mean of the target" in run.advice
+    assert run.advice in repr(run)
+    assert run.results["held_out"]["advice"] == run.advice
+    from vardrop.app.cli import printing
+
+    printing.run(run, as_json=False)
+    assert run.advice in capsys.readouterr().out
+
+
+def test_the_advice_names_who_is_as_good():
+    spread = torch.linspace(-1, 1, 100).double()
+
+    def advice(**others):
+        rows = {"net": 1 + spread, **{k: v + 0.5 * spread for k, v in others.items()}}
+        scores = {k: {"nll": float(v.mean())} for k, v in rows.items()}
+        return Choice(1.0, 0.0, {}, scores, rows, torch.zeros(0)).advice
+
+    assert advice(plain=1.1, mean=2.0) == ""
+    assert advice(plain=0.99) == ""  # a third of a standard error
+    found = advice(plain=0.8, mean=2.0)
+    assert found.startswith("On held-out rows the plain net is better: NLL 0.800, and 1.000 with")
+    assert "--method none" in found
+    assert "(NLL 1.000) is hardly better than the mean of the target (1.010)" in advice(mean=1.01)
+    assert "hardly better than the frequencies of the classes" in advice(majority=0.5)
+    assert "hardly better" in advice(mean=math.nan)  # what does not compare is told
+
+
+# Killed among the trials.
+
+
+class StopsIn(Observer):
+    """Interrupts the second set of trials, or the third trial, in its second epoch."""
+
+    def __init__(self, at, label=""):
+        self.at, self.label, self.count = at, label, 0
+
+    def trial(self, label):
+        self.count += 1
+        return StopsIn(self.at, label) if self.count == self.at else Observer()
+
+    def epoch(self, record, elbo):
+        if self.label and record["epoch"] == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, alone):
+    path = written(smooth(80), tmp_path)
+
+    def net(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)) if own else "auto"
+
+    settings = {"target": "y", "epochs": 3, "batch_size": 16}
+    settings |= {"clip": 100.0} if alone else {}  # such trials are trained one after the other
+    whole = fit(path, net(0), out=tmp_path / "whole", observer=Observer(), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fit(path, net(0), out=tmp_path / "parts", observer=StopsIn(3 if alone else 2), **settings)
+    assert (tmp_path / "parts" / "trials" / "0.3-1").is_dir()
+    assert not (tmp_path / "parts" / "choice.safetensors").exists()
+    fresh = net(1) if own else None  # with other weights than the first one had
+    parts = resume(tmp_path / "parts", fresh, Observer())
+    for name in ("best", "checkpoint", "choice", "arrays"):
+        file = f"{name}.safetensors"
+        assert same_tensors(tmp_path / "whole" / file, tmp_path / "parts" / file)
+    assert parts.results == whole.results
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 4])
+def test_of_very_many_rows_short_trials_choose(tmp_path, monkeypatch, stopped):
+    """In a trial, in that of the plain net, and in the run's own training it may be stopped."""
+    monkeypatch.setattr("vardrop.app.runs.trials.MANY", 60)
+    path = written(smooth(90), tmp_path)
+    settings = {"target": "y", "epochs": 8, "batch_size": 16, "folds": 1}
+    whole = fit(path, out=tmp_path / "whole", observer=Observer(), **settings)
+    found = whole.results["held_out"]
+    assert {"1", "0.1"} <= set(found["weights"])
+    assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
+    assert [r["epoch"] for r in whole.history] == list(range(8))
+    assert (
+        found["net"]["nll"] not in found["weights"].values()
+    )  # of the net that was trained longer
+    assert whole.history[-1]["beta"] == pytest.approx(found["beta"])
+    observer = StopsIn(stopped) if stopped < 4 else StopsIn(9, "own")
+    with pytest.raises(KeyboardInterrupt):
+        fit(path, out=tmp_path / "parts", observer=observer, **settings)
+    parts = resume(tmp_path / "parts", observer=Observer())
+    for name in ("best", "checkpoint", "choice", "arrays"):
+        file = f"{name}.safetensors"
+        assert same_tensors(tmp_path / "whole" / file, tmp_path / "parts" / file)
+    assert parts.results == whole.results
+
+
+# What is made of the choice.
+
+
+def test_scores_are_in_the_units_of_the_target():
+    y = 2 * torch.randn(500, 1)
+    p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
+    p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
+    scores, each, deviations = judged([Held(p, y, torch.ones(500))], math.log(2.0), unit=3.0)
+    assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
+    expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()
+    assert torch.allclose(each, expected, atol=1e-5)
+    assert scores["nll"] == pytest.approx(float(expected.mean()), abs=1e-5)
+    assert torch.allclose(deviations, y.abs().flatten() / 2)
+
+
+def test_every_row_is_held_out_once_and_classes_are_spread():
+    rows = Part(torch.arange(22.0).unsqueeze(1), torch.tensor([0] * 18 + [1] * 4))
+    pairs = fold_pairs(rows, 4, "classification", seed=3)
+    assert sorted(torch.cat([h.x.flatten() for _, h in pairs]).tolist()) == list(range(22))
+    assert [int(h.y.sum()) for _, h in pairs] == [1, 1, 1, 1]
+    for trained, held in pairs:
+        assert len(trained.y) + len(held.y) == 22
+        assert not set(trained.x.flatten().tolist()) & set(held.x.flatten().tolist())
+    with pytest.raises(vd.VardropError, match="`folds` to be at most 22, the rows, but got 30"):
+        fold_pairs(rows, 30, "classification", seed=0)
+
+
+def test_what_targets_alone_say():
+    rows = Part(torch.zeros(8, 1), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2]))
+    name, (scores, each, _) = without_net([(rows, rows)], 4, 1.0)
+    assert each.shape == (8,)
+    shares = torch.tensor([6, 3, 2, 1]) / 12
+    assert (name, scores["accuracy"]) == ("majority", 5 / 8)
+    assert scores["nll"] == pytest.approx(-float(shares[rows.y].log().mean()), abs=1e-6)
+    values = Part(torch.zeros(4, 1), torch.tensor([[1.0], [3.0], [1.0], [3.0]]))
+    name, (scores, _, _) = without_net([(values, values)], 0, 2.0)
+    assert (name, scores["rmse"]) == ("mean", 2.0)
+    assert scores["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(2))
+
+
+def test_intervals_cover_what_they_say(tmp_path):
+    run = fit(written(smooth(300), tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.3,
+              compare=False, observer=Observer())  # fmt: skip
+    fresh = smooth(4000, seed=1)
+    y = torch.tensor(fresh.y.to_numpy(), dtype=torch.float32).unsqueeze(1)
+    p = run.predict(fresh)
+    for level in (0.8, 0.95):
+        lower, upper = run.interval(p, level)
+        coverage = float(((lower <= y) & (y <= upper)).float().mean())
+        error = math.sqrt(level * (1 - level) * (1 / 240 + 1 / 4000))
+        assert abs(coverage - level) < 5 * error, (level, coverage)
+    again = load_run(tmp_path / "r")
+    assert torch.equal(again.interval(again.predict(fresh)).lower, run.interval(p).lower)
+    assert evaluate(run)["metrics"]["coverage95"] > 0.8
+
+
+def test_a_run_without_its_choice_is_damaged(tmp_path):
+    fit(written(smooth(60), tmp_path), target="y", out=tmp_path / "r", epochs=1, compare=False,
+        **QUIET)  # fmt: skip
+    run = load_run(tmp_path / "r")
+    assert run.standing == ""
+    scores = {k: v for k, v in run.choice.held_out.items() if k != "net"}
+    dataclasses.replace(run.choice, held_out=scores).write(tmp_path / "r")
+    assert "before held-out rows gave its noise a scale" in load_run(tmp_path / "r").standing
+    (tmp_path / "r" / "choice.safetensors").unlink()
+    with pytest.raises(vd.VardropError, match="choice.safetensors, but it is not there: the noise"):
+        load_run(tmp_path / "r").predict(smooth(3))
+
+
+def test_the_width_of_the_noise_may_differ_by_row(tmp_path):
+    made = np.random.default_rng(0)
+    x = made.uniform(-1, 1, 400)
+    table = pd.DataFrame({"a": x, "y": 7 + np.where(x > 0, 2.0, 0.2) * made.standard_normal(400)})
+    run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=60, beta=0.1,
+              folds=2, heteroscedastic=True, compare=False, observer=Observer())  # fmt: skip
+    p = load_run(tmp_path / "r").predict(pd.DataFrame({"a": [-0.6, 0.6]}))
+    assert float(p.std[1]) > 3 * float(p.std[0])
+    assert p.mean.flatten().tolist() == pytest.approx([7, 7], abs=0.8)
+    assert run.results["metrics"]["nll"] < 1.2  # one width for all: 1.8

@@ -1,0 +1,459 @@
+"""Runs keep what was trained: no mixed data, no lost or stale results, no silent damage."""
+
+import copy
+import json
+import math
+import random
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import vardrop as vd
+from tests._core.test_files import damages
+from vardrop.app.runs import compress, evaluate, fit, load_run, method_named, resume, training as phases, write_predictions
+from vardrop.app.runs.config import working
+from vardrop.app.runs.run import predicted
+from vardrop.app.data import datasets as catalog, splits
+from vardrop._core.files import read_tensors, sealed
+from vardrop.tuning import NotFiniteError
+from vardrop.app.runs.callbacks import Observer
+
+QUICK = {
+    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False, "observer": Observer(),
+}  # fmt: skip
+
+
+def table(rows=80):
+    return pd.DataFrame(
+        {
+            "a": [math.sin(3 * i) for i in range(rows)],
+            "b": ["x" if i % 3 else "y" for i in range(rows)],
+            "t": ["u" if i % 4 else "v" for i in range(rows)],
+            "price": [5.0 + 2 * math.sin(3 * i) + i % 5 for i in range(rows)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run on a table, with its data; tests work on copies."""
+    folder = tmp_path_factory.mktemp("kept")
+    table().drop(columns="price").to_csv(folder / "t.csv", index=False)
+    fit(folder / "t.csv", "mlp", vd.sparse_vd(), target="t", out=folder / "run", **QUICK)
+    return folder
+
+
+@pytest.fixture
+def run(base, tmp_path):
+    shutil.copytree(base / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def same_tensors(a, b):
+    (first, _), (second, _) = read_tensors(a), read_tensors(b)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+# What defines the data is part of the run.
+
+
+def test_another_seed_would_mix_the_rows_and_is_refused(run):
+    before = {p.name: p.read_bytes() for p in run.iterdir()}
+    with pytest.raises(vd.VardropError, match="`seed` to stay 0, because it split the data of"):
+        resume(run, observer=Observer(), epochs=4, seed=5)
+    assert {p.name: p.read_bytes() for p in run.iterdir()} == before
+    assert len(resume(run, observer=Observer(), epochs=3, seed=0).history) == 3
+
+
+def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(splits._FRACTIONS, "validation", 0.2)
+        with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
+            resume(run, observer=Observer(), epochs=4)
+        with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
+            evaluate(load_run(run))
+    parted = catalog.parted
+    monkeypatch.setattr(catalog, "parted", lambda n, seed, *more: parted(n, 9, *more))
+    with pytest.raises(vd.VardropError, match="training rows .* but they show something else"):
+        resume(run, observer=Observer(), epochs=4)
+
+
+def test_pretraining_cannot_be_asked_for_after_it(run):
+    with pytest.raises(vd.VardropError, match="`pretrain` to stay 0, because .* is past its pretr"):
+        resume(run, observer=Observer(), epochs=5, pretrain=3)
+    assert [r["epoch"] for r in load_run(run).history] == [0, 1]
+
+
+@pytest.mark.parametrize("given", [{"target": "x"}, {"drop": ["x"]}, {"task": "regression"}])
+def test_named_data_take_no_columns(tmp_path, given):
+    with pytest.raises(vd.VardropError, match=f"for the data iris.* but got {next(iter(given))}="):
+        fit("iris", "mlp", out=tmp_path / "r", **given, **QUICK)
+    assert list(tmp_path.iterdir()) == []
+    assert fit("iris", "mlp", out=tmp_path / "r", task="classification", **QUICK).results
+
+
+# What was trained is kept.
+
+
+def test_a_run_resumed_in_its_warm_up_is_one_that_never_stopped(tmp_path):
+    settings = {**QUICK, "warmup": (2, 9)}
+    fit("wine", "mlp", out=tmp_path / "parts", **{**settings, "epochs": 2})
+    parts = resume(tmp_path / "parts", observer=Observer(), epochs=6)
+    whole = fit("wine", "mlp", out=tmp_path / "whole", **{**settings, "epochs": 6, "rate": "late"})
+    assert len(parts.history) == len(whole.history) == 6
+    best = read_tensors(tmp_path / "parts" / "best.safetensors")
+    last = read_tensors(tmp_path / "parts" / "checkpoint.safetensors")[0]
+    assert best[1] == {"epoch": 5}
+    assert all(torch.equal(t, last[f"elbo.{name}"]) for name, t in best[0].items())
+
+
+def test_a_run_that_is_at_its_end_stays_as_it_is(run, base):
+    compress(load_run(run), sparsity=0.5)
+    names = ("results.json", "arrays.safetensors", "small.safetensors", "best.safetensors")
+    before = {name: (run / name).read_bytes() for name in names}
+    again = resume(run, observer=Observer())
+    assert {name: (run / name).read_bytes() for name in names} == before
+    assert again.results["compression"]["sparsity"] >= 0.5
+    resume(run, observer=Observer(), epochs=30, lr=0.03)
+    assert not (run / "small.safetensors").exists()
+    assert again.results["compression"] == {}
+
+
+def test_a_run_stopped_in_its_warm_up_can_be_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(phases, "_PAUSE", 0.0)  # every epoch has its checkpoint
+
+    class Stops(Observer):
+        def epoch(self, record, elbo):
+            if record["epoch"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit("iris", "mlp", out=tmp_path / "r", **{**QUICK, "epochs": 30, "observer": Stops()})
+    run = load_run(tmp_path / "r")
+    assert run.standing == (
+        f"{tmp_path / 'r'} was stopped after 3 of 30 epochs; this is its last net of the KL warm-up "
+        "so far."
+    )
+    assert run.predict(run.data.test.x[:4]).probs.shape == (4, 3)
+    assert evaluate(run)["metrics"]["accuracy"] >= 0
+    done = resume(tmp_path / "r", observer=Observer(), epochs=4)
+    assert done.standing == ""
+    whole = fit("iris", "mlp", out=tmp_path / "whole", **{**QUICK, "epochs": 4})
+    assert [r["epoch"] for r in done.history] == [r["epoch"] for r in whole.history]
+
+
+def test_one_at_a_time_works_on_a_run(run, tmp_path):
+    loaded = load_run(run)
+    with working(run):
+        for call in (
+            lambda: resume(run, observer=Observer(), epochs=4),
+            lambda: fit("iris", "lenet300", out=run, force=True, **QUICK),
+            lambda: evaluate(loaded),
+            lambda: compress(loaded, sparsity=0.5),
+        ):
+            with pytest.raises(vd.VardropError, match="another process is working in it"):
+                call()
+        assert load_run(run).predict(table()).probs.shape == (80, 2)  # reading disturbs nobody
+    assert len(load_run(run).history) == 2
+
+
+def test_what_a_killed_write_left_is_removed(run):
+    (run / ".checkpoint.safetensors.123.new").write_bytes(b"half")
+    resume(run, observer=Observer(), epochs=3)
+    assert not list(run.glob(".*.new"))
+
+
+@pytest.mark.parametrize("name", ["dropmax", "deterministic_attention", "sampled_softmax", "l0"])
+def test_the_seed_decides_and_the_callers_generator_is_left_alone(tmp_path, name):
+    for state in (1, 2):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        out = tmp_path / str(state)
+        fit("iris", "mlp", method_named(name), out=out, **QUICK)
+        load_run(out).predict(torch.zeros(1, 4))
+        assert torch.equal(before, torch.get_rng_state())
+    assert same_tensors(tmp_path / "1" / "best.safetensors", tmp_path / "2" / "best.safetensors")
+
+
+def test_pretrained_heads_resume_to_the_same_net(tmp_path):
+    class Stops(Observer):
+        def epoch(self, record, elbo):
+            if record["epoch"] == 1:  # the last of the pretraining
+                raise KeyboardInterrupt
+
+    settings = {**QUICK, "pretrain": 2}
+    fit("iris", "mlp", vd.dropmax(), out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fit("iris", "mlp", vd.dropmax(), out=tmp_path / "parts", **settings | {"observer": Stops()})
+    with pytest.raises(
+        vd.VardropError, match="stopped while it trained the plain net that it begin"
+    ):
+        load_run(tmp_path / "parts")
+    torch.manual_seed(9)
+    resume(tmp_path / "parts", observer=Observer())
+    for name in ("best.safetensors", "checkpoint.safetensors"):
+        assert same_tensors(tmp_path / "whole" / name, tmp_path / "parts" / name)
+
+
+# Damage is seen.
+
+
+def test_no_damage_to_a_run_changes_a_prediction(run):
+    rows = table(5)
+    expected = load_run(run).predict(rows, samples=2).probs
+    chance, told = random.Random(0), []
+    for name in ("best.safetensors", "choice.safetensors", "config.json", "preprocessing.json"):
+        whole = (run / name).read_bytes()
+        for data in chance.sample(list(damages(whole, 300)), 60):
+            (run / name).write_bytes(data)
+            try:
+                found = load_run(run).predict(rows, samples=2).probs
+            except vd.VardropError as error:
+                told.append(str(error))
+            else:
+                assert torch.equal(found, expected), name
+        (run / name).write_bytes(whole)
+    assert len(told) > 200
+    assert torch.equal(load_run(run).predict(rows, samples=2).probs, expected)
+
+
+@pytest.mark.parametrize("name", ["best", "checkpoint"])
+def test_a_run_whose_checksums_were_taken_out_is_damaged(run, name):
+    path = run / f"{name}.safetensors"
+    values = json.dumps(read_tensors(path)[1])
+    for metadata in (None, {"values": values}):
+        path.write_bytes(save(load(path.read_bytes()), metadata))
+        with pytest.raises(vd.VardropError, match=f"checksum of .*{name}.safetensors to match"):
+            load_run(run) if name == "best" else resume(run, observer=Observer(), epochs=4)
+
+
+OLD_ESTIMATOR = {
+    "type": "LocalReparameterization", "version": 1, "floor": 1e-08, "central_limit": False
+}  # fmt: skip
+OLD_METHOD = {
+    "type": "Recipe", "version": 1,
+    "posterior": {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -10.0},
+    "prior": {"type": "LogUniform", "version": 1, "form": "exact"},
+    "estimator": OLD_ESTIMATOR, "gate": None, "noisy_bias": False, "existing": False, "head": None,
+}  # fmt: skip
+OLD_HEAD = OLD_METHOD | {"posterior": None, "prior": None}
+
+
+@pytest.fixture(scope="module")
+def before_choices(tmp_path_factory):
+    """A run as all were before held-out rows decided anything but the best net."""
+    folder = tmp_path_factory.mktemp("old")
+    table().drop(columns="price").to_csv(folder / "t.csv", index=False)
+    settings = {**QUICK, "folds": 1, "beta": 1.0, "warmup": (0.0, 1.0)}
+    fit(folder / "t.csv", "mlp", vd.sparse_vd(), target="t", out=folder / "run", **settings)
+    return folder / "run"
+
+
+def unscaled(run, rows, samples=32):
+    """What a run predicts where nothing has scaled its noise."""
+    return predicted(run.elbo, run.inputs(rows), samples, seed=0).probs
+
+
+def made_old(run):
+    """The run as version 0.1 wrote it: nothing carries a checksum, nothing was chosen."""
+    (run / "choice.safetensors").unlink()
+    for name in ("config.json", "preprocessing.json", "results.json", "checkpoint.json"):
+        value = json.loads((run / name).read_text())
+        del value["sha256"]
+        if name == "config.json":
+            value["version"] = 1
+            for later in ("folds", "compare", "heteroscedastic"):
+                del value["settings"][later]
+            rule = value["method"].get("rule")
+            value["method"] = OLD_HEAD | {"head": rule} if rule else OLD_METHOD
+        (run / name).write_text(json.dumps(value))
+    for name in ("best", "checkpoint", "arrays"):
+        path = run / f"{name}.safetensors"
+        values = read_tensors(path)[1]
+        if name == "checkpoint":
+            del values["best_beta"], values["batch_size"], values["first_epoch"]
+            (run / "checkpoint.json").write_text(json.dumps(values))
+        path.write_bytes(save(load(path.read_bytes()), {"values": json.dumps(values)}))
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    plain = [{k: v for k, v in line.items() if k != "sha256"} for line in lines]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
+
+
+def test_runs_of_version_0_1_load_with_a_warning_and_go_on(before_choices, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(before_choices, run)
+    expected = unscaled(load_run(run), table())
+    made_old(run)
+    with pytest.warns(UserWarning, match="best.safetensors has no checksum: .* version 0.1"):
+        old = load_run(run)
+    assert torch.equal(old.predict(table()).probs, expected)
+    assert len(old.history) == 2
+    with pytest.warns(UserWarning, match="has no checksum"):
+        assert resume(run, observer=Observer()).standing == ""  # at its end it stays as it is
+    assert not (run / "choice.safetensors").exists()
+    with pytest.warns(UserWarning, match="checkpoint.safetensors has no checksum"):
+        longer = resume(run, observer=Observer(), epochs=4)
+    shutil.copytree(before_choices, tmp_path / "new")
+    resume(tmp_path / "new", observer=Observer(), epochs=4)
+    assert [r["epoch"] for r in longer.history] == [0, 1, 2, 3]
+    assert same_tensors(run / "checkpoint.safetensors", tmp_path / "new" / "checkpoint.safetensors")
+
+
+HOSTILE = [
+    None, True, -1, 0, 1e308, math.nan, 10**30, "", "x", "../../etc/passwd", [], {}, [1, 2, 3],
+    {"type": "Recipe"}, {"type": "os.system", "version": 1}, [[[]]], "\x1b[31m", 2**63,
+]  # fmt: skip
+
+
+def places(value, path=()):
+    """Where the values of a JSON value stand."""
+    yield path
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    )
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+def put(value, path, new):
+    """The value with another one at a place; nothing there for `...`."""
+    if not path:
+        return new
+    found = copy.deepcopy(value)
+    inner = found
+    for key in path[:-1]:
+        inner = inner[key]
+    if new is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = new
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*has no checksum")
+def test_an_old_run_with_a_head_predicts_as_it_did(base, tmp_path):
+    fitted = fit(base / "t.csv", "mlp", vd.dropmax(), target="t", out=tmp_path / "run", **QUICK)
+    expected = unscaled(fitted, table(5), samples=2)
+    made_old(tmp_path / "run")
+    loaded = load_run(tmp_path / "run")
+    assert loaded.config.method == vd.dropmax()
+    assert torch.equal(loaded.predict(table(5), samples=2).probs, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*has no checksum", "ignore:.*take their defaults")
+@pytest.mark.parametrize("name", ["config.json", "preprocessing.json"])
+def test_no_value_of_an_old_run_fails_in_another_way(run, name):
+    made_old(run)
+    value = json.loads((run / name).read_text())
+    cases = [(p, h) for p in places(value) if p for h in (*HOSTILE, ...)]
+    told = 0
+    for path, hostile in random.Random(0).sample(cases, 400):
+        (run / name).write_text(json.dumps(put(value, path, hostile)))
+        try:
+            load_run(run).predict(table(3), samples=1)
+        except vd.VardropError:
+            told += 1
+    assert told > 150
+
+
+def test_a_sealed_value_that_no_run_has_is_told(run):
+    value = json.loads((run / "config.json").read_text())
+    del value["sha256"]
+    for path, hostile, text in [
+        (("net",), 3, "`net` to be a text, but got 3"),
+        (("where",), [], r"`where` to be a text, or null, but got \[\]"),
+        (("kind",), "sound", "`kind` to be one of 'image', 'table', but got 'sound'"),
+        (("sizes", "train"), "x", "`sizes` to be an integer of at least 1"),
+        (("classes",), [1], "names of data and classes` to be texts, but got 1"),
+        (("settings", "lr"), "x", "`lr` to be a finite number"),
+        (("data", "task"), "x", "`task` to be one of"),
+        (("data", "more"), 1, "unexpected keyword argument 'more'"),
+        (("method",), vd.to_json(vd.LogUniform()), "`method` to be a recipe, or null"),
+        (("data",), ..., "got a file without 'data'"),
+    ]:
+        (run / "config.json").write_text(json.dumps(sealed(put(value, path, hostile))))
+        with pytest.raises(vd.VardropError, match=f"config.json to describe a run.*{text}"):
+            load_run(run)
+
+
+# Nothing wrong is answered.
+
+
+def test_a_net_that_is_not_finite_predicts_nothing(run):
+    loaded = load_run(run)
+    loaded.net[1].weight.data[0, 0] = math.nan
+    with pytest.raises(NotFiniteError, match="to be finite, but got NaN or infinity in 'net.1.wei"):
+        loaded.predict(table())
+    good = load_run(run)
+    with pytest.raises(NotFiniteError, match="finite inputs, but got NaN or infinity in row 2"):
+        good.predict(torch.tensor([[0.0, 0.0, 0.0], [math.nan, 0.0, 0.0]]))
+    with pytest.raises(
+        NotFiniteError, match="finite predictions, but got NaN or infinity in row 1"
+    ):
+        good.predict(torch.full((1, 3), 1e38))
+
+
+def test_scores_that_are_not_finite_are_null_with_a_note(run, monkeypatch):
+    from vardrop.app.runs import scores as scoring
+
+    scored = scoring.Scored({"accuracy": 1.0, "nll": math.inf})
+    monkeypatch.setattr(scoring, "class_scores", lambda *given: scored)
+    loaded = load_run(run)
+    found = evaluate(loaded)
+    assert found["metrics"] == {"accuracy": 1.0, "nll": None}
+    assert found["not_finite"] == {"metrics.nll": "inf", "baseline.nll": "inf"}
+    json.loads((run / "results.json").read_text(), parse_constant=pytest.fail)
+    assert "nll undefined" in repr(loaded)
+    assert loaded.report().is_file()
+
+
+def test_names_of_classes_are_no_formulas(tmp_path):
+    names = ["=cmd|x", "-1", "+a", "@b", "plain"]
+    frame = table(100).drop(columns=["price", "t"]).assign(t=[names[i % 5] for i in range(100)])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    run = fit(tmp_path / "t.csv", "mlp", target="t", out=tmp_path / "r", **QUICK)
+    cells = {"=cmd|x": "'=cmd|x", "-1": "-1", "+a": "'+a", "@b": "'@b", "plain": "plain"}
+    for name, cell in cells.items():
+        run.net[5].bias.data.fill_(0.0)[run.about.classes.index(name)] = 100.0
+        write_predictions(run, tmp_path / "t.csv", tmp_path / "p.csv")
+        found = pd.read_csv(tmp_path / "p.csv", dtype=str)
+        assert set(found["class"]) == {cell}
+    assert {f"p_{name}" for name in names} <= set(found)  # nor does a heading begin like one
+
+
+def test_an_output_is_none_of_the_files_that_are_in_use(run, base):
+    loaded = load_run(run)
+    for out in (base / "t.csv", run / "config.json", run / "best.safetensors"):
+        before = out.read_bytes()
+        with pytest.raises(vd.VardropError, match="which is in use and would be lost"):
+            write_predictions(loaded, base / "t.csv", out)
+        with pytest.raises(vd.VardropError, match="which is in use and would be lost"):
+            compress(loaded, sparsity=0.5, onnx=out)
+        assert out.read_bytes() == before
+
+
+def test_what_compression_may_lose_does_not_depend_on_units(tmp_path):
+    found = []
+    for unit in (1.0, 1000.0):
+        frame = table(120).drop(columns="t")
+        frame.assign(price=unit * frame.price).to_csv(tmp_path / "t.csv", index=False)
+        run = fit(
+            tmp_path / "t.csv", "mlp", target="price", out=tmp_path / str(unit),
+            **{**QUICK, "epochs": 15},
+        )  # fmt: skip
+        compress(run, max_drop=0.5)
+        found.append((run.results["compression"], run.results["curve"]))
+    (one, curve), (thousand, other) = found
+    assert one["threshold"] == pytest.approx(thousand["threshold"], rel=1e-4)
+    assert one["weights_after"] == thousand["weights_after"]
+    full = curve[0]["metric"]
+    chosen = next(p["metric"] for p in curve if p["threshold"] == one["threshold"])
+    assert chosen <= 1.5 * full * (1 + 1e-6)
+    assert other[0]["metric"] == pytest.approx(1000 * full, rel=1e-3)

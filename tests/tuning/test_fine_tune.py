@@ -1,0 +1,205 @@
+"""Noise fine-tuned or laid around the weights of a trained net, and the width of its likelihood."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop._core.errors import NotFiniteError
+from vardrop.prediction import fit_log_scale
+
+
+def problem(rows: int, seed: int = 0):
+    own = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 5, generator=own)
+    logits = torch.stack([x[:, 0], x[:, 1] * x[:, 2], x[:, 3]], 1)
+    return x, torch.multinomial(logits.softmax(1), 1, generator=own).squeeze(1)
+
+
+def trained() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3))
+    x, y = problem(400)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(400):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def data():
+    x, y = problem(400)
+    return [(x[i : i + 100], y[i : i + 100]) for i in range(0, 400, 100)]
+
+
+# ---- the width of the noise
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_a_scaled_likelihood_is_that_of_scaled_outputs(factor):
+    draws, classes = torch.randn(4, 6, 3), torch.randint(3, (6,))
+    found = vd.Categorical().scaled(factor).log_prob(draws, classes)
+    torch.testing.assert_close(found, vd.Categorical().log_prob(draws / factor, classes))
+    ones = torch.randint(2, (6, 3)).float()
+    found = vd.Bernoulli().scaled(factor).log_prob(draws, ones)
+    torch.testing.assert_close(found, vd.Bernoulli().log_prob(draws / factor, ones))
+    values = torch.randn(6, 3)
+    found = vd.Gaussian(0.3).scaled(factor).log_prob(draws, values)
+    expected = torch.distributions.Normal(draws, 0.3 * factor).log_prob(values).sum(2)
+    torch.testing.assert_close(found, expected.logsumexp(0) - math.log(4))
+    both = torch.randn(4, 6, 2)
+    found = vd.HeteroscedasticGaussian().scaled(factor).log_prob(both, values[:, :1])
+    normal = torch.distributions.Normal(both[..., :1], factor * (both[..., 1:] / 2).exp())
+    each = normal.log_prob(values[:, :1]).sum(2)
+    torch.testing.assert_close(found, each.logsumexp(0) - math.log(4))
+
+
+def test_parts_and_samples_follow_the_temperature():
+    draws = torch.tensor([[[2.0, 0.0]]])
+    hot = vd.Categorical(temperature=2.0)
+    torch.testing.assert_close(hot.parts(draws).probs, torch.tensor([[[1.0, 0.0]]]).softmax(2))
+    assert hot.scaled(2.0).temperature == 4.0
+    assert repr(hot) == "Categorical(temperature=2)"
+    even = vd.Categorical(temperature=1e6).sample(torch.tensor([[50.0, 0.0]]).expand(2000, 2))
+    assert abs(float(even.float().mean()) - 0.5) < 6 * 0.5 / 2000**0.5  # 6 standard errors
+    for wrong in (0.0, -1.0, math.nan):
+        with pytest.raises(vd.VardropError, match="`temperature`"):
+            vd.Categorical(wrong)
+
+
+def test_the_factor_minimises_the_penalised_likelihood():
+    net, (x, y) = trained(), problem(300, seed=1)
+    found = vd.calibrate(net, x, y)
+    p = vd.predict(net, x, mode="mean")
+
+    def value(c):
+        return 10 * c * c - float(p.rescaled(math.exp(c)).log_prob(y).double().sum())
+
+    best = math.log(found.temperature)
+    assert best > 0.1, "the net was trained until it was too sure"
+    assert all(value(best) <= value(best + step) for step in (-0.5, -0.01, 0.01, 0.5))
+    assert fit_log_scale([(p, y, 1.0)]) == pytest.approx(best, abs=1e-6)
+
+
+def test_few_rows_that_are_all_right_do_not_say_much():
+    net, x = nn.Linear(2, 2), torch.randn(20, 2)
+    y = net(x).argmax(1).detach()
+    assert vd.calibrate(net, x, y).temperature > 0.3
+
+
+def test_a_prediction_without_all_of_its_draws_is_not_rescaled():
+    net = vd.convert(nn.Linear(2, 2), vd.bayes_by_backprop())
+    p = vd.predict(net, torch.randn(3, 2), samples=8, keep=4)
+    with pytest.raises(vd.VardropError, match="8 draws to be kept, but got 4.*without keep"):
+        p.rescaled(2.0)
+    with pytest.raises(vd.VardropError, match="noise of its own, but got Values"):
+        vd.predict(net, torch.randn(3, 2), likelihood=vd.Values()).rescaled(2.0)
+
+
+# ---- fine-tuning
+
+
+def test_a_noisy_net_is_tuned_by_its_elbo_and_calibrated():
+    net, (x, y) = trained(), problem(1000, seed=2)
+    plain = -float(vd.predict(net, x, mode="mean").log_prob(y).mean())
+    noisy = vd.convert(net, vd.bayes_by_backprop(vd.Normal(learned=True))).eval()
+    torch.manual_seed(0)
+    elbo = vd.fine_tune(noisy, data(), epochs=20, validation=problem(300, seed=1))
+    assert elbo.net is noisy
+    assert elbo.num_data == 400
+    assert float(elbo.beta) == pytest.approx(0.01)
+    assert not noisy.training
+    assert elbo.likelihood.temperature != 1.0
+    assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.05
+
+
+@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variational_dropout("B", per="layer")])
+def test_noise_that_nobody_trained_starts_low_and_other_noise_stays(recipe):
+    net = vd.convert(trained(), recipe)
+    noise = {n: t for n, t in net.named_parameters() if n.endswith(("log_sigma2", "log_alpha"))}
+    before = {n: t.detach().clone() for n, t in noise.items()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    for name, now in noise.items():
+        torch.testing.assert_close(now.detach(), before[name] - math.log(50.0))
+    with torch.no_grad():
+        for now in noise.values():
+            now.add_(1.0)
+    before = {n: t.detach().clone() for n, t in noise.items()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    for name, now in noise.items():
+        torch.testing.assert_close(now.detach(), before[name])
+
+
+def test_the_zero_means_of_variance_layers_keep_their_noise():
+    net = vd.convert(trained(), vd.variance_layer())
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
+    torch.testing.assert_close(dict(net.named_parameters()), before)
+
+
+def test_a_plain_net_is_tuned_by_a_loss():
+    net = trained()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    before = net[0].weight.detach().clone()
+    assert vd.fine_tune(net, data(), nn.functional.cross_entropy, optimizer) is net
+    assert not torch.equal(before, net[0].weight)
+
+
+def test_what_fine_tune_refuses():
+    plain, noisy = trained(), vd.convert(trained(), vd.sparse_vd())
+    with pytest.raises(vd.VardropError, match="`loss` and `optimizer` for a plain net.*no loss"):
+        vd.fine_tune(plain, data())
+    with pytest.raises(vd.VardropError, match="`likelihood` for a noisy net"):
+        vd.fine_tune(noisy, data(), nn.functional.cross_entropy)
+    with pytest.raises(vd.VardropError, match="`data` to give batches, but got none"):
+        vd.fine_tune(noisy, [])
+    with pytest.raises(vd.VardropError, match="4 batches in every epoch.*not an iterator"):
+        vd.fine_tune(noisy, iter(data()), epochs=2)
+    with pytest.raises(vd.VardropError, match="`validation` to be a pair of tensors"):
+        vd.fine_tune(noisy, data(), validation=torch.ones(3))
+    broken = [(x * math.nan, y) for x, y in data()]
+    with pytest.raises(NotFiniteError, match="finite loss.*step 0"):
+        vd.fine_tune(noisy, broken)
+
+
+# ---- without training
+
+
+def test_laplace_has_the_variances_of_a_linear_model():
+    torch.manual_seed(0)
+    x, std = torch.randn(500, 3) * torch.tensor([1.0, 2.0, 0.5]), 0.3
+    net = nn.Linear(3, 1, bias=False)
+    y = (net(x) + std * torch.randn(500, 1)).detach()
+    vd.convert(net, vd.bayes_by_backprop())
+    elbo = vd.laplace(net, list(zip(x.split(5), y.split(5), strict=True)), (x, y), vd.Gaussian(std))
+    exact = x.square().sum(0).double() / std**2
+    precision = 1 / net.variance().detach()[0].double() - exact
+    tau = 10 ** round(math.log10(precision.median()))
+    # A mean of squares of normal numbers over 100 batches, 16 draws, 4 probes: 6 standard errors.
+    assert ((precision - tau) / exact).abs().max() < 6 * math.sqrt(2 / (100 * 16 * 4))
+    assert elbo.num_data == 500
+
+
+def test_laplace_in_the_last_layer_keeps_the_means_and_helps():
+    net, (x, y) = trained(), problem(1000, seed=2)
+    plain = -float(vd.predict(net, x, mode="mean").log_prob(y).mean())
+    before = net[2].weight.detach().clone()
+    vd.convert(net, vd.bayes_by_backprop(), where="2")
+    elbo = vd.laplace(net, data(), problem(300, seed=1))
+    assert torch.equal(before, net[2].weight)
+    assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.02
+
+
+def test_what_laplace_refuses():
+    pair = problem(20)
+    net = vd.convert(trained(), vd.variational_dropout())
+    with pytest.raises(vd.VardropError, match="AdditiveGaussian posterior.*bayes_by_backprop"):
+        vd.laplace(net, data(), pair)
+    gated = vd.convert(trained(), vd.binary_dropout(0.2))
+    with pytest.raises(vd.VardropError, match="gates or heads only"):
+        vd.laplace(gated, data(), pair)
+    with pytest.raises(vd.VardropError, match="`data` to give batches"):
+        vd.laplace(vd.convert(trained(), vd.sparse_vd()), [], pair)

@@ -1,0 +1,143 @@
+"""Nets trained side by side are trained as each would be alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.app.runs import fit
+from vardrop.app.runs.callbacks import Observer
+from vardrop.objective import parameter_groups
+from vardrop.tuning import Loop, NotFiniteError
+from vardrop.tuning.members import Members
+
+EPOCHS, BATCH, LR = 3, 5, 0.05
+
+
+def groups(elbo):
+    return parameter_groups(elbo, LR)
+
+
+def objectives(recipe, likelihood, outputs, count=3):
+    torch.manual_seed(0)
+    found = []
+    for _ in range(count):
+        net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
+        if recipe is not None:
+            vd.convert(net, recipe)
+        found.append(vd.ELBO(net, likelihood(), 10, float(recipe is not None)))
+    return found
+
+
+def data(classes, counts=(10, 10, 10)):
+    generator = torch.Generator().manual_seed(1)
+    pairs = []
+    for count in counts:
+        x = torch.randn(count, 4, generator=generator)
+        y = torch.randint(classes, (count,), generator=generator) if classes else x[:, :1].sin()
+        pairs.append((x, y, None))
+    return pairs
+
+
+def trained(elbos, rows, betas):
+    rate = lambda epoch: 1 - epoch / EPOCHS
+    loop = Members(elbos, rows, groups, EPOCHS, BATCH, betas, rate, seed=3)
+    assert [done.epoch for done in loop.run()] == list(range(EPOCHS))
+    return loop.states()
+
+
+class Fixed(Loop):
+    """A loop on batches that are given."""
+
+    def __init__(self, batches, *args):
+        self.given = batches
+        super().__init__(*args)
+
+    def _batches(self):
+        return self.given[self.epoch]
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.parametrize("recipe", [None, vd.sparse_vd(), vd.bayes_by_backprop(prior=vd.Normal(learned=True))])  # fmt: skip
+def test_each_ends_where_it_would_alone(classes, recipe):
+    """In mean mode there is no noise, so that the numbers are the same but for rounding."""
+    elbos = objectives(
+        recipe, vd.Categorical if classes else lambda: vd.Gaussian(learned=True), classes or 1
+    )
+    rows, betas = data(classes), [lambda e, k=k: 0.1 * k * min(e, 1) for k in range(3)]
+    with vd.sampling(nn.ModuleList(elbos), False) if recipe is not None else torch.enable_grad():
+        together = Members(
+            copy.deepcopy(elbos), rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0, seed=3
+        )
+        order = []
+        for k, elbo in enumerate(elbos):
+            del order[:]
+            loop = Members(elbos, rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0, seed=3)
+            for _ in range(EPOCHS):
+                order.append([batch[k] - 10 * k for batch in loop._batches()])
+                loop._shuffle = loop._generator.get_state()
+            own = torch.optim.Adam(groups(elbo))
+            list(
+                Fixed(order, elbo, own, *rows[k][:2], EPOCHS, BATCH, betas[k], lambda e: 1.0).run()
+            )
+        list(together.run())
+    for elbo, state in zip(elbos, together.states(), strict=True):
+        for name, tensor in elbo.state_dict().items():
+            assert torch.allclose(tensor, state[name], atol=2e-5), name
+
+
+def test_each_draws_noise_of_its_own_and_a_seed_repeats_it():
+    elbo = objectives(vd.bayes_by_backprop(), vd.Gaussian, 1, 1)[0]
+    rows = data(0, (10,)) * 2
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        found.append(trained([copy.deepcopy(elbo) for _ in range(2)], rows, [lambda e: 1.0] * 2))
+    first, second = (state["net.0.weight"] for state in found[0])
+    assert not torch.equal(first, second)
+    assert torch.equal(found[1][0]["net.0.weight"], first)
+
+
+def test_sets_of_rows_may_differ_in_size():
+    states = trained(
+        objectives(vd.sparse_vd(), vd.Gaussian, 1), data(0, (10, 12, 11)), [lambda e: 1.0] * 3
+    )
+    assert all(bool(t.isfinite().all()) for state in states for t in state.values())
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    rows = data(0)
+    rows[1] = (rows[1][0], rows[1][1] * float("nan"), None)
+    with pytest.raises(NotFiniteError, match="in epoch 1, step 1. Lower the learning rate"):
+        trained(objectives(vd.sparse_vd(), vd.Gaussian, 1), rows, [lambda e: 1.0] * 3)
+
+
+class Recurrent(nn.Module):
+    """A net that vmap cannot carry."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.last = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(self.cells(x.unsqueeze(-1))[0][:, -1])
+
+
+class Told(Observer):
+    def __init__(self):
+        self.notes = []
+
+    def trial(self, label):
+        return self
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
+    told = Told()
+    run = fit("diabetes", Recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, observer=told)  # fmt: skip
+    assert any(note.startswith("one after the other: ") for note in told.notes)
+    assert run.results["metrics"]["rmse"] > 0

@@ -1,0 +1,230 @@
+"""The loop: the numbers of a hand-written one, schedules, checks, switches."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from vardrop.app.runs import Settings
+from vardrop.tuning import Loop, NotFiniteError, Step, train
+from vardrop.tuning.processes import World
+
+
+def data(n=50):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(n, 6, generator=generator), torch.arange(n) % 3
+
+
+def objective(samples=1):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 50, samples=samples)
+
+
+def adam(elbo, lr=1e-2):
+    return torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
+
+
+def same(a, b):
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+def test_it_gives_the_numbers_of_a_bare_loop():
+    x, y = data()
+    bare, looped = objective(), objective()
+    optimizer = adam(bare)
+    torch.manual_seed(1)
+    order = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        for batch in torch.randperm(50, generator=order).split(16):
+            optimizer.zero_grad()
+            bare(x[batch], y[batch]).loss.backward()
+            optimizer.step()
+    torch.manual_seed(1)
+    epochs = list(train(looped, adam(looped), x, y, 3, batch_size=16, seed=5))
+    assert same(bare, looped)
+    assert [e.epoch for e in epochs] == [0, 1, 2]
+    assert epochs[0].loss == pytest.approx(epochs[0].nll + epochs[0].kl / 50, rel=1e-5)
+
+
+def test_schedules_are_followed():
+    x, y = data()
+    elbo = objective()
+    optimizer = adam(elbo, lr=0.5)
+    rates, betas = [], []
+    for epoch in train(elbo, optimizer, x, y, 3, beta=lambda e: e / 10, rate=lambda e: 1 / (1 + e)):
+        rates.append(optimizer.param_groups[0]["lr"])
+        betas.append(epoch.beta)
+    assert rates == pytest.approx([0.5, 0.25, 0.5 / 3])
+    assert betas == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5, 9])
+def test_a_restored_state_goes_on_bit_for_bit(stop):
+    x, y = data()
+    whole, first = objective(), objective()
+    torch.manual_seed(1)
+    expected = list(Loop(whole, adam(whole), x, y, 3, batch_size=16).run())
+
+    torch.manual_seed(1)
+    loop = Loop(first, adam(first), x, y, 3, batch_size=16)
+    steps, kept = 0, None
+
+    def after():
+        nonlocal steps, kept
+        steps += 1
+        if steps == stop:
+            kept = copy.deepcopy((*loop.state(), first.state_dict(), loop.optimizer.state_dict()))
+
+    list(loop.run(after))
+    tensors, values, weights, state = kept
+    torch.manual_seed(99)
+    second = objective()
+    again = Loop(second, adam(second), x, y, 3, batch_size=16)
+    second.load_state_dict(weights)
+    again.optimizer.load_state_dict(state)
+    again.load_state(tensors, values)
+    assert list(again.run()) == expected[values["epoch"] :]
+    assert same(whole, second)
+
+
+def test_other_processes_draw_their_own_noise_after_a_restart():
+    x, y = data()
+    elbo = objective()
+    state = Loop(elbo, adam(elbo), x, y, 1).state()
+    drawn = []
+    for rank in (0, 1):
+        Loop(elbo, adam(elbo), x, y, 1, world=World(rank, 2)).load_state(*state)
+        drawn.append(torch.rand(3))
+    assert not torch.equal(*drawn)
+
+
+def test_clipping_bounds_the_gradient():
+    x, y = data()
+    elbo = objective()
+    seen = []
+    optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(nn.utils.get_total_norm([p.grad for p in elbo.parameters()]).item())
+    )
+    Step(elbo, optimizer)(x, y)
+    Step(elbo, optimizer, clip=0.01)(x, y)
+    assert seen[0] > 0.1
+    assert seen[1] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
+    x, y = data()
+    elbo = objective()
+    seen = []
+    elbo.net[0].register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    values = Step(elbo, adam(elbo), precision="bfloat16")(x, y)
+    assert seen == [torch.bfloat16]
+    assert elbo.net[0].weight.dtype == torch.float32
+    assert bool(values.isfinite().all())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
+def test_a_compiled_step_gives_the_same_numbers():
+    x, y = data()
+    plain, compiled = objective(), objective()
+    for elbo, switch in ((plain, False), (compiled, True)):
+        for layer in (elbo.net[0], elbo.net[2]):  # the compiled generator draws in another order
+            layer.sampling = False
+        step = Step(elbo, adam(elbo), compile=switch)
+        for _ in range(3):
+            step(x, y)
+    assert torch.allclose(plain.net[0].weight, compiled.net[0].weight, atol=1e-5)
+
+
+def test_shares_of_processes_make_the_mean_of_the_batch():
+    batch = torch.arange(5)
+    shares = [World(rank, 3).slice(batch) for rank in range(3)]
+    assert torch.cat([rows for rows, _ in shares]).tolist() == batch.tolist()
+    values = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0])
+    mean = sum(weight * values[rows].mean() for rows, weight in shares) / 3
+    assert float(mean) == pytest.approx(float(values.mean()))
+    rows, weight = World(2, 3).slice(torch.arange(2))
+    assert len(rows) == 1
+    assert weight == 0.0
+
+
+@pytest.mark.parametrize(
+    "break_it, text",
+    [
+        (lambda elbo, x: x.fill_(float("nan")), r"nan \(the inputs of the batch\)"),
+        (
+            lambda elbo, x: elbo.net[2].weight.data[0].fill_(float("inf")),
+            r"parameter 'net.2.weight'",
+        ),
+        (lambda elbo, x: elbo.net[0].weight.data.fill_(1e38), r"output of layer '0'"),
+    ],
+)
+def test_a_loss_that_is_not_finite_names_step_and_layer(break_it, text):
+    x, y = data()
+    elbo = objective()
+    break_it(elbo, x)
+    with pytest.raises(NotFiniteError, match=f"{text}.* in epoch 1, step 1. Lower the learning"):
+        list(train(elbo, adam(elbo), x, y, 1))
+
+
+def test_bad_arguments_are_told():
+    x, y = data()
+    elbo = objective()
+    with pytest.raises(vd.VardropError, match="same positive length, but got 50 and 49"):
+        train(elbo, adam(elbo), x, y[1:], 1)
+    with pytest.raises(
+        vd.VardropError, match="`batch_size` to be an integer of at least 1, but got 0"
+    ):
+        train(elbo, adam(elbo), x, y, 1, batch_size=0)
+    with pytest.raises(vd.VardropError, match="`clip` to be positive, but got 0"):
+        Step(elbo, adam(elbo), clip=0.0)
+    with pytest.raises(vd.VardropError, match="`precision` to be 'float32' or 'bfloat16'"):
+        Step(elbo, adam(elbo), precision="float8")
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"epochs": 0}, "`epochs` to be an integer of at least 1, but got 0"),
+        ({"lr": 0.0}, "`lr` to be a finite number and above 0, but got 0"),
+        ({"lr": float("nan")}, "`lr` to be a finite number and above 0, but got nan"),
+        ({"rate": "steep"}, "`rate` to be one of 'constant', 'linear', 'late', 'cosine'"),
+        ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
+        ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
+        ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
+        ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
+        ({"beta": -1.0}, "`beta` to be a finite number and at least 0, but got -1"),
+        (
+            {"weight_decay": None},
+            "`weight_decay` to be a finite number and at least 0, but got None",
+        ),
+        ({"folds": 2, "patience": 3}, "`folds` to be 1 with `patience`, .* but got 2"),
+        ({"folds": 0}, "`folds` to be an integer of at least 1, but got 0"),
+        ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
+        ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
+        ({"compile": 1}, "`compile` to be True or False, but got 1"),
+        ({"device": 0}, "`device` to be the name of a device, but got 0"),
+        ({"warmup": [5, 2]}, "0 <= `start` < `end`, but got 5 and 2"),
+        ({"speed": 3}, r"settings among .* but got \['speed'\]"),
+    ],
+)
+def test_settings_are_checked(change, text):
+    with pytest.raises(vd.VardropError, match=text):
+        Settings.from_json(change)
+
+
+def test_settings_travel_as_json():
+    settings = Settings(epochs=7, warmup=(1, 3), clip=0.5)
+    assert Settings.from_json(settings.to_json()) == settings
+    assert Settings(warmup=(0, 0)).schedule(1.0)(0) == 1.0
+    assert [Settings(rate=r).factor(10)(5) for r in ("constant", "linear", "late")] == [1, 0.5, 1]
+    assert Settings(rate="cosine").factor(10)(5) == pytest.approx(0.5)
+    with pytest.raises(vd.VardropError, match="`device` to be one that torch has here"):
+        Settings(device="abacus").torch_device()
