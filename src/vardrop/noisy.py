@@ -457,7 +457,10 @@ class _Replica:
         twin = object.__new__(type(module))
         self.copies[id(module)] = twin
         state = vars(twin)
-        for name, value in list(vars(module).items()):
+        transient = module.transient if isinstance(module, Noisy) else ()
+        for name, value in vars(module).copy().items():  # another thread may set attributes
+            if name in transient:
+                continue
             if type(value) in _ATOMS:
                 state[name] = value
             else:
@@ -465,8 +468,6 @@ class _Replica:
         state.pop("_compiled_call_impl", None)  # it would call the original
         if "_flat_weights" in state:  # of recurrent layers, which follow their parameters
             state["_flat_weights"] = list(state["_flat_weights"])
-        for name in module.transient if isinstance(module, Noisy) else ():
-            state.pop(name, None)
         return twin
 
     def own(self, value: Any) -> Any:

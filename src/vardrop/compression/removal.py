@@ -81,7 +81,7 @@ class _Data(TorchDispatchMode):
 
 
 # These return the positions of extremes too, but their values show a mark where it arrives.
-_EXTREMES = ("max_pool", "adaptive_max_pool", "fractional_max_pool", "max", "min", "cummax", "cummin")
+_EXTREMES = ("max", "min", "cummax", "cummin", "adaptive_max", "fractional_max")
 
 
 def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:

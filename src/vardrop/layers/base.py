@@ -9,6 +9,7 @@ its name (`bias_log_sigma2`).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -369,10 +370,13 @@ class Variational(Noisy):
         if self.gate is None:
             return terms
         for name, weight in self.gated_weights().items():
-            extra = self.gate.weight_kl(weight)
+            extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
             if extra is not None:
                 terms["gate", self._identity(name)] = extra
-        return terms | self.gate.kl_terms(value, known)
+        units = self.gate.kl_terms(value, known)
+        if self.gate.noise.counts_weights:
+            units = {key: torch.zeros_like(term) for key, term in units.items()}
+        return terms | units
 
     def _identity(self, name: str) -> int:
         # A weight that is computed anew at each access (a parametrization) belongs to one module.

@@ -102,7 +102,7 @@ def may_draw(net: nn.Module) -> bool:
 
 def _draws_unasked(module: nn.Module) -> bool:
     known = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
-    values = (v for v in vars(module).values() if isinstance(v, Value))
+    values = (v for v in vars(module).copy().values() if isinstance(v, Value))
     foreign = any(not type(v).__module__.startswith("vardrop.") for v in values)
     return not known or foreign or isinstance(module, _DRAWING) or not plain_forward(module)
 

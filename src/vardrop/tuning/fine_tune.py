@@ -15,13 +15,15 @@ from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.compression import finishing
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise, mode_of, noisy_modules, noisy_weights
-from vardrop.objective import ELBO
+from vardrop.objective import ELBO, parameter_groups
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.prediction import calibrate, predict, unlabelled_kappa
+from vardrop.tuning.noise_check import NoiseCheck
 
 Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
-_QUIET = 50.0  # by how much less variance a trained net starts
+_QUIET = 50.0  # by how much less variance a trained net starts, of multiplicative noise
+_NOISE_RATE = 100.0  # times the learning rate of the weights
 _PRECISIONS = tuple(10.0**k for k in range(-2, 7))  # of the prior; validation data choose
 
 
@@ -59,8 +61,9 @@ def fine_tune(
 
     A noisy net is trained by its ELBO, for three epochs by default: Adam, one cycle of the learning
     rate, and 0.01 of the KL, the whole of which costs likelihood where weights are many and epochs
-    few. Noise of weights that is still where the recipe put it starts at a fiftieth of that
-    variance: recipes start as training from scratch needs it, and a trained net unlearns by it.
+    few. The noise has a learning rate of its own, 100 times `lr`: log sigma^2 has several units to
+    go in few steps. Rates of multiplicative noise that are still where the recipe put them start
+    at a fiftieth: recipes start as training from scratch needs it, and a trained net would unlearn.
     With `validation`, the width of the likelihood's noise is fitted there at the end (`calibrate`).
     The ELBO is returned: `predict(elbo, x)` knows net, likelihood and temperature.
 
@@ -118,9 +121,8 @@ def _quieten(net: nn.Module) -> None:
         if not tensor.posterior.learned or tensor.posterior.zero_mean:
             continue
         start = tensor.posterior.initial(tensor.mean, tensor.axes)
-        for name in ("log_sigma2", "log_alpha"):
-            if name in start and torch.equal(start[name], tensor.noise[name]):
-                fresh[id(tensor.noise[name])] = tensor.noise[name]
+        if "log_alpha" in start and torch.equal(start["log_alpha"], tensor.noise["log_alpha"]):
+            fresh[id(tensor.noise["log_alpha"])] = tensor.noise["log_alpha"]
     for noise in fresh.values():
         noise.sub_(math.log(_QUIET))
 
@@ -148,9 +150,9 @@ def _check_pair(validation: Any) -> None:
 
 def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> None:
     modes = {module: mode_of(module) for module in elbo.modules()}
-    trained = [p for p in elbo.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2))
+    groups, noise = parameter_groups(elbo, lr, noise_lr=_NOISE_RATE * lr), NoiseCheck(elbo.net)
+    rates, optimizer = [group["lr"] for group in groups], torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
     elbo.train()
     done = 0
     try:
@@ -176,6 +178,7 @@ def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> Non
             f"Expected `data` to give {steps // epochs} batches in every epoch, but got {done} in "
             f"{epochs} epochs. Give a list or a loader, not an iterator."
         )
+    noise.warn(steps)
 
 
 @torch.no_grad()
