@@ -173,7 +173,7 @@ def test_gradients_of_several_draws_add_up_over_slices():
     _, noisy = pair({}, recipe=vd.sparse_vd(log_sigma2=-2.0))
     noisy.float()
     q, k, v = (t.float() for t in tensors({}, True))
-    elbo = vd.ELBO(noisy, lambda out, _: out[0].square().sum(), num_data=1)
+    elbo = vd.ELBO(noisy, lambda out, _: out[0].square().mean(), num_data=1)
     draws, grads = list(itertools.repeat(None, 3)), []
     for samples in (3, 1):
         noisy.zero_grad()
@@ -197,3 +197,12 @@ def test_what_attention_refuses():
         noisy(x, x, x, key_padding_mask=hidden)
     with pytest.raises(vd.VardropError, match="`attn_mask` where `is_causal`"):
         noisy(x, x, x, is_causal=True)
+
+
+def test_a_padded_sequence_has_a_key_left_with_add_zero_attn():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
+    q, padded = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [True] * 3])
+    expected = layer(q, q, q, key_padding_mask=padded)[0]
+    noisy = vd.convert(layer, vd.bayes_by_backprop()).eval()
+    torch.testing.assert_close(noisy(q, q, q, key_padding_mask=padded)[0], expected)

@@ -174,3 +174,12 @@ def test_a_prediction_is_tempered_in_log_space() -> None:
     assert float(p.probs[0, 0]) == 0.0
     expected = torch.tensor([[0.0, 2.0]]).softmax(1)
     torch.testing.assert_close(apply_temperature(p, 100.0), expected)
+
+
+@pytest.mark.parametrize("std", [0.1, 1.0, 10.0])
+def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
+    torch.manual_seed(0)
+    x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
+    error = 0.0098 * torch.randn(50, 1)
+    found = vd.calibrate(net, x, net(x).detach() + error, vd.Gaussian(std=std))
+    assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)

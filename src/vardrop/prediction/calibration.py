@@ -88,11 +88,12 @@ def calibrate(
 ) -> Likelihood:
     """The likelihood with the width of noise that fits held-out data best.
 
-        min over c of  -sum_n log p(y_n | x_n; e^c) + 10 c^2
+        min over c of  -sum_n log p(y_n | x_n; e^c) + 10 (log T)^2
 
-    e^c multiplies the temperature of classes or the standard deviation of values, in every draw.
-    The second term, a normal prior on c, keeps few rows from saying much: a free temperature on 40
-    rows that are all classified right would go to zero.
+    e^c multiplies the temperature T of classes or the standard deviation of values, in every draw.
+    The second term is for classes only. It is a normal prior on log T around T = 1 and keeps few
+    examples from deciding: a free temperature on 40 examples that are all classified right would go
+    to zero. The width for values has no such prior, because its unit is arbitrary.
 
     Args:
         net: a noisy net, or an ELBO with it; a plain net predicts without draws.
@@ -125,9 +126,13 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
     # A minimum is known to the root of the precision of its values.
     exact = [(replace(p, draws=p.draws.double()), y, w) for p, y, w in held_out]
 
+    likelihood = held_out[0][0].likelihood
+    start = math.log(getattr(likelihood, "temperature", 1.0))
+    penalty = _PENALTY if hasattr(likelihood, "temperature") else 0.0
+
     def loss(c: float) -> float:
         logs = ((p.rescaled(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
-        return _PENALTY * c * c - float(sum(logs))
+        return penalty * (c + start) ** 2 - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
