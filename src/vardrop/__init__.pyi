@@ -69,14 +69,8 @@ from vardrop.gates import HardConcrete as HardConcrete
 from vardrop.gates import LogNormal as LogNormal
 from vardrop.gates import NormalJeffreys as NormalJeffreys
 from vardrop.gates import Standout as Standout
-from vardrop.heads import ClassDropout as ClassDropout
-from vardrop.heads import DeterministicAttention as DeterministicAttention
-from vardrop.heads import DropMax as DropMax
 from vardrop.heads import Head as Head
 from vardrop.heads import HeadParts as HeadParts
-from vardrop.heads import SampledSoftmax as SampledSoftmax
-from vardrop.heads import Softmax as Softmax
-from vardrop.heads import Sparsemax as Sparsemax
 from vardrop.layers import Bilinear as Bilinear
 from vardrop.layers import Conv1d as Conv1d
 from vardrop.layers import Conv2d as Conv2d

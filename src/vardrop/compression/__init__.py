@@ -1,8 +1,5 @@
 """Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
 
-import warnings
-from typing import Any
-
 from vardrop.compression.comparing import (
     Comparison as Comparison,
     Measurements as Measurements,
@@ -43,11 +40,3 @@ from vardrop.compression.shrinking import (
     plan_shrink as plan_shrink,
     shrink as shrink,
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Figures":
-        raise AttributeError(f"module 'vardrop.compression' has no attribute {name!r}")
-    text = "vardrop.compression.Figures is Measurements now; the name goes with the next version"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return Measurements
