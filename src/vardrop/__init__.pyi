@@ -18,7 +18,6 @@ from vardrop.tuning import laplace as laplace
 from vardrop.app.runs import load_run as load_run
 from vardrop.app.runs import resume as resume
 from vardrop.tuning import slim as slim
-from vardrop.coding import RandomCode as RandomCode
 from vardrop.compression import choose_threshold as choose_threshold
 from vardrop.compression import compare as compare
 from vardrop.compression import export_onnx as export_onnx
