@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as TF
 
 import vardrop as vd
+from experiments.diagnostics import noise_level
 from tests.statistics import assert_mean, assert_variance
 from vardrop.estimators import LocalReparameterization
 
@@ -301,7 +302,7 @@ def test_moments_where_a_mask_serves_all_weights_of_an_input(make, shape, adds):
     assert layer.posterior.adds_variances(layer.weight, layer.axes) == adds
     if not adds:
         for verb in (lambda: vd.predict(layer, x, mode="moments", likelihood=vd.Gaussian(1.0)),
-                     lambda: vd.noise_level(layer, x)):  # fmt: skip
+                     lambda: noise_level(layer, x)):  # fmt: skip
             with pytest.raises(vd.VardropError, match="share noise|independent noise"):
                 verb()
         return

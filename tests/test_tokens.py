@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments.diagnostics import gradient_variance, likelihood_covariance
 from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
 from vardrop.tuning.supplied import judge_for
 
@@ -193,8 +194,8 @@ def test_a_laplace_fit_sees_no_padding() -> None:
 def test_diagnostics_take_tokens() -> None:
     net, (x, y) = noisy(), sequences()
     loader = [({"x": x}, y)] * 4
-    assert vd.gradient_variance(net, loader, TOKENS)
-    found = vd.likelihood_covariance(net, loader, TOKENS.example_nll)
+    assert gradient_variance(net, loader, TOKENS)
+    found = likelihood_covariance(net, loader, TOKENS.example_nll)
     assert found.batch_size == N
     kappa = vd.kappa(net, loader, TOKENS, probes=2, draws=1)
     assert all(k.isfinite().all() for k in kappa.values())

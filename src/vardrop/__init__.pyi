@@ -42,14 +42,8 @@ from vardrop.app.data import Stream as Stream
 from vardrop.app.data import load_dataset as load_dataset
 from vardrop.app.data import register_dataset as register_dataset
 from vardrop.diagnostics import alpha_summary as alpha_summary
-from vardrop.diagnostics import gradient_variance as gradient_variance
 from vardrop.diagnostics import kappa as kappa
-from vardrop.diagnostics import likelihood_covariance as likelihood_covariance
-from vardrop.diagnostics import noise_level as noise_level
-from vardrop.diagnostics import permutation_test as permutation_test
-from vardrop.diagnostics import permute_variances as permute_variances
 from vardrop.diagnostics import sparsity as sparsity
-from vardrop.diagnostics import transition as transition
 from vardrop.divergence import kl_divergence as kl_divergence
 from vardrop.divergence import register_kl as register_kl
 from vardrop._core.errors import UnregisteredKLError as UnregisteredKLError
