@@ -14,12 +14,10 @@ from vardrop.app.runs import compare_runs as compare_runs
 from vardrop.tuning import fine_tune as fine_tune
 from vardrop.tuning import Slimmed as Slimmed
 from vardrop.app.runs import fit as fit
-from vardrop.tuning import laplace as laplace
 from vardrop.app.runs import load_run as load_run
 from vardrop.app.runs import resume as resume
 from vardrop.tuning import slim as slim
 from vardrop.compression import choose_threshold as choose_threshold
-from vardrop.compression import compare as compare
 from vardrop.compression import export_onnx as export_onnx
 from vardrop.compression import export_package as export_package
 from vardrop.compression import export_program as export_program

@@ -1,12 +1,9 @@
 """Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
 
 from vardrop.compression.comparing import (
-    Comparison as Comparison,
-    Measurements as Measurements,
     Point as Point,
     Threshold as Threshold,
     choose_threshold as choose_threshold,
-    compare as compare,
 )
 from vardrop.compression.files import (
     Draws as Draws,
