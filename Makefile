@@ -29,7 +29,7 @@ docs: $(STAMP)
 	@echo build/site/index.html
 
 pictures: $(STAMP)
-	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m docs.pictures
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/tutorials/write.py
 	$(BIN)/python -m tests.app.report.screenshot
 	$(BIN)/vardrop reproduce --page

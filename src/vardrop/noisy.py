@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import is_sharded, is_spread, local_part, take_scalars, total
+from vardrop._core.sharding import is_sharded, is_spread, local_part, total
 from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -236,10 +236,6 @@ class Noisy(nn.Module):
     def _owes_kl(self) -> bool:
         """Whether this module has a KL, which training should count."""
         return True
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        take_scalars(self, state, prefix)
-        super()._load_from_state_dict(state, prefix, *more)
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
         """The noisy tensors of this module by name, as they are now; views, not to be kept."""

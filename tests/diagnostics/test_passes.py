@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.diagnostics import accuracies, gradient_variance, kappa, likelihood_covariance
+from experiments.diagnostics import accuracies, gradient_variance, likelihood_covariance
+from vardrop.diagnostics import kappa
 
 IMAGES = [(torch.randn(4, 1, 2, 3), torch.randint(2, (4, 2, 3))) for _ in range(6)]
 

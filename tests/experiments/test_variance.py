@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vardrop as vd
+from experiments.diagnostics import accuracies
 from experiments.kingma import gradient_variances
 from experiments.neklyudov import (
     PARAMETERISATIONS,
@@ -16,7 +17,6 @@ from experiments.neklyudov import (
 from experiments.trainings import batches
 from tests.experiments.digits import digits
 from vardrop.app.data import data_directory, load_images
-from vardrop.diagnostics import accuracies
 from vardrop.tuning import train
 
 needs_mnist = pytest.mark.skipif(

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.diagnostics import noise_level
 from vardrop.compression import masked
-from vardrop.diagnostics import kappa, noise_level, sparsity
+from vardrop.diagnostics import kappa, sparsity
 from vardrop.layers import NOISY_TYPES
 from vardrop.testing import CHECKS, RECIPES
 

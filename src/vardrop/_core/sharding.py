@@ -160,12 +160,3 @@ def square_sum(weight: Tensor) -> Tensor:
     if not is_sharded(weight):
         return weight.square().sum()
     return total(weight.to_local().square().sum(), weight)
-
-
-def take_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Let files whose scalars have no axis load: what is sharded needs one, of length 1."""
-    own = (*module._parameters.items(), *module._buffers.items())
-    for name, tensor in own:
-        stored = state.get(prefix + name)
-        if stored is not None and stored.dim() == 0 and tensor is not None and tensor.dim() == 1:
-            state[prefix + name] = stored.view(1)

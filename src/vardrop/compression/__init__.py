@@ -1,15 +1,9 @@
 """Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
 
-import warnings
-from typing import Any
-
 from vardrop.compression.comparing import (
-    Comparison as Comparison,
-    Measurements as Measurements,
     Point as Point,
     Threshold as Threshold,
     choose_threshold as choose_threshold,
-    compare as compare,
 )
 from vardrop.compression.files import (
     Draws as Draws,
@@ -43,11 +37,3 @@ from vardrop.compression.shrinking import (
     plan_shrink as plan_shrink,
     shrink as shrink,
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Figures":
-        raise AttributeError(f"module 'vardrop.compression' has no attribute {name!r}")
-    text = "vardrop.compression.Figures is Measurements now; the name goes with the next version"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return Measurements

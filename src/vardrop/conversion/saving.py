@@ -26,11 +26,6 @@ from vardrop.recipes import BaseRecipe
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module
 _FORMAT = "vardrop noisy net 1"
-# Heads were classes of their own in files of version 0.1.
-_FORMER = dict.fromkeys(
-    ("DropMax", "Softmax", "SampledSoftmax", "ClassDropout", "DeterministicAttention", "Sparsemax"),
-    "Head",
-)
 
 
 def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -104,11 +99,10 @@ def restore(
 ) -> None:
     """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
-    entries = {n: _renewed(values["modules"][n], recipe) for n, recipe in recipes.items()}
     modules = dict(into.named_modules())
     kinds = {n: kind_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
     noisy = _entries(into)
-    _refuse(path, _misfits(modules, noisy, entries, kinds))
+    _refuse(path, _misfits(modules, noisy, values["modules"], kinds))
     rewrites = any(kind.rewrites for kind in kinds.values())
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
         before = set(into.state_dict())
@@ -191,12 +185,6 @@ def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
     recipe = from_json(entry.get("recipe"))
     check_type(f"`recipe` in {path}", recipe, BaseRecipe, "a recipe", remedy)
     return cast(BaseRecipe, recipe)
-
-
-def _renewed(entry: Entry, recipe: BaseRecipe) -> Entry:
-    """What this release would write in the place of an entry."""
-    kind = str(entry.get("type"))
-    return {**entry, "type": _FORMER.get(kind, kind), "recipe": to_json(recipe)}
 
 
 def _misfits(

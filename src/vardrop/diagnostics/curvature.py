@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from vardrop._core.checks import check_integer, check_type
+from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
+from vardrop._core.checks import check_integer, check_type, shown
 from vardrop._core.errors import VardropError
-from vardrop.diagnostics.batch_variance import mean_cross_entropy
-from vardrop.diagnostics.measuring import Loader, batches, called_with
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.drawing import drawing, undisturbed
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
+
+Loader = Iterable[tuple[Any, Tensor]]
+
+
+def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of every example, (N, C, ...) and (N, ...) to (N,): summed over positions."""
+    loss = functional.cross_entropy(output, target, reduction="none")
+    return loss.flatten(1).sum(1) if loss.dim() > 1 else loss
+
+
+def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples of their cross-entropy."""
+    return example_cross_entropy(output, target).mean()
 
 
 @undisturbed
@@ -115,3 +130,25 @@ def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
             "Convert it with a posterior, such as vardrop.sparse_vd()."
         )
     return dict(found.values())
+
+
+def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
+    """The pairs (x, y) of a loader; anything else is refused."""
+    check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
+    for batch in loader:
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if not pair or not isinstance(batch[1], Tensor):
+            raise VardropError(
+                f"Expected `loader` to yield pairs (x, y) of tensors, but got {shown(batch)}."
+            )
+        yield batch[0], batch[1]
+
+
+def called_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+    """What a net says of a batch with other tensors in the place of its own: its `logits`, if any.
+
+    A loss of the user's own gets any other output as it is.
+    """
+    args, kwargs = arguments(net, untouched(plain_batch(x)))
+    found = functional_call(net, tensors, args, kwargs)
+    return one_tensor(found) if hasattr(found, "logits") else found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -243,7 +242,6 @@ def distil(
     likelihood: Likelihood | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     seed: int | None = None,
-    **deprecated: Any,
 ) -> Student:
     """Train a student to give the predictive distribution of a noisy net in one plain pass.
 
@@ -273,7 +271,7 @@ def distil(
     Hinton, Vinyals & Dean 2015, "Distilling the knowledge in a neural network", eq. 1; Balan et
     al. 2015, "Bayesian dark knowledge", eq. 5.
     """
-    model, meaning = net_and_likelihood(net, likelihood, _old(deprecated))
+    model, meaning = net_and_likelihood(net, likelihood)
     check_net(student, "student")
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
@@ -297,13 +295,3 @@ def _loss(output: Tensor, taught: Prediction, temperature: float) -> Tensor:
             f"{tuple(output.shape)}."
         )
     return taught.likelihood.match(output, taught.taught, temperature)
-
-
-def _old(given: dict[str, Any]) -> float | None:
-    """The `noise_std` of version 0.1, if it was given."""
-    if unknown := sorted(set(given) - {"noise_std", "progress"}):
-        raise TypeError(f"distil() got an unexpected keyword argument {unknown[0]!r}")
-    if "progress" in given:
-        text = "`progress` has no effect any more and goes with the next version."
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return given.get("noise_std")

@@ -4,7 +4,8 @@ import json
 import math
 
 import torch
-from safetensors.torch import save_file
+
+from vardrop._core.files import sealed, write_json, write_tensors
 
 # Named against the alphabet, which is the order in which the arrays come back.
 LAYERS = {"stem": (6, 1, 5, 5), "dense": (120, 256)}
@@ -126,13 +127,15 @@ def results():
 
 def write(path, *, config, history=(), results=None, arrays=None):
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
+    write_json(path / "config.json", sealed(config))
     if history:
-        (path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
+        (path / "history.jsonl").write_text(
+            "".join(json.dumps(sealed(row)) + "\n" for row in history)
+        )
     if results is not None:
-        (path / "results.json").write_text(json.dumps(results))
+        write_json(path / "results.json", sealed(results))
     if arrays is not None:
-        save_file(arrays, path / "arrays.safetensors")
+        write_tensors(path / "arrays.safetensors", arrays)
     return path
 
 

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.app.report import runs
 from vardrop._core.errors import VardropError
+from vardrop._core.files import sealed, write_json, write_tensors
 from vardrop.app.report import read_run, report
 from vardrop.app.report.gallery import KINDS
 from vardrop.app.report.score_texts import MEANINGS
@@ -217,7 +217,7 @@ def test_images_are_labelled(whole, tmp_path):
 
 def test_curves_of_training_and_validation_are_in_one_unit(tmp_path):
     run = runs.regression(tmp_path / "a")
-    (run / "preprocessing.json").write_text(json.dumps({"target": "price", "target_std": 20.0}))
+    write_json(run / "preprocessing.json", sealed({"target": "price", "target_std": 20.0}))
     config = json.loads((run / "config.json").read_text())
     stored = dataclasses.replace(read_run(run), config={**config, "version": 3})
     strip = next(k for k in KINDS if k.title == "Training curves").of(stored)[""].child_axes[0]
@@ -309,7 +309,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
 def test_a_score_that_is_not_a_number_can_be_shown(tmp_path):
     found = {"task": "classification", "metrics": {"nll": float("nan"), "ece": None}}
     text = page([runs.write(tmp_path / "a", config=MINIMAL, results=found)])
-    assert '<td class="number" data-value="nan">nan</td>' in text
+    assert '<td class="number" data-value="nan">undefined</td>' in text
 
 
 def _cut(run):
@@ -324,22 +324,22 @@ BROKEN = {
     "config is binary": (lambda r: (r / "config.json").write_bytes(b"\xff\xfe"), "config.json"),
     "results are a number": (lambda r: (r / "results.json").write_text("3"), "results.json.*int"),
     "metrics are a list": (
-        lambda r: (r / "results.json").write_text('{"metrics": [1]}'),
+        lambda r: write_json(r / "results.json", sealed({"metrics": [1]})),
         "results.json` to hold `metrics` as a JSON dict",
     ),
     "history": (
-        lambda r: (r / "history.jsonl").write_text('{"epoch": 0}\nnonsense\n'),
+        lambda r: (r / "history.jsonl").write_text(json.dumps(sealed({"epoch": 0})) + "\nno\n"),
         "history.jsonl.* in line 2",
     ),
     "history row": (lambda r: (r / "history.jsonl").write_text("[]\n"), "history.jsonl.*line 1"),
-    "arrays": (_cut, "arrays.safetensors` to hold tensors"),
+    "arrays": (_cut, "arrays.safetensors to be a safetensors file"),
     "curve": (
-        lambda r: (r / "results.json").write_text('{"curve": [{"x": 1}]}'),
+        lambda r: write_json(r / "results.json", sealed({"curve": [{"x": 1}]})),
         "Score against sparsity",
     ),
     "labels": (
-        lambda r: save_file(
-            {"probs": torch.eye(3), "labels": torch.zeros(2).long()}, r / "arrays.safetensors"
+        lambda r: write_tensors(
+            r / "arrays.safetensors", {"probs": torch.eye(3), "labels": torch.zeros(2).long()}
         ),
         "Reliability.*one label per row",
     ),
@@ -371,12 +371,3 @@ def test_no_run_and_no_file_are_errors(tmp_path):
     run = runs.write(tmp_path / "a", config=MINIMAL)
     with pytest.raises(VardropError, match="`out` to be a file"):
         report([run], out=tmp_path)
-
-
-def test_the_name_of_version_0_1_still_works():
-    from vardrop import report as room
-
-    with pytest.deprecated_call(match="StoredRun"):
-        assert room.Run is room.StoredRun
-    with pytest.raises(AttributeError, match="no attribute 'Runs'"):
-        _ = room.Runs

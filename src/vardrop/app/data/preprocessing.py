@@ -304,8 +304,6 @@ def _float(value: Any) -> Any:
 def _column(data: dict[str, Any]) -> Column:
     kind = data.pop("kind")
     check_choice("kind", kind, tuple(_KINDS))
-    if "holes" in data:  # the word of version 0.1
-        data["missing"] = data.pop("holes")
     if "categories" in data:
         data["categories"] = tuple(data["categories"])
     found: Column = _KINDS[kind](**{k: _float(v) for k, v in data.items()})

@@ -32,10 +32,11 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     Returns:
         the path of the file.
 
-    >>> import json, pathlib, tempfile
+    >>> import pathlib, tempfile
+    >>> from vardrop._core.files import sealed, write_json
     >>> from vardrop.app.report import report
     >>> run = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (run / "config.json").write_text(json.dumps({"command": "vardrop fit digits"}))
+    >>> write_json(run / "config.json", sealed({"command": "vardrop fit digits"}))
     >>> report([run]).name
     'report.html'
     """

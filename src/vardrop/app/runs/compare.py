@@ -222,7 +222,7 @@ class _Order:
         settings = {k: repr(v) for k, v in sorted(self.more.items()) if k not in _ELSEWHERE}
         wanted = {"data": checksum, "net": own, "settings": settings}
         made = {k: v if isinstance(v, str | None) else to_json(v) for k, v in methods.items()}
-        before = unsealed(read_json(path), str(path), True) if path.is_file() else {}
+        before = unsealed(read_json(path), str(path)) if path.is_file() else {}
         for name, value in (wanted if before else {}).items():
             if before.get(name) != value:
                 raise VardropError(

@@ -126,11 +126,6 @@ class Config:
         """Whether the best net on validation data is kept, and not the last one."""
         return self.settings.patience is not None or self.version < 3
 
-    @property
-    def checked(self) -> bool:
-        """Whether all files of the run carry a checksum, so that one without it is damaged."""
-        return self.version >= 2
-
     def write(self, directory: Path) -> None:
         """Store it, with the command, the versions and what the net has to know of the data."""
         about = self.about
@@ -167,7 +162,7 @@ class Config:
             raise VardropError(
                 f"Expected a run of version 1 to {VERSION} in {directory}, but got {version!r}."
             )
-        stored = unsealed(found, str(path), required=version >= 2)
+        stored = unsealed(found, str(path))
         preprocessing = _preprocessing(stored, directory)
         with _describing(path, "a run"):
             return cls._from_json(stored, preprocessing)
@@ -211,7 +206,7 @@ def _preprocessing(stored: dict[str, Any], directory: Path) -> Preprocessing | N
     if stored.get("kind") != "table":
         return None
     path = directory / "preprocessing.json"
-    content = unsealed(read_json(path), str(path), required=stored["version"] >= 2)
+    content = unsealed(read_json(path), str(path))
     with _describing(path, "the preprocessing of a table"):
         return Preprocessing.from_json(content)
 

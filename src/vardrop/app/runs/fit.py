@@ -286,7 +286,7 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
             f"Expected `class_weight` to stay {old.class_weight!r}, because the KL weight of "
             f"{path} was chosen with it, but got {settings.class_weight!r}. Begin a new run."
         )
-    if settings.pretrain != old.pretrain and read_phase(path, config.checked) == "fit":
+    if settings.pretrain != old.pretrain and read_phase(path) == "fit":
         raise VardropError(
             f"Expected `pretrain` to stay {old.pretrain}, because {path} is past its pretraining, "
             f"but got {settings.pretrain}. Begin a new run."

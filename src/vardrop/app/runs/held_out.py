@@ -86,7 +86,7 @@ class Choice:
         path = directory / CHOICE
         if not path.is_file():
             return None
-        tensors, values = read_tensors(path, required=True)
+        tensors, values = read_tensors(path)
         try:
             deviations = tensors.pop("deviations")
             rows = {k.removeprefix("rows."): v for k, v in tensors.items()}

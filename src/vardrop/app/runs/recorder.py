@@ -74,7 +74,6 @@ class Recorder:
             to write, but after the last epoch; so short epochs are not spent on writing.
         observer: is told about steps and epochs.
         about_best: files that say something of the best net, removed before it changes.
-        checked: whether a file without a checksum is an error; see `read_tensors`.
     """
 
     directory: Path
@@ -88,7 +87,6 @@ class Recorder:
     pause: float = 0.0
     observer: Observer = field(default_factory=Observer)
     about_best: Sequence[str] = ()
-    checked: bool = False
     best: float = math.inf
     best_beta: float | None = None
     waited: int = 0
@@ -212,7 +210,7 @@ class Recorder:
     def resume(self, loop: Loop) -> None:
         """Set the loop, its net and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
-        tensors, values = read_checkpoint(self.directory, self.checked)
+        tensors, values = read_checkpoint(self.directory)
         load_module(loop.elbo, under("elbo", tensors), path)
         with reading_checkpoint(path):
             load_optimizer(loop.optimizer, under("optimizer", tensors))
@@ -227,15 +225,15 @@ class Recorder:
     def _last_good(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
             return "There is no checkpoint yet."
-        values = read_checkpoint(self.directory, self.checked)[1]
+        values = read_checkpoint(self.directory)[1]
         where = f"{self.directory / CHECKPOINT}, after epoch {self.first_epoch + values['epoch']}"
         return f"The last good state is {where}; resume from it with other settings."
 
 
-def read_checkpoint(directory: Path, checked: bool = False) -> tuple[dict[str, Tensor], Record]:
+def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
     """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
     path = directory / CHECKPOINT
-    tensors, values = read_tensors(path, checked)
+    tensors, values = read_tensors(path)
     return tensors, check_standing(path, values)
 
 

@@ -108,7 +108,7 @@ class Run:
     def arrays(self) -> dict[str, Tensor]:
         """The arrays that the report draws, as far as they were measured."""
         path = self.directory / "arrays.safetensors"
-        return read_tensors(path, self.config.checked)[0] if path.is_file() else {}
+        return read_tensors(path)[0] if path.is_file() else {}
 
     @property
     def standing(self) -> str:
@@ -430,5 +430,5 @@ def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
                 f"{reason}. It is damaged, or the net is another one."
             ) from wrong
     elbo = ELBO(model, likelihood_for(config), about.sizes["train"], float(has_noise(model)))
-    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
+    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
     return elbo

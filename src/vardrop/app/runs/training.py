@@ -59,11 +59,11 @@ class Training:
     feed: Feed | None = None
 
 
-def read_phase(directory: Path, checked: bool) -> str | None:
+def read_phase(directory: Path) -> str | None:
     """The phase that the checkpoint is of; None where there is no checkpoint."""
     if not (directory / CHECKPOINT).is_file():
         return None
-    phase: str = read_checkpoint(directory, checked)[1]["phase"]
+    phase: str = read_checkpoint(directory)[1]["phase"]
     return phase
 
 
@@ -72,7 +72,7 @@ def trained(
 ) -> ELBO:
     """Train `net` in place, from the checkpoint where there is one; the net that is kept."""
     config, directory = training.config, training.directory
-    phase = read_phase(directory, config.checked) if resuming else None
+    phase = read_phase(directory) if resuming else None
     net.to(world.device)
     if config.settings.pretrain and phase != "fit":
         _phase(training, net, observer, world, "pretrain", phase == "pretrain")
@@ -83,7 +83,7 @@ def trained(
     if world.first:
         if not (directory / BEST).is_file():  # of version 0.1, killed at the end of its warm-up
             write_tensors(directory / BEST, elbo.state_dict(), {"epoch": None})
-        load_module(elbo, read_tensors(directory / BEST, config.checked)[0], directory / BEST)
+        load_module(elbo, read_tensors(directory / BEST)[0], directory / BEST)
     return elbo
 
 
@@ -111,7 +111,7 @@ def side_by_side(
             training.directory.mkdir(parents=True, exist_ok=True)
             write_tensors(training.directory / BEST, state)
     for elbo, path in zip(elbos, (t.directory / BEST for t in trainings), strict=True):
-        load_module(elbo, read_tensors(path, required=True)[0], path)
+        load_module(elbo, read_tensors(path)[0], path)
         elbo.eval()
     return elbos
 
@@ -241,5 +241,4 @@ def _recorder(training: Training, observer: Observer, name: str, plain: bool) ->
         _PAUSE,
         observer,
         training.about_best,
-        training.config.checked,
     )

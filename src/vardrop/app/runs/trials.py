@@ -148,7 +148,7 @@ def _initial(order: Order) -> None:
     if not order.config.own_net:
         return
     if order.resuming and path.is_file():
-        load_module(order.net, read_tensors(path, required=True)[0], path)
+        load_module(order.net, read_tensors(path)[0], path)
     elif order.world.first and not order.resuming:
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, order.net.state_dict())

@@ -6,7 +6,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.diagnostics import likelihood_covariance
+from experiments.diagnostics import likelihood_covariance
 
 MEAN, SIGMA, SPREAD, BATCH = 0.8, 0.5, 0.6, 6
 LIMIT = norm.isf(1e-6 / 2 / 8)  # eight comparisons

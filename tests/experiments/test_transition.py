@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.diagnostics import accuracies, transition
+from experiments.diagnostics import accuracies, transition
 
 
 def test_ensemble_averages_probabilities() -> None:
@@ -69,7 +69,7 @@ def test_shares_of_alpha() -> None:
 
 def test_errors() -> None:
     net = vd.convert(nn.Linear(2, 2), vd.sparse_vd())
-    with pytest.raises(vd.VardropError, match="Expected `samples` to be an integer of at least 1"):
-        accuracies(net, [], samples=0)
+    with pytest.raises(vd.VardropError, match=r"shape \(8,\) in `loader`, but got \(8, 1\)"):
+        accuracies(net, [(torch.zeros(8, 2), torch.zeros(8, 1).long())])
     with pytest.raises(vd.VardropError, match="Expected `loader` to yield batches"):
         accuracies(net, [])

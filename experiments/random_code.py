@@ -8,6 +8,13 @@ nothing by it.
 The generator is Philox with ten rounds, in integers, and a table of normal quantiles rounded to
 2^-12, whose checksum is known: the same numbers on every machine and with every version of torch.
 `torch.randn` promises neither.
+
+A file is: mark and version, a header of integers of variable length, the numbers of the blocks, the
+tensors that are not coded, and a BLAKE2 checksum of everything before it. The header has the seed,
+the bits of a block, the number of blocks, whether they taper, the deviation of each tensor's prior
+and the sizes of every layer; names come from the network that the file is read into.
+
+Havasi, Peharz & Hernandez-Lobato 2019, "Minimal random code learning", alg. 1 and 2.
 """
 
 from __future__ import annotations
@@ -17,19 +24,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.files import write_atomically
+from vardrop.compression import masked
+from vardrop.compression.files import describe, load_tensors, rebuild
 from vardrop.functional import normal_kl, uniform, wide
-from vardrop.noisy import NoisyTensor, kl, noisy_modules
+from vardrop.noisy import NoisyTensor, noisy_modules
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.priors import Normal
 
-MAX_BITS = 24  # of a block: its candidates are tried one by one
+_MARK, _CHECK = b"VDR\x01", 8  # how a file begins, and the bytes of its checksum
+_MAX_BITS = 24  # of a block: its candidates are tried one by one
 _WORD = 0xFFFFFFFF
 _MULTIPLIER, _WEYL, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
 _GRID = 4096  # normal numbers are multiples of 1 / 4096
@@ -248,13 +259,11 @@ class RandomCode(nn.Module):
     Args:
         net: a net whose noise is N(mean, sigma^2) per weight against N(0, std^2), one std per
             tensor, such as by `bayes_by_backprop(Normal(learned=True))`.
-        bits: the length of the code in all, without the header of a file; the KL of the net as it
-            is where None.
+        bits: the length of the code in all, without the header of a file.
         block_bits: of a block. More of them make better use of the bits; each one doubles the time.
         seed: of the shared generator, below 2^32.
         tapered: give later blocks fewer weights, so more bits for each: other weights can still
-            make up for an early draw, and none can for the last. For a net that is trained while it
-            is coded; not for one that is drawn at once.
+            make up for an early draw, and none can for the last.
         beta: the weight of every block's KL to start with.
 
     Returns (when called):
@@ -263,7 +272,7 @@ class RandomCode(nn.Module):
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.bayes_by_backprop(log_sigma2=-2.0))
-    >>> code = vd.RandomCode(net, bits=32, block_bits=8)
+    >>> code = RandomCode(net, bits=32, block_bits=8)
     >>> optimizer = torch.optim.Adam(net.parameters())
     >>> while code.open:  # draw the net's weights, block by block
     ...     (net(torch.ones(4, 20)).square().mean() + code() / 100).backward()
@@ -272,8 +281,6 @@ class RandomCode(nn.Module):
     ...     code.close(blocks=1)
     >>> code.index.shape, bool((code.index < 2**8).all())
     (torch.Size([4]), True)
-
-    Havasi, Peharz & Hernandez-Lobato 2019, "Minimal random code learning", alg. 1 and 2.
     """
 
     index: Tensor
@@ -285,22 +292,15 @@ class RandomCode(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        bits: int | None = None,
+        bits: int,
         block_bits: int = 16,
         seed: int = 0,
         tapered: bool = True,
         beta: float = 0.01,
     ) -> None:
         super().__init__()
-        check_net(net)
-        check_number("beta", beta, above=0)
         tensors = coded_tensors(net)
         weights = sum(t.mean.numel() for t in tensors.values())
-        if bits is None:
-            check_integer("block_bits", block_bits)
-            _check_finite(tensors)
-            whole = math.ceil(float(kl(net).detach()) / math.log(2))
-            bits = min(max(whole, 1), block_bits * weights)
         self.layout = checked_layout(weights, bits, block_bits, seed, tapered)
         self._net, self.block_bits = (net,), block_bits  # in a tuple, so that it is no part of this
         device = next(iter(tensors.values())).mean.device
@@ -319,21 +319,22 @@ class RandomCode(nn.Module):
         """How many blocks are not coded yet."""
         return int((self.index < 0).sum())
 
-    def is_of(self, net: nn.Module) -> bool:
-        """Whether this is the code of a net."""
-        return self._net[0] is net
+    @property
+    def net(self) -> nn.Module:
+        """The net that is coded."""
+        return self._net[0]
 
     def levels(self) -> dict[str, int]:
         """The deviation of every tensor's prior, 2^(level / 8), by the name of the tensor."""
-        return dict(zip(coded_tensors(self._net[0]), self.level.tolist(), strict=True))
+        return dict(zip(coded_tensors(self.net), self.level.tolist(), strict=True))
 
     def values(self) -> dict[str, Tensor]:
         """The tensors that the code stands for, by name."""
-        return dict(zip(coded_tensors(self._net[0]), self._decoded(), strict=True))
+        return dict(zip(coded_tensors(self.net), self._decoded(), strict=True))
 
     def scales(self) -> list[Tensor]:
         """The deviation of the prior of every tensor: the net's own before the first block."""
-        tensors = coded_tensors(self._net[0]).values()
+        tensors = coded_tensors(self.net).values()
         if self.open == self.layout.blocks:
             priors = [(t, t.prior) for t in tensors]
             return [p.scale(wide(t.mean), t.hyper) for t, p in priors if isinstance(p, Normal)]
@@ -342,9 +343,9 @@ class RandomCode(nn.Module):
 
     def block_kl(self) -> Tensor:
         """The KL of every block, in nats, with its gradient."""
-        for module in noisy_modules(self._net[0]).values():
+        for module in noisy_modules(self.net).values():
             module.asked_for_kl()
-        tensors, zero = coded_tensors(self._net[0]).values(), self.beta.new_zeros(())
+        tensors, zero = coded_tensors(self.net).values(), self.beta.new_zeros(())
         terms = [
             normal_kl(wide(t.mean), zero, std, log_variance=wide(t.noise["log_sigma2"])).flatten()
             for t, std in zip(tensors, self.scales(), strict=True)
@@ -363,7 +364,6 @@ class RandomCode(nn.Module):
         Args:
             gain: the power of KL / budget by which a beta moves; 0 leaves them.
         """
-        check_number("gain", gain, at_least=0)
         ratio = self.latest / (self.block_bits * math.log(2))
         self.beta.mul_(ratio.clamp(1 / _MOST, _MOST).pow(gain))
         if self.open < self.layout.blocks:
@@ -379,9 +379,7 @@ class RandomCode(nn.Module):
                 mean in units of sigma, and no draw of q: a better net for the same bits, whose
                 weights no longer tell how sure they are.
         """
-        if blocks is not None:
-            check_integer("blocks", blocks)
-        _check_finite(coded_tensors(self._net[0]))
+        _check_finite(coded_tensors(self.net))
         if self.open == self.layout.blocks:
             levels = [nearest_level(float(scale)) for scale in self.scales()]
             self.level.copy_(torch.tensor(levels))
@@ -394,7 +392,7 @@ class RandomCode(nn.Module):
 
     def _flat(self) -> tuple[Tensor, Tensor]:
         """mean / std and std / sigma of every weight, std being the prior's."""
-        tensors = coded_tensors(self._net[0]).values()
+        tensors = coded_tensors(self.net).values()
         means, ratios = [], []
         for tensor, level in zip(tensors, self.level.tolist(), strict=True):
             std = deviation(level)
@@ -422,7 +420,7 @@ class RandomCode(nn.Module):
 
     def _hold(self) -> None:
         """Put the weights that are coded where their code says."""
-        tensors = coded_tensors(self._net[0])
+        tensors = coded_tensors(self.net)
         closed = (self.index >= 0)[self.block].split([t.mean.numel() for t in tensors.values()])
         for tensor, value, fixed in zip(tensors.values(), self._decoded(), closed, strict=True):
             mean, mask = tensor.mean, fixed.view(tensor.mean.shape)
@@ -431,7 +429,7 @@ class RandomCode(nn.Module):
 
     def _decoded(self) -> list[Tensor]:
         if self._values is None:
-            shapes = [t.mean.shape for t in coded_tensors(self._net[0]).values()]
+            shapes = [t.mean.shape for t in coded_tensors(self.net).values()]
             self._values = decoded(self.layout, self.index.cpu(), self.level.tolist(), shapes)
         return self._values
 
@@ -442,13 +440,9 @@ def _forget(code: Any, keys: Any) -> None:
 
 def checked_layout(weights: int, bits: int, block_bits: int, seed: int, tapered: bool) -> Layout:
     """The layout of a code, or an error that names what it cannot be made of."""
-    check_integer("bits", bits)
-    check_integer("block_bits", block_bits)
-    check_integer("seed", seed, at_least=0)
-    check_type("tapered", tapered, bool, "True or False")
-    if block_bits > MAX_BITS or seed > _WORD:
+    if not 1 <= block_bits <= _MAX_BITS or not 0 <= seed <= _WORD:
         raise VardropError(
-            f"Expected `block_bits` to be at most {MAX_BITS} and `seed` below 2^32, but got "
+            f"Expected `block_bits` in 1..{_MAX_BITS} and `seed` in 0..2^32 - 1, but got "
             f"{block_bits} and {seed}."
         )
     blocks = -(-bits // block_bits)
@@ -501,3 +495,94 @@ def index_from_bytes(raw: bytes, count: int, bits: int) -> Tensor:
     each = torch.tensor(list(raw), dtype=torch.long, device="cpu").unsqueeze(1)
     each = ((each >> torch.arange(7, -1, -1, device="cpu")) & 1).flatten()[: count * bits]
     return (each.view(count, bits) << torch.arange(bits - 1, -1, -1, device="cpu")).sum(1)
+
+
+def write_code(code: RandomCode, path: Path) -> int:
+    """Write the net of a code, all blocks of which are closed; the bytes on disk.
+
+    Tensors that are not coded, such as those of BatchNorm, are kept unchanged.
+    """
+    if code.open:
+        raise VardropError(
+            f"Expected all blocks to be closed, but {code.open} are open. Call code.close()."
+        )
+    layout, levels, plain = code.layout, code.levels(), masked(code.net)[0]
+    plan = describe(plain)
+    if changed := [key for key, found in plan.items() if key not in ("sizes", "unfused") and found]:
+        raise VardropError(f"Expected a net that differs in sizes alone, but got {changed}.")
+    tensors = {name: t.detach().cpu() for name, t in plain.state_dict().items()}
+    held = [0 if name not in levels else 1 + _zigzag(levels[name]) for name in tensors]
+    sizes = [size for layer in plan["sizes"].values() for size in layer]
+    header = [layout.seed, code.block_bits, layout.blocks, int(layout.tapered), *held, *sizes]
+    kept = b"".join(
+        t.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for name, t in tensors.items()
+        if name not in levels
+    )
+    body = _MARK + b"".join(map(_varint, header)) + index_bytes(code.index, code.block_bits) + kept
+    raw = body + hashlib.blake2b(body, digest_size=_CHECK).digest()
+    write_atomically(path, raw)
+    return len(raw)
+
+
+def read_code(path: Path, into: nn.Module) -> nn.Module:
+    """A copy of `into`, a net of full size, with the sizes and weights of the file."""
+    raw = path.read_bytes()
+    body, check = raw[:-_CHECK], raw[-_CHECK:]
+    if body[:4] != _MARK or hashlib.blake2b(body, digest_size=_CHECK).digest() != check:
+        raise VardropError(f"Expected {path} to be a random code, but its mark or checksum differ.")
+    plan, at = describe(into), len(_MARK)
+    layers, tensors = plan["sizes"], into.state_dict()
+    count = sum(len(sizes) for sizes in layers.values())
+    header, at = _varints(body, at, 4 + len(tensors) + count)
+    (seed, block_bits, blocks, tapered), sizes = header[:4], iter(header[4 + len(tensors) :])
+    held = dict(zip(tensors, header[4:], strict=False))
+    levels = {name: _unzigzag(level - 1) for name, level in held.items() if level}
+    plan["sizes"] = {name: [next(sizes) for _ in old] for name, old in layers.items()}
+    net = rebuild(into, plan)
+    empty = net.state_dict()
+    shapes = [empty[name].shape for name in levels]
+    weights = sum(math.prod(shape) for shape in shapes)
+    layout = checked_layout(weights, blocks * block_bits, block_bits, seed, bool(tapered))
+    end = at + -(-blocks * block_bits // 8)
+    index = index_from_bytes(body[at:end], blocks, block_bits)
+    values = decoded(layout, index, list(levels.values()), shapes)
+    found = {n: v.to(empty[n].dtype) for n, v in zip(levels, values, strict=True)}
+    for name, like in empty.items():
+        if name not in levels:
+            start, end = end, end + like.numel() * like.element_size()
+            flat = torch.frombuffer(bytearray(body[start:end]), dtype=like.dtype)
+            found[name] = flat.view(like.shape)
+    load_tensors(net, found)
+    return net
+
+
+def _zigzag(number: int) -> int:
+    """A number of either sign as a small one of none: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _unzigzag(number: int) -> int:
+    return -(number + 1) // 2 if number % 2 else number // 2
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits per byte, the lowest first; the highest bit says that more follow."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _varints(raw: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """So many numbers that `_varint` wrote, and where the next byte is."""
+    found = []
+    for _ in range(count):
+        number = shift = 0
+        while raw[at] > 127:
+            number |= (raw[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+        found.append(number | raw[at] << shift)
+        at += 1
+    return found, at

@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import t
 
-from vardrop.diagnostics.measuring import Estimate, student_quantile
+from experiments.diagnostics import Estimate, student_quantile
 
 
 @pytest.mark.parametrize("df", [3, 5, 10, 100])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.diagnostics import gradient_variance
+from experiments.diagnostics import gradient_variance
 
 WEIGHTS, BATCH, SIGMA, SPREAD = 20, 5, 0.7, 1.3
 
