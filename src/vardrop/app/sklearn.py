@@ -216,7 +216,7 @@ class _Estimator(BaseEstimator):
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
         """Read what `save` wrote; with a fresh `module` where it was fitted with one."""
-        tensors, values = read_tensors(Path(path), required=True)
+        tensors, values = read_tensors(Path(path))
         if values.pop("class", None) != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
         found = cls(module)

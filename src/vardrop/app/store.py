@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_integer, check_number
@@ -110,7 +108,7 @@ def read_run(path: Path) -> StoredRun:
         config=config,
         history=read_history(path),
         results=_results(results) if results.is_file() else {},
-        arrays=_arrays(path / "arrays.safetensors", _checked(config)),
+        arrays=_arrays(path / "arrays.safetensors"),
         preprocessing=_preprocessing(columns) if columns.is_file() else {},
     )
 
@@ -123,20 +121,14 @@ def _broken(path: Path, wanted: str, found: object) -> VardropError:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object, which is what was sealed, where it carries a checksum."""
+    """A file with one JSON object, checked against its checksum."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise _broken(path, "a JSON object", error) from error
     if not isinstance(found, dict):
         raise _broken(path, "a JSON object", type(found).__name__)
-    return unsealed(found, str(path), _checked(found))
-
-
-def _checked(config: Mapping[str, Any]) -> bool:
-    """Whether the files of a run carry checksums: those of version 0.1, and drawn ones, do not."""
-    version = config.get("version", 1)
-    return isinstance(version, int) and version >= 2
+    return unsealed(found, str(path))
 
 
 def _results(path: Path) -> dict[str, Any]:
@@ -159,15 +151,8 @@ def _preprocessing(path: Path) -> dict[str, Any]:
     return found
 
 
-def _arrays(path: Path, checked: bool) -> dict[str, Tensor]:
-    if not path.is_file():
-        return {}
-    if checked:
-        return read_tensors(path, required=True)[0]
-    try:
-        return load(path.read_bytes())
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise _broken(path, "tensors in the safetensors format", error) from error
+def _arrays(path: Path) -> dict[str, Tensor]:
+    return read_tensors(path)[0] if path.is_file() else {}
 
 
 def read_standing(directory: Path) -> Record | None:
@@ -230,7 +215,7 @@ def read_history(directory: Path) -> list[Record]:
         if type(epoch) is not int or epoch < 0:
             raise _damaged(path, f"the epoch {epoch!r} in line {number}")
         follows = len(records) == 1 or epoch == records[-2]["epoch"] + 1
-        if "sha256" in record and not follows:
+        if not follows:
             raise _damaged(path, f"the epoch {epoch} in line {number}")
     standing = read_standing(directory) or {}
     done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0

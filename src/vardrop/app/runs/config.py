@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from vardrop._core.files import (
     check_apart,
     locked,
     read_json,
+    remove,
     remove_leftovers,
     sealed,
     unsealed,
@@ -29,9 +31,7 @@ from vardrop.recipes import BaseRecipe
 from vardrop.app.runs.settings import Settings
 from vardrop._core.values import from_json, to_json
 
-# Version 1 has no checksums; up to 2 a run kept its best net on validation data, after a warm-up
-# from the first to the fifth tenth of its epochs.
-VERSION = 3
+VERSION = 1
 # How a user starts what Python sees as a file of this package.
 _PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/app/demo.py": ["vardrop", "demo"]}
 FILES = (
@@ -93,12 +93,12 @@ class Data:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Data:
-        """What `to_json` described; version 0.1 did not stratify."""
+        """What `to_json` described."""
         names = {f.name for f in dataclasses.fields(Roles)}
-        roles = {"stratify": False, **{k: v for k, v in stored.items() if k in names}}
+        roles = _whole(Roles, {k: v for k, v in stored.items() if k in names})
         others = {k: v for k, v in stored.items() if k not in names}
-        others["stream"] = tuple(others.get("stream", ()))
-        return cls(roles=Roles(**{**roles, "drop": tuple(roles["drop"])}), **others)
+        roles["drop"], others["stream"] = tuple(roles["drop"]), tuple(others.get("stream", ()))
+        return cls(**_whole(cls, {**others, "roles": Roles(**roles)}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,28 +114,17 @@ class Config:
     exclude: str | None
     settings: Settings
     command: str = ""
-    version: int = VERSION
 
     @property
     def outputs(self) -> int:
         """How many outputs the net needs."""
         return self.about.outputs * (2 if self.settings.heteroscedastic else 1)
 
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the best net on validation data is kept, and not the last one."""
-        return self.settings.patience is not None or self.version < 3
-
-    @property
-    def checked(self) -> bool:
-        """Whether all files of the run carry a checksum, so that one without it is damaged."""
-        return self.version >= 2
-
     def write(self, directory: Path) -> None:
         """Store it, with the command, the versions and what the net has to know of the data."""
         about = self.about
         stored = {
-            "version": self.version,
+            "version": VERSION,
             "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
             "net": self.net,
             "own_net": self.own_net,
@@ -160,77 +149,46 @@ class Config:
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
-        path = directory / "config.json"
-        found = read_json(path)
-        version = found.get("version") if isinstance(found, dict) else 1
-        if type(version) is not int or not 1 <= version <= VERSION:
+        path, columns = directory / "config.json", directory / "preprocessing.json"
+        stored = unsealed(read_json(path), str(path))
+        if stored.get("version") != VERSION:
             raise VardropError(
-                f"Expected a run of version 1 to {VERSION} in {directory}, but got {version!r}."
+                f"Expected a run of version {VERSION} in {directory}, but got "
+                f"{stored.get('version')!r}. Train it again."
             )
-        stored = unsealed(found, str(path), required=version >= 2)
-        preprocessing = _preprocessing(stored, directory)
+        preprocessing = None
+        if stored.get("kind") == "table":
+            content = unsealed(read_json(columns), str(columns))
+            with _describing(columns, "the preprocessing of a table"):
+                preprocessing = Preprocessing.from_json(content)
         with _describing(path, "a run"):
-            return cls._from_json(stored, preprocessing)
+            method = None if stored["method"] is None else from_json(stored["method"])
+            check_type("method", method, BaseRecipe | None, "a recipe, or null")
+            return cls(
+                Data.from_json(stored["data"]),
+                _about(stored, preprocessing),
+                stored["net"],
+                stored["own_net"],
+                method,  # type: ignore[arg-type]
+                stored["where"],
+                stored["exclude"],
+                Settings.from_json(_whole(Settings, stored["settings"])),
+                stored["command"],
+            )
 
-    @classmethod
-    def _from_json(cls, stored: dict[str, Any], preprocessing: Preprocessing | None) -> Config:
-        data, method = stored["data"], stored["method"]
-        recipe = None if method is None else from_json(method)
-        if not isinstance(recipe, BaseRecipe | None):
-            raise VardropError(f"Expected `method` to be a recipe, or null, but got {recipe!r}.")
-        for name in ("net", "command"):
-            check_type(name, stored[name], str, "a text")
-        for name in ("where", "exclude"):
-            check_type(name, stored[name], (str, type(None)), "a text, or null")
-        check_type("own_net", stored["own_net"], bool, "true or false")
-        return cls(
-            Data.from_json(data),
-            _about(stored, preprocessing),
-            stored["net"],
-            stored["own_net"],
-            recipe,
-            stored["where"],
-            stored["exclude"],
-            _settings(stored),
-            stored["command"],
-            stored["version"],
+
+def _whole(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass, if none is missing and none is unknown."""
+    if wrong := sorted({f.name for f in dataclasses.fields(kind)} ^ set(stored)):
+        raise VardropError(
+            f"Expected the fields of {kind.__name__}, each of them, but {wrong} are missing or "
+            "unknown."
         )
-
-
-def _settings(stored: dict[str, Any]) -> Settings:
-    found = Settings.from_json(stored["settings"])
-    if stored["version"] > 2:
-        return found
-    older: dict[str, Any] = {"folds": 1, "compare": False}
-    if found.warmup is None and found.epochs is not None:
-        older["warmup"] = (0.1 * found.epochs, max(1.0, 0.5 * found.epochs))
-    return dataclasses.replace(found, **older)
-
-
-def _preprocessing(stored: dict[str, Any], directory: Path) -> Preprocessing | None:
-    if stored.get("kind") != "table":
-        return None
-    path = directory / "preprocessing.json"
-    content = unsealed(read_json(path), str(path), required=stored["version"] >= 2)
-    with _describing(path, "the preprocessing of a table"):
-        return Preprocessing.from_json(content)
+    return dict(stored)
 
 
 def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About:
-    check_choice("kind", stored["kind"], ("image", "table"))
-    check_choice("task", stored["data"]["task"], ("classification", "regression"))
-    for name in ("train", "validation", "test"):
-        check_integer("sizes", stored["sizes"][name], 0 if name == "test" else 1)
-    for size in stored["shape"]:
-        check_integer("shape", size)
-    for text in (stored["data"]["name"], stored["checksum"], *stored["classes"]):
-        check_type("the names of data and classes", text, str, "texts")
-    if preprocessing is not None:
-        own = [preprocessing.features], list(preprocessing.classes), preprocessing.task
-        others = stored["shape"], stored["classes"], stored["data"]["task"]
-        if own != others:
-            raise VardropError(f"Expected {own}, as in preprocessing.json, but got {others}.")
-    return About(
+    about = About(
         stored["data"]["name"],
         stored["kind"],
         stored["data"]["task"],
@@ -240,6 +198,13 @@ def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About
         stored["checksum"],
         preprocessing,
     )
+    if preprocessing is not None:
+        columns = (preprocessing.features,), tuple(preprocessing.classes), preprocessing.task
+        if columns != (about.shape, about.classes, about.task):
+            raise VardropError(
+                f"Expected shape, classes and task {columns}, as in preprocessing.json."
+            )
+    return about
 
 
 @contextmanager
@@ -247,11 +212,14 @@ def _describing(path: Path, wanted: str) -> Iterator[None]:
     """What fails inside is told as an error of the file."""
     try:
         yield
-    except KeyError as absent:
-        raise VardropError(
-            f"Expected {path} to describe {wanted}, but got a file without {absent}. It is damaged."
-        ) from absent
-    except (TypeError, AttributeError, ValueError, RecursionError, OverflowError) as wrong:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as wrong:
         reason = " ".join(str(wrong).split())
         told = reason if isinstance(wrong, VardropError) else f"{type(wrong).__name__}: {reason}."
         raise VardropError(
@@ -318,6 +286,18 @@ def working(directory: Path) -> Iterator[None]:
     """Have the directory of a run to oneself, without what killed writes left there."""
     with locked(directory):
         remove_leftovers(directory)
+        yield
+
+
+@contextmanager
+def new_directory(directory: Path, force: bool) -> Iterator[None]:
+    """Have a directory to oneself for a new run, without the files of an earlier one."""
+    prepare(directory, force)
+    with working(directory):
+        check_free(directory, force)  # by now nobody else can write there
+        for name in FILES:
+            remove(directory / name)
+        shutil.rmtree(directory / TRIALS, ignore_errors=True)
         yield
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.models import build_net
+from vardrop.app.runs.settings import Settings
 from vardrop._core.checks import check_number, check_type
 from vardrop.conversion import convert
 from vardrop.app.data import About, Dataset
@@ -108,30 +109,23 @@ class Run:
     def arrays(self) -> dict[str, Tensor]:
         """The arrays that the report draws, as far as they were measured."""
         path = self.directory / "arrays.safetensors"
-        return read_tensors(path, self.config.checked)[0] if path.is_file() else {}
+        return read_tensors(path)[0] if path.is_file() else {}
 
     @property
     def standing(self) -> str:
         """Where a training that did not come to its end stopped; empty for one that did."""
         values, settings = read_standing(self.directory), self.config.settings
-        epochs = settings.epochs
-        if values is None or epochs is None:
-            return self._unscaled()
-        patient = settings.patience is None or values["waited"] < settings.patience
-        if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
-            return self._unscaled()
-        kept = "best" if self.config.keeps_best else "last"
-        warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
-        done = values["position"]
-        steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
-        return (
-            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs{steps}; "
-            f"this is its {kept} net{warm} so far."
-        )
-
-    def _unscaled(self) -> str:
-        found = Choice.read(self.directory)
-        if found is None or "net" in found.held_out:
+        if values is not None and not _is_done(values, settings):
+            kept = "last" if settings.patience is None else "best"
+            warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
+            done = values["position"]
+            steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
+            return (
+                f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
+                f"{steps}; this is its {kept} net{warm} so far."
+            )
+        choice = Choice.read(self.directory)
+        if choice is None or "net" in choice.held_out:
             return ""
         return (
             f"{self.directory} was stopped before held-out rows gave its noise a scale; "
@@ -141,14 +135,14 @@ class Run:
     @functools.cached_property
     def choice(self) -> Choice | None:
         """What held-out rows decided; None where the training did not come so far."""
-        found = Choice.read(self.directory)
-        if found is None and self.config.version >= 3 and not self.standing:
+        choice = Choice.read(self.directory)
+        if choice is None and not self.standing:
             raise VardropError(
                 f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
                 f"this net would have another scale. Put it back, or "
                 f"{going_on(self.config, self.directory)}"
             )
-        return found
+        return choice
 
     @property
     def advice(self) -> str:
@@ -190,7 +184,7 @@ class Run:
         """
         inputs = self.inputs(x)
         _check_net(self)
-        _check_finite(inputs, 0)
+        _check_finite(inputs, "inputs", 0)
         p = predicted(self.elbo, inputs, samples, self.config.settings.seed, draw)
         return self._finished(p, 0)
 
@@ -231,11 +225,7 @@ class Run:
         """With the scale that held-out rows gave it, in the units of the target."""
         if self.choice is not None and self.choice.log_scale != 0:
             p = p.rescaled(math.exp(self.choice.log_scale))
-        if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
-            raise NotFiniteError(
-                f"Expected finite predictions, but got NaN or infinity in row {before + row}. Its "
-                "values are too large for this net."
-            )
+        _check_finite(p.probs if p.classifies else p.mean, "predictions", before)
         return self.in_units(p)
 
     def in_units(self, p: Prediction) -> Prediction:
@@ -297,25 +287,27 @@ def _check_net(run: Run) -> None:
         )
 
 
-def _check_finite(inputs: Tensor, before: int) -> None:
-    if (row := _broken_row(inputs)) is not None:
-        raise NotFiniteError(
-            f"Expected finite inputs, but got NaN or infinity in row {before + row}."
-        )
+def _check_finite(values: Tensor, what: str, before: int) -> None:
+    """Name the first row with a value that is not finite, counted from 1."""
+    wrong = ~values.isfinite().flatten(1).all(1)
+    if bool(wrong.any()):
+        row = before + int(wrong.int().argmax()) + 1
+        why = " Its values are too large for this net." if what == "predictions" else ""
+        raise NotFiniteError(f"Expected finite {what}, but got NaN or infinity in row {row}.{why}")
 
 
 def _checked_rows(parts: Iterable[Tensor]) -> Iterator[Tensor]:
     before = 0
     for part in parts:
-        _check_finite(part, before)
+        _check_finite(part, "inputs", before)
         before += len(part)
         yield part
 
 
-def _broken_row(values: Tensor) -> int | None:
-    """The first row with a value that is not finite, counted from 1."""
-    wrong = ~values.isfinite().flatten(1).all(1)
-    return int(wrong.int().argmax()) + 1 if bool(wrong.any()) else None
+def _is_done(values: dict[str, Any], settings: Settings) -> bool:
+    """Whether the values of a checkpoint are those of a training at its end."""
+    tired = settings.patience is not None and values["waited"] >= settings.patience
+    return values["phase"] == "fit" and (tired or values["epoch"] >= (settings.epochs or 0))
 
 
 def predicted(
@@ -326,8 +318,7 @@ def predicted(
 
 
 def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
-    still = samples == 0 or not has_noise(elbo.net)
-    mode: Literal["mean", "sample"] = "mean" if still else "sample"
+    mode = "mean" if samples == 0 or not has_noise(elbo.net) else "sample"
     return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
 
 
@@ -335,11 +326,9 @@ def load_same_data(
     config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
 ) -> Dataset:
     """The data of a run, or those handed over for it, if they are what it was trained on."""
-    seed = config.settings.seed
-    if handed is None:
-        data = config.data.load(seed)
-    else:
-        data = config.data.read(handed, validation, test, seed)
+    seed, source = config.settings.seed, config.data
+    given = handed is not None
+    data = source.read(handed, validation, test, seed) if given else source.load(seed)
     if data.checksum != config.about.checksum:
         raise VardropError(
             f"Expected the data {data.name} that {path} was trained on, with "
@@ -373,11 +362,33 @@ def load_run(
         directory: of the image sets, where they have moved.
     """
     check_type("path", path, str | os.PathLike, "the directory that fit wrote")
-    config = Config.read(Path(path))
+    path = Path(path)
+    config = Config.read(path)
     if directory is not None:
         data = dataclasses.replace(config.data, directory=str(directory))
         config = dataclasses.replace(config, data=data)
-    return Run(Path(path), config, _objective(config, Path(path), net))
+    _check_begun(config, path)
+    model = fresh_net(config, net)
+    with own_generators():  # what is drawn here is replaced by what was trained
+        if config.method is not None:
+            convert(model, config.method, config.where, config.exclude)
+        rows = config.about.sizes["train"]
+        elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
+    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    return Run(path, config, elbo)
+
+
+def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
+    """The net that a run begins with: the user's own, or one by name and seed."""
+    if config.own_net and net is None:
+        raise VardropError(
+            f"Expected `net`, because the run has a net of your own ({config.net}), but got none. "
+            "Pass a fresh one."
+        )
+    if config.own_net and net is not None:
+        return net
+    with own_generators(seed=config.settings.seed):
+        return build_net(config.net, config.about.shape, config.outputs, config.about.embeddings)
 
 
 def going_on(config: Config, path: Path) -> str:
@@ -396,7 +407,7 @@ def _check_begun(config: Config, path: Path) -> None:
     standing = read_standing(path)
     if standing is not None and standing["phase"] == "pretrain":
         where = "while it trained the plain net that it begins with"
-    elif not (path / CHOICE).is_file() and config.version >= 3:
+    elif not (path / CHOICE).is_file():
         where = "while it trained nets on held-out rows, to choose and to compare"
     else:
         where = "before its first checkpoint"
@@ -404,31 +415,3 @@ def _check_begun(config: Config, path: Path) -> None:
         f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
         f"{going_on(config, path)}"
     )
-
-
-def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
-    _check_begun(config, path)
-    if config.own_net and net is None:
-        raise VardropError(
-            f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "
-            "Pass a fresh one."
-        )
-    about = config.about
-    with own_generators():  # what is drawn here is replaced by what was trained
-        try:
-            model = (
-                build_net(config.net, about.shape, config.outputs, about.embeddings)
-                if net is None
-                else net
-            )
-            if config.method is not None:
-                convert(model, config.method, config.where, config.exclude)
-        except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:
-            reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
-            raise VardropError(
-                f"Expected {path / 'config.json'} to describe a net and a method, but got: "
-                f"{reason}. It is damaged, or the net is another one."
-            ) from wrong
-    elbo = ELBO(model, likelihood_for(config), about.sizes["train"], float(has_noise(model)))
-    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
-    return elbo
