@@ -33,7 +33,7 @@ from vardrop._core.values import from_json, to_json
 
 VERSION = 1
 # How a user starts what Python sees as a file of this package.
-_PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/app/demo.py": ["vardrop", "demo"]}
+_PROGRAMS = {"cli/__main__.py": ["vardrop"], "app/demo.py": ["vardrop", "demo"]}
 FILES = (
     "config.json",
     "history.jsonl",
