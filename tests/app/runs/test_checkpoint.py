@@ -19,9 +19,9 @@ from vardrop._core.files import (
     write_tensors,
 )
 from vardrop.app.runs import Recorder, read_history
-from vardrop.tuning import Loop, NotFiniteError
-from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.tuning import Loop, NotFiniteError
 
 
 def loop(epochs=3, lr=1e-2):
@@ -247,7 +247,9 @@ def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
 def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
     Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
     with open(tmp_path / "history.jsonl", "a") as file:
-        file.write(json.dumps(sealed({"epoch": 2})) + "\n")  # killed before the first checkpoint of the next phase
+        file.write(
+            json.dumps(sealed({"epoch": 2})) + "\n"
+        )  # killed before the first checkpoint of the next phase
     Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
     assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
     assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]

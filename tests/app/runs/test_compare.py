@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop._core.files import read_tensors, sealed, write_tensors
+from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop.app.runs.callbacks import Observer
 
 QUICK = {"epochs": 2, "batch_size": 32, "folds": 1, "beta": 0.3, "compare": False}

@@ -11,7 +11,9 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.runs.test_nothing_lost import same_tensors
-from vardrop.app.runs import evaluate, fit, load_run, resume
+from vardrop.app.data import Part
+from vardrop.app.runs import Settings, evaluate, fit, load_run, resume
+from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.held_out import (
     Choice,
     HeldOutPrediction,
@@ -19,10 +21,7 @@ from vardrop.app.runs.held_out import (
     fold_pairs,
     score_held_out,
 )
-from vardrop.app.data import Part
 from vardrop.prediction import predict
-from vardrop.app.runs import Settings
-from vardrop.app.runs.callbacks import Observer
 
 QUIET = {"observer": Observer(), "batch_size": 32}
 
@@ -215,7 +214,9 @@ def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
     p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
-    scores, each, deviations = score_held_out([HeldOutPrediction(p, y, torch.ones(500))], math.log(2.0), unit=3.0)
+    scores, each, deviations = score_held_out(
+        [HeldOutPrediction(p, y, torch.ones(500))], math.log(2.0), unit=3.0
+    )
     assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
     expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()
     assert torch.allclose(each, expected, atol=1e-5)

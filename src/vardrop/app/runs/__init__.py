@@ -24,11 +24,11 @@ from vardrop.app.runs.predict import (
     prediction_table as prediction_table,
     write_predictions as write_predictions,
 )
+from vardrop.app.runs.recorder import Recorder as Recorder
 from vardrop.app.runs.run import (
     Run as Run,
     load_run as load_run,
 )
-from vardrop.recipes import METHODS as METHODS
-from vardrop.app.runs.recorder import Recorder as Recorder
-from vardrop.app.store import read_history as read_history
 from vardrop.app.runs.settings import Settings as Settings
+from vardrop.app.store import read_history as read_history
+from vardrop.recipes import METHODS as METHODS

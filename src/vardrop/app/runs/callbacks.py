@@ -114,13 +114,9 @@ class ProgressBar(Observer):
     def start(self, first_epoch: int, loop: Loop) -> None:
         console, progress = needed("rich.console"), needed("rich.progress")
         terminal = console.Console(stderr=True)  # standard output is for results
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            *(progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least),
-            console=terminal,
-            transient=self.transient,
-        )
+        texts = [progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least]
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *texts
+        self._bar = progress.Progress(*columns, console=terminal, transient=self.transient)
         steps = loop.steps or 0  # of a stream that may have no length
         total, done = loop.epochs * steps or None, loop.epoch * steps + loop.position
         self._task = self._bar.add_task(

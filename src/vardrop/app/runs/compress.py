@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.app.runs.config import check_output, working
-from vardrop.app.runs.export import export_small
-from vardrop.app.runs.run import Run, likelihood_for, predicted
-from vardrop.tuning.slim_report import Slimmed
-from vardrop.tuning.slim import slim
 from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.files import remove, write_tensors
+from vardrop.app.runs.config import working
+from vardrop.app.runs.export import check_target, export_small
+from vardrop.app.runs.run import Run, likelihood_for, predicted
 from vardrop.compression import (
     ShrinkPlan,
     choose_threshold,
@@ -27,10 +27,10 @@ from vardrop.compression import (
     save,
 )
 from vardrop.conversion import revert
-from vardrop._core.errors import VardropError
-from vardrop._core.files import remove, write_tensors
 from vardrop.layers import Variational
 from vardrop.noisy import has_noise, relevance, tensor_name
+from vardrop.tuning.slim import slim
+from vardrop.tuning.slim_report import Slimmed
 
 Metric = Callable[[Tensor, Tensor], float]
 SMALL, PACKED = "small.safetensors", "small.vdp"
@@ -64,7 +64,8 @@ def compress(
             f"Expected a run with a method to compress, but {run.directory} is plain. "
             "Train with a method such as sparse_vd, or give a budget of macs, latency or bytes."
         )
-    _check_onnx(run, onnx)
+    if onnx is not None:
+        check_target(run, Path(onnx))
     score, metric = _metric(run)
     unasked = max_drop is None and sparsity is None
     if unasked:
@@ -108,7 +109,8 @@ def slim_run(
     Returns:
         The small net with its report. results.json has the measurements on test data.
     """
-    _check_onnx(run, onnx)
+    if onnx is not None:
+        check_target(run, Path(onnx))
     with working(run.directory):
         plain = copy.deepcopy(run.net)
         slimmed = slim(
@@ -130,14 +132,6 @@ def slim_run(
             results["onnx_bytes"] = export_small(run, slimmed.net, onnx)
         run.keep({**run.results, "compression": results})
     return slimmed
-
-
-def _check_onnx(run: Run, onnx: str | Path | None) -> None:
-    if onnx is None:
-        return
-    check_output(Path(onnx), run.directory, run.config.data.name)
-    if not Path(onnx).absolute().parent.is_dir():
-        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
 
 
 def _choose_threshold(
@@ -164,8 +158,7 @@ def _metric(run: Run) -> tuple[str, Metric]:
     """The name of the score, and the score itself."""
     if run.about.task == "classification":
         return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())
-    columns = run.about.preprocessing
-    scale = 1.0 if columns is None else columns.target_std
+    scale = run.config.units[1]
     means = likelihood_for(run.config).locations
     return "rmse", lambda output, y: scale * float((means(output) - y).square().mean().sqrt())
 

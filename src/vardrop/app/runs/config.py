@@ -8,49 +8,27 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vardrop._core.checks import check_choice, check_integer, check_type
-from vardrop.app.data import About, Dataset, Preprocessing, Roles, Stream, load_dataset
+from vardrop._core import files
 from vardrop._core.errors import VardropError
-from vardrop._core.files import (
-    LOCK,
-    check_apart,
-    locked,
-    read_json,
-    remove,
-    remove_leftovers,
-    sealed,
-    unsealed,
-    write_json,
-)
-from vardrop.recipes import BaseRecipe
-from vardrop.app.runs.settings import Settings
 from vardrop._core.values import from_json, to_json
+from vardrop.app.data import About, Dataset, Preprocessing, Roles, Stream, load_dataset
+from vardrop.app.runs.settings import Settings
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
+from vardrop.recipes import BaseRecipe
 
 VERSION = 1
-# How a user starts what Python sees as a file of this package.
-_PROGRAMS = {"cli/__main__.py": ["vardrop"], "app/demo.py": ["vardrop", "demo"]}
-FILES = (
-    "config.json",
-    "history.jsonl",
-    "checkpoint.safetensors",
-    "checkpoint.json",
-    "best.safetensors",
-    "preprocessing.json",
-    "results.json",
-    "arrays.safetensors",
-    "small.safetensors",
-    "small.vdp",
-    "choice.safetensors",
-    "report.html",
-)
 TRIALS = "trials"  # the directory of trainings that only serve to choose
 # What says something of the best net, and goes when that changes.
 ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.vdp")
+_OWN = "config.json", "preprocessing.json", "choice.safetensors", "report.html"
+FILES = (*_OWN, *ABOUT_BEST, BEST, CHECKPOINT, HISTORY, STANDING)
+_PLAIN = "net", "own_net", "where", "exclude"
+_ABOUT = "name", "kind", "task", "shape", "classes", "sizes", "checksum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,61 +98,72 @@ class Config:
         """How many outputs the net needs."""
         return self.about.outputs * (2 if self.settings.heteroscedastic else 1)
 
+    @property
+    def units(self) -> tuple[float, float]:
+        """Mean and deviation by which a target of numbers was scaled; 0 and 1 for classes."""
+        columns = self.about.preprocessing
+        if columns is None or self.about.task == "classification":
+            return 0.0, 1.0
+        return columns.target_mean, columns.target_std
+
     def write(self, directory: Path) -> None:
         """Store it, with the command, the versions and what the net has to know of the data."""
         about = self.about
         stored = {
             "version": VERSION,
             "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
-            "net": self.net,
-            "own_net": self.own_net,
-            "method": None if self.method is None else to_json(self.method),
-            "where": self.where,
-            "exclude": self.exclude,
-            "seed": self.settings.seed,
-            "data": {**self.data.to_json(), "task": about.task},
-            "kind": about.kind,
-            "shape": about.shape,
-            "classes": about.classes,
-            "sizes": about.sizes,
-            "checksum": about.checksum,
-            "settings": self.settings.to_json(),
             "versions": versions(),
+            "seed": self.settings.seed,
+            "method": None if self.method is None else to_json(self.method),
+            "data": {**self.data.to_json(), "task": about.task},
+            "settings": self.settings.to_json(),
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(about, name) for name in _ABOUT},
         }
         if about.preprocessing is not None:  # first, for what has a config.json can be resumed
-            preprocessing = sealed(about.preprocessing.to_json())
-            write_json(directory / "preprocessing.json", preprocessing)
-        write_json(directory / "config.json", sealed(stored))
+            preprocessing = files.sealed(about.preprocessing.to_json())
+            files.write_json(directory / "preprocessing.json", preprocessing)
+        files.write_json(directory / "config.json", files.sealed(stored))
 
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
         path, columns = directory / "config.json", directory / "preprocessing.json"
-        stored = unsealed(read_json(path), str(path))
+        stored = files.unsealed(files.read_json(path), str(path))
+        content = None
+        if stored.get("kind") == "table":
+            content = files.unsealed(files.read_json(columns), str(columns))
         if stored.get("version") != VERSION:
             raise VardropError(
                 f"Expected a run of version {VERSION} in {directory}, but got "
                 f"{stored.get('version')!r}. Train it again."
             )
-        preprocessing = None
-        if stored.get("kind") == "table":
-            content = unsealed(read_json(columns), str(columns))
-            with _describing(columns, "the preprocessing of a table"):
-                preprocessing = Preprocessing.from_json(content)
-        with _describing(path, "a run"):
-            method = None if stored["method"] is None else from_json(stored["method"])
-            check_type("method", method, BaseRecipe | None, "a recipe, or null")
-            return cls(
-                Data.from_json(stored["data"]),
-                _about(stored, preprocessing),
-                stored["net"],
-                stored["own_net"],
-                method,  # type: ignore[arg-type]
-                stored["where"],
-                stored["exclude"],
-                Settings.from_json(_whole(Settings, stored["settings"])),
-                stored["command"],
+        try:
+            return cls._from_json(
+                stored, None if content is None else Preprocessing.from_json(content)
             )
+        except (KeyError, TypeError, AttributeError, ValueError) as wrong:
+            reason = " ".join(str(wrong).split())
+            raise VardropError(
+                f"Expected the files {path.name} and {columns.name} in {directory} to describe a "
+                f"run, but got {type(wrong).__name__}: {reason} They are damaged."
+            ) from wrong
+
+    @classmethod
+    def _from_json(cls, stored: dict[str, Any], preprocessing: Preprocessing | None) -> Config:
+        method = None if stored["method"] is None else from_json(stored["method"])
+        if not isinstance(method, BaseRecipe | None):
+            raise VardropError(f"Expected `method` to be a recipe, or null, but got {method!r}.")
+        about = {name: stored[name] for name in _ABOUT} | {"preprocessing": preprocessing}
+        about |= {name: tuple(stored[name]) for name in ("shape", "classes")}
+        return cls(
+            data=Data.from_json(stored["data"]),
+            about=About(**about),
+            method=method,
+            settings=Settings.from_json(_whole(Settings, stored["settings"])),
+            command=stored["command"],
+            **{name: stored[name] for name in _PLAIN},
+        )
 
 
 def _whole(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
@@ -187,46 +176,6 @@ def _whole(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
     return dict(stored)
 
 
-def _about(stored: dict[str, Any], preprocessing: Preprocessing | None) -> About:
-    about = About(
-        stored["data"]["name"],
-        stored["kind"],
-        stored["data"]["task"],
-        tuple(stored["shape"]),
-        tuple(stored["classes"]),
-        stored["sizes"],
-        stored["checksum"],
-        preprocessing,
-    )
-    if preprocessing is not None:
-        columns = (preprocessing.features,), tuple(preprocessing.classes), preprocessing.task
-        if columns != (about.shape, about.classes, about.task):
-            raise VardropError(
-                f"Expected shape, classes and task {columns}, as in preprocessing.json."
-            )
-    return about
-
-
-@contextmanager
-def _describing(path: Path, wanted: str) -> Iterator[None]:
-    """What fails inside is told as an error of the file."""
-    try:
-        yield
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        RecursionError,
-        OverflowError,
-    ) as wrong:
-        reason = " ".join(str(wrong).split())
-        told = reason if isinstance(wrong, VardropError) else f"{type(wrong).__name__}: {reason}."
-        raise VardropError(
-            f"Expected {path} to describe {wanted}, but got: {told} It is damaged."
-        ) from wrong
-
-
 def command(arguments: Sequence[str]) -> str:
     """What was typed, from the arguments that Python was started with.
 
@@ -236,19 +185,18 @@ def command(arguments: Sequence[str]) -> str:
     program = Path(arguments[0])
     if program.name in ("", "-c") or "ipykernel" in program.name:
         return "Python"
-    own = ["python", program.name] if program.suffix == ".py" else [program.name]
-    return shlex.join([*_PROGRAMS.get("/".join(program.parts[-2:]), own), *arguments[1:]])
+    name = ["python", program.name] if program.suffix == ".py" else [program.name]
+    ours = {"cli/__main__.py": ["vardrop"], "app/demo.py": ["vardrop", "demo"]}
+    return shlex.join([*ours.get("/".join(program.parts[-2:]), name), *arguments[1:]])
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers depend on."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in ("vardrop", "torch", "numpy", "scikit-learn", "pandas"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            numbers[name] = version(name)
+    return numbers
 
 
 def free_directory(name: str) -> Path:
@@ -274,7 +222,7 @@ def check_free(directory: Path, force: bool) -> None:
     """Raise where there is something in the way of a new run."""
     if directory.exists() and not directory.is_dir():
         raise VardropError(f"Expected {directory} to be a directory, but it is a file.")
-    if directory.is_dir() and any(p.name != LOCK for p in directory.iterdir()) and not force:
+    if directory.is_dir() and any(p.name != files.LOCK for p in directory.iterdir()) and not force:
         raise VardropError(
             f"Expected {directory} to be free for a new run, but it holds files. Go on with it by "
             "--resume, overwrite it by --force, or choose another directory."
@@ -284,8 +232,8 @@ def check_free(directory: Path, force: bool) -> None:
 @contextmanager
 def working(directory: Path) -> Iterator[None]:
     """Have the directory of a run to oneself, without what killed writes left there."""
-    with locked(directory):
-        remove_leftovers(directory)
+    with files.locked(directory):
+        files.remove_leftovers(directory)
         yield
 
 
@@ -296,11 +244,11 @@ def new_directory(directory: Path, force: bool) -> Iterator[None]:
     with working(directory):
         check_free(directory, force)  # by now nobody else can write there
         for name in FILES:
-            remove(directory / name)
+            files.remove(directory / name)
         shutil.rmtree(directory / TRIALS, ignore_errors=True)
         yield
 
 
 def check_output(path: Path, run: Path, *inputs: str | Path) -> None:
     """Refuse a file to write that is a file of the run, or one that is read."""
-    check_apart(path, [*(run / name for name in (*FILES, LOCK)), *map(Path, inputs)])
+    files.check_apart(path, [*(run / name for name in (*FILES, files.LOCK)), *map(Path, inputs)])

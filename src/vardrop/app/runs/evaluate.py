@@ -1,9 +1,8 @@
-"""Score a run: on validation data while it trains, on test data at its end, on new rows."""
+"""Score a run: on test data, on images of other sets, on new rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,58 +13,30 @@ from torch import Tensor, nn
 from vardrop import metrics
 from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically, write_tensors
-from vardrop.app.data import Part, Preprocessing, load_out_of_distribution
+from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
 from vardrop.app.data.inputs import KINDS, Table, frame_of, given
 from vardrop.app.data.parsing import texts
 from vardrop.app.runs import scores
-from vardrop.app.runs.config import Config, check_output, working
+from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.predict import named_rows, prediction_table
-from vardrop.app.runs.run import SAMPLES, Run, predicted
+from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.compression import masked
-from vardrop.functional.normal import LOG_2PI
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.likelihoods import Gaussian
 from vardrop.metrics.checks import averaged
 from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:
     import pandas
 
-    from vardrop.objective import ELBO
     from vardrop.prediction import Prediction
 
-_VALIDATION_SAMPLES = 8
 _WEIGHED = (
     "The classes were weighed in training: probabilities, NLL, Brier score and calibration error "
     "are those of data where the classes are as frequent as the weights make them."
 )
 _UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
-
-
-def validation_scores(elbo: ELBO, part: Part, config: Config) -> dict[str, float]:
-    """NLL and accuracy, or NLL and RMSE in the units of the target.
-
-    The net's means predict; draws do where the means are zero by construction. A plain net's own
-    width of noise follows its training error and would stop it far too early, so its NLL has the
-    width that suits these rows best.
-    """
-    empty_means = any(
-        isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
-        for m in elbo.net.modules()
-    )
-    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
-    weight = part.weight
-    nll = -float(averaged(p.log_prob(part.y), weight))
-    if p.classifies:
-        return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y, weight))}
-    columns = config.about.preprocessing
-    unit = 1.0 if columns is None else columns.target_std
-    error = float(averaged((p.mean - part.y).square().flatten(), weight).sqrt())
-    if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
-        nll = math.log(max(error, 1e-6)) + 0.5 * (LOG_2PI + 1)
-    return {"nll": nll + math.log(unit), "rmse": unit * error}
 
 
 def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
@@ -153,10 +124,8 @@ def _known_targets(run: Run) -> dict[str, Any]:
 
 def in_units(run: Run, y: Tensor) -> Tensor:
     """Targets in the units that people know; classes as they are."""
-    columns = run.about.preprocessing
-    if columns is None or run.about.task == "classification":
-        return y
-    return y * columns.target_std + columns.target_mean
+    mean, std = run.config.units
+    return y if run.about.task == "classification" else y * std + mean
 
 
 def score_prediction(

@@ -97,10 +97,7 @@ class InUnits(nn.Module):
         for name in outputs or ():
             check_choice("outputs", name, inner.output_names)
         self.inner, self.count, self.names = inner, count, tuple(outputs or inner.output_names)
-        columns = None if run.about.task == "classification" else run.about.preprocessing
-        self.shift, self.unit = (
-            (0.0, 1.0) if columns is None else (columns.target_mean, columns.target_std)
-        )
+        self.shift, self.unit = run.config.units
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs for rows as the net takes them."""
@@ -157,10 +154,10 @@ def export_run(
     """Write a run as ONNX: raw rows in, answers in the units of the target out.
 
     Of a table every column is an input under its own name, see
-    `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer is that
-    of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from a file
-    that is smaller by as many times. Metadata name the version, method, likelihood, target, task,
-    classes and columns.
+    `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer
+    is that of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from
+    a file that is smaller by as many times. Metadata name the version, method, likelihood, target,
+    task, classes and columns.
 
     Args:
         run: a trained run.
@@ -180,13 +177,18 @@ def export_run(
     >>> size > 1000
     True
     """
-    check_output(Path(path), run.directory, run.config.data.name)
-    if not Path(path).absolute().parent.is_dir():
-        raise VardropError(f"Expected a directory to write {path} into, but there is none.")
+    check_target(run, Path(path))
     check_choice("mode", mode, ("functions", "moments", "sample"))
     if mode == "functions":
         return _write(run, _functions(run, samples, outputs), Path(path))
     return _write(run, _frozen(run, mode, samples, outputs), Path(path))
+
+
+def check_target(run: Run, path: Path) -> None:
+    """Refuse a file that is in use, or whose directory is not there."""
+    check_output(path, run.directory, run.config.data.name)
+    if not path.absolute().parent.is_dir():
+        raise VardropError(f"Expected a directory to write {path} into, but there is none.")
 
 
 def export_small(run: Run, net: nn.Module, path: str | Path) -> int:

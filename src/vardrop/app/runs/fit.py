@@ -13,21 +13,21 @@ from typing import Any
 
 from torch import nn
 
-from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
-from vardrop.app.runs.evaluate import measure
-from vardrop.app.runs.models import build_net, method_named, usual_method, usual_net
-from vardrop.app.runs.training import read_phase
-from vardrop.app.runs.run import Run, fresh_net, load_same_data
-from vardrop.app.runs.trials import FitJob, run_fit_job
 from vardrop._core.checks import nearest
-from vardrop.conversion import convert
+from vardrop._core.errors import VardropError, needed
 from vardrop.app.data import About, Dataset, Roles, Stream, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import weighed
-from vardrop._core.errors import VardropError, needed
-from vardrop.recipes import BaseRecipe, HeadRecipe
-from vardrop.app.runs.settings import Settings
 from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
+from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
+from vardrop.app.runs.evaluate import measure
+from vardrop.app.runs.models import method_named, usual_method, usual_net
+from vardrop.app.runs.run import Run, fresh_net, load_same_data
+from vardrop.app.runs.settings import Settings
+from vardrop.app.runs.training import read_phase
+from vardrop.app.runs.trials import FitJob, run_fit_job
+from vardrop.conversion import convert
+from vardrop.recipes import BaseRecipe, HeadRecipe
 from vardrop.tuning.processes import World, joined, own_generators
 
 _ROLES = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
@@ -70,8 +70,8 @@ def fit(
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
         observer: is told about steps and epochs; a progress bar on a terminal by default.
-        more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train, see
-            `Settings`. What is not given follows from the data, and the KL weight, the scale of
+        more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train,
+            see `Settings`. What is not given follows from the data, and the KL weight, the scale of
             the noise and the width of intervals from held-out rows.
 
     >>> import tempfile, vardrop as vd

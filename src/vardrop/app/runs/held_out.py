@@ -62,6 +62,13 @@ class Choice:
     rows: dict[str, Tensor]
     deviations: Tensor
 
+    def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
+        """With the scores of more nets; those of "net" also give the deviations."""
+        held_out = {**self.held_out, **{name: held.scores for name, held in others.items()}}
+        rows = {**self.rows, **{name: held.rows for name, held in others.items()}}
+        deviations = others["net"].deviations if "net" in others else self.deviations
+        return Choice(self.beta, log_scale, self.weights, held_out, rows, deviations)
+
     def against(self) -> dict[str, dict[str, float]]:
         """By how much the NLL is above that of the others, with its standard error."""
         worse = {k: self.rows["net"] - v for k, v in self.rows.items() if "net" in self.rows}

@@ -5,40 +5,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_choice, check_integer, check_number
-from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop._core.files import (
-    append,
-    read_json,
-    read_tensors,
-    remove,
-    sealed,
-    unsealed,
-    write_atomically,
-    write_json,
-    write_tensors,
-)
-from vardrop.app.store import (
-    BEST,
-    CHECKPOINT,
-    HISTORY,
-    STANDING,
-    Record,
-    check_standing,
-    read_history,
-    reading_checkpoint,
-)
-from vardrop.noisy import has_noise, kl, relevance
-from vardrop.objective import ELBO
+from vardrop._core import files
+from vardrop._core.errors import NotFiniteError
+from vardrop.app import store
+from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.checkpoint import (
     load_module,
     load_optimizer,
@@ -46,9 +23,11 @@ from vardrop.app.runs.checkpoint import (
     prefixed,
     under,
 )
-from vardrop.tuning.train import Epoch, Loop
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING, Record
+from vardrop.noisy import has_noise, kl, relevance
+from vardrop.objective import ELBO
 from vardrop.tuning.step import broken_parameter
+from vardrop.tuning.train import Epoch, Loop
 
 Validate = Callable[[ELBO], dict[str, float]]
 
@@ -132,7 +111,7 @@ class Recorder:
         if self.keeps and self.best_beta is None:
             self._keep(loop, epoch)
         if self._pending:
-            append(self.directory / HISTORY, self._pending)
+            files.append(self.directory / HISTORY, self._pending)
             self._pending = b""
         self.save(loop)
 
@@ -165,8 +144,8 @@ class Recorder:
     def _keep(self, loop: Loop, epoch: int) -> None:
         _check_finite(loop)
         for name in self.about_best:
-            remove(self.directory / name)
-        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
+            files.remove(self.directory / name)
+        files.write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
 
     def save(self, loop: Loop) -> None:
         """Write the checkpoint; a net that is no longer finite is an error instead."""
@@ -186,8 +165,8 @@ class Recorder:
             **prefixed("loop", tensors),
         }
         # One file holds all, so no crash can part them; the JSON is a copy to read.
-        write_tensors(self.directory / CHECKPOINT, everything, values)
-        write_json(self.directory / STANDING, sealed(values))
+        files.write_tensors(self.directory / CHECKPOINT, everything, values)
+        files.write_json(self.directory / STANDING, files.sealed(values))
         self._written = time.monotonic()
         self._cost = self._written - begun
 
@@ -196,13 +175,13 @@ class Recorder:
         path = self.directory / CHECKPOINT
         tensors, values = read_checkpoint(self.directory)
         load_module(loop.elbo, under("elbo", tensors), path)
-        with reading_checkpoint(path):
+        with store.reading_checkpoint(path):
             load_optimizer(loop.optimizer, under("optimizer", tensors))
             loop.load_state(under("loop", tensors), values)
             self.best_beta, self.waited = values["best_beta"], values["waited"]
         self.best = math.inf if values["best"] is None else values["best"]
         if loop.world.first:
-            write_json(self.directory / STANDING, sealed(values))
+            files.write_json(self.directory / STANDING, files.sealed(values))
 
     def _last_good(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
@@ -226,21 +205,21 @@ def _check_finite(loop: Loop) -> None:
 def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
     """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
     path = directory / CHECKPOINT
-    tensors, values = read_tensors(path)
-    return tensors, check_standing(path, values)
+    tensors, values = files.read_tensors(path)
+    return tensors, store.check_standing(path, values)
 
 
 def forget_after(directory: Path, epochs: int) -> None:
     """Cut the history to so many epochs, as a checkpoint has them; a torn line goes too."""
     path = directory / HISTORY
     if path.is_file():
-        kept = b"".join(_line(r) for r in read_history(directory) if r["epoch"] < epochs)
+        kept = b"".join(_line(r) for r in store.read_history(directory) if r["epoch"] < epochs)
         if kept != path.read_bytes():
-            write_atomically(path, kept)
+            files.write_atomically(path, kept)
 
 
 def _line(record: Record) -> bytes:
-    return (json.dumps(sealed(record), allow_nan=False) + "\n").encode()
+    return (json.dumps(files.sealed(record), allow_nan=False) + "\n").encode()
 
 
 @torch.no_grad()

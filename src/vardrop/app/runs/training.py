@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.app.runs.config import Config
-from vardrop.app.runs.run import likelihood_for
-from vardrop.conversion import convert
+from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.splits import Feed
-from vardrop._core.files import read_tensors, write_tensors
+from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module
+from vardrop.app.runs.config import Config
+from vardrop.app.runs.recorder import Recorder, Validate, read_checkpoint
+from vardrop.app.runs.run import likelihood_for
+from vardrop.app.runs.settings import Settings
+from vardrop.app.store import BEST, CHECKPOINT
+from vardrop.conversion import convert
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.app.runs.recorder import Recorder, Validate, read_checkpoint
-from vardrop.app.runs.settings import Settings
 from vardrop.tuning import Loop, Step
-from vardrop.app.runs.checkpoint import load_module
 from vardrop.tuning.members import Members
-from vardrop.app.runs.callbacks import Observer
 from vardrop.tuning.processes import World, seed_generators
-from vardrop.app.store import BEST, CHECKPOINT
 
 _LOOKS = 100  # at validation data, where the best of nets side by side is kept
 _PAUSE = 20  # at most a twentieth of the time goes into checkpoints
@@ -189,33 +189,22 @@ def _run_phase(
     groups = parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay)
     optimizer = torch.optim.Adam(groups, fused=True)
     step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
-    loop = Loop(
-        elbo,
-        optimizer,
-        x,
-        y,
-        epochs,
-        batch_size,
-        settings.schedule(0.0 if plain else float(training.beta)),
-        settings.factor(epochs),
-        settings.seed,
-        step,
-        world,
-        weight,
-    )
+    beta = settings.schedule(0.0 if plain else float(training.beta))
+    rate, seed = settings.factor(epochs), settings.seed
+    loop = Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, step, world, weight)
     recorder = Recorder(
         training.directory,
         name,
-        settings.pretrain if final else 0,
-        training.validate,
-        (0 if plain else settings.warm) if training.best else math.inf,
-        final,
-        settings.patience if final else None,
-        settings.checkpoint_seconds,
-        _PAUSE,
-        observer,
-        training.about_best,
+        validate=training.validate,
+        judged_from=(0 if plain else settings.warm) if training.best else math.inf,
+        keeps=final,
+        seconds=settings.checkpoint_seconds,
+        pause=_PAUSE,
+        observer=observer,
+        about_best=training.about_best,
     )
+    if final:
+        recorder.first_epoch, recorder.patience = settings.pretrain, settings.patience
     if resuming:
         recorder.resume(loop)
     recorder.run(loop)

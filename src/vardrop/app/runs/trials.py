@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,12 +21,12 @@ from vardrop.app.data import Dataset, Part
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
-from vardrop.app.runs.evaluate import validation_scores
 from vardrop.app.runs.held_out import (
     Choice,
     HeldOutPrediction,
     HeldOutScores,
     Pairs,
+    Scores,
     baseline_scores,
     fold_pairs,
     score_held_out,
@@ -34,6 +35,9 @@ from vardrop.app.runs.held_out import (
 from vardrop.app.runs.run import predicted
 from vardrop.app.runs.training import Training, train_net, train_together
 from vardrop.conversion import convert
+from vardrop.functional.normal import LOG_2PI
+from vardrop.layers import Variational
+from vardrop.likelihoods import Gaussian
 from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
 from vardrop.prediction import fit_log_scale
@@ -42,6 +46,7 @@ from vardrop.tuning.processes import World, own_generators
 _INITIAL = "net.safetensors"
 _SHORT = 4  # times shorter than the run's own training are trials on the validation part
 _SAMPLES = 64  # draws of a prediction that decides
+_VALIDATION_SAMPLES = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,8 +102,8 @@ class FitJob:
 
     def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
         """The scale of the noise that suits these rows, and the scores with it."""
-        log_scale, info = fit_log_scale(held), self.data.preprocessing
-        return log_scale, score_held_out(held, log_scale, 1.0 if info is None else info.target_std)
+        log_scale = fit_log_scale(held)
+        return log_scale, score_held_out(held, log_scale, self.config.units[1])
 
 
 def run_fit_job(job: FitJob) -> ELBO:
@@ -120,14 +125,7 @@ def run_fit_job(job: FitJob) -> ELBO:
     elbo = train_net(training, job.net, job.observer, world, job.resuming)
     if not job.folded and not (path / "results.json").is_file():
         log_scale, net = job.score([job.predict(elbo, held)])
-        choice = dataclasses.replace(
-            choice,
-            beta=beta,
-            log_scale=log_scale,
-            held_out={**choice.held_out, "net": net.scores},
-            rows={**choice.rows, "net": net.rows},
-            deviations=net.deviations,
-        )
+        choice = dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale)
         if world.first:
             choice.write(path)
     if world.first:
@@ -147,6 +145,25 @@ def _keep_initial_weights(job: FitJob) -> None:
         write_tensors(path, job.net.state_dict())
 
 
+def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
+    """NLL and accuracy, or NLL and RMSE in the units of the target, while a net is trained.
+
+    The net's means predict; draws do where the means are zero by construction. A plain net's own
+    width of noise follows its training error and would stop it far too early, so its NLL has the
+    width that suits these rows best.
+    """
+    empty_means = any(
+        isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
+        for m in elbo.net.modules()
+    )
+    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
+    unit = config.units[1]
+    scores = score_held_out([HeldOutPrediction(p, part.y, part.weights)], 0.0, unit).scores
+    if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
+        scores["nll"] = math.log(max(scores["rmse"], 1e-6 * unit)) + 0.5 * (LOG_2PI + 1)
+    return scores
+
+
 def choose(job: FitJob) -> Choice:
     """What trials decide: of folds all; of a validation part the KL weight alone."""
     pairs, weights, note = job.pairs(), job.kl_weights(), job.observer.note
@@ -159,24 +176,15 @@ def choose(job: FitJob) -> Choice:
     least = min(nll.values(), default=0.0)
     # All processes take the first weight that the first process found to be the best.
     best = next((w for w in weights if w in nll and job.world.agree(nll[w] == least)), weights[0])
-    classes, info = len(job.data.classes), job.data.preprocessing
-    unit = 1.0 if info is None else info.target_std
-    others = {"majority" if classes else "mean": baseline_scores(pairs, classes, unit)}
+    classes = len(job.data.classes)
+    baseline = baseline_scores(pairs, classes, job.config.units[1])
+    others = {"majority" if classes else "mean": baseline}
     if job.config.settings.compare and job.config.method is not None:
         note("the plain net on the same rows, to compare with")
         others["plain"] = _try(job, pairs, [None], "plain net")[None][1]
-    log_scale, deviations = 0.0, torch.zeros(0)
-    if job.folded:
-        log_scale, net = tried[best]
-        others, deviations = {"net": net, **others}, net.deviations
-    return Choice(
-        best,
-        log_scale,
-        {f"{weight:g}": value for weight, value in nll.items()},
-        {name: held.scores for name, held in others.items()},
-        {name: held.rows for name, held in others.items()},
-        deviations,
-    )
+    weights_nll = {f"{weight:g}": value for weight, value in nll.items()}
+    choice = Choice(best, 0.0, weights_nll, {}, {}, torch.zeros(0)).judge(others)
+    return choice.judge({"net": tried[best][1]}, tried[best][0]) if job.folded else choice
 
 
 def _try(
