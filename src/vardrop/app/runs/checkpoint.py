@@ -11,15 +11,10 @@ from vardrop._core.errors import VardropError
 from vardrop._core.sharding import is_sharded
 
 
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `prefix.` before their names."""
-    return {f"{prefix}.{name}": t for name, t in tensors.items()}
-
-
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix.`, without it."""
     start = f"{prefix}."
-    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
+    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

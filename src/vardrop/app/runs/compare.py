@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,8 +119,9 @@ def compare_methods(
         for label, method in methods.items():
             identity = _identity(checksum, net, method, more)
             for seed in numbers:
-                watch = None if observer is None else observer.trial(f"{label}, seed {seed}")
-                run = _finish(folder / f"{identity}-{seed}", data, net, method, seed, watch, more)
+                watch = observer and observer.trial(f"{label}, seed {seed}")
+                given = {"recipe": method, "seed": seed, "observer": watch, **more}
+                run = _finish(folder / f"{identity}-{seed}", data, net, **given)
                 runs[label].append(run)
                 if observer is not None:
                     scores = list((run.results.get("metrics") or {}).items())[:4]
@@ -177,40 +176,27 @@ def _identity(checksum: str, net: str | nn.Module, method: Method, more: Mapping
 
     The checksum of the data knows the parts of a test and of validation, wherever they lie.
     """
-    content = {
-        "data": checksum,
-        "net": net if isinstance(net, str) else f"{net!r} {digest('', net.state_dict())}",
-        "method": to_json(method) if isinstance(method, BaseRecipe) else method,
-        "settings": {k: repr(v) for k, v in more.items() if k not in (*_PARTS, "directory")},
-    }
-    text = json.dumps(content, sort_keys=True)
-    name = re.sub(r"[^\w.=-]+", "-", _name(method)).strip("-.")
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    settings = {k: repr(v) for k, v in sorted(more.items()) if k not in (*_PARTS, "directory")}
+    tensors = {} if isinstance(net, str) else net.state_dict()
+    content = digest(f"{checksum} {net!r} {method!r} {settings}", tensors)
+    return re.sub(r"[^\w.=-]+", "-", f"{_name(method)}-{content[:12]}")
 
 
-def _finish(
-    path: Path,
-    data: Any,
-    net: str | nn.Module,
-    method: Method,
-    seed: int,
-    watch: Observer | None,
-    more: Mapping[str, Any],
-) -> StoredRun:
+def _finish(path: Path, data: Any, net: str | nn.Module, **given: Any) -> StoredRun:
     """The run of a method and a seed: that which is there, taken to its end, or a new one."""
     from vardrop.app.report import read_run
     from vardrop.app.report.comparison import stopped
 
     if (path / "results.json").is_file() and not stopped(read_run(path)):
         return read_run(path)
-    model = net if isinstance(net, str) else copy.deepcopy(net)
+    model = copy.deepcopy(net)
     if (path / "config.json").is_file():
-        parts = {name: more.get(name) for name in _PARTS}
-        in_memory = any(not isinstance(d, str | Path | None) for d in (data, *parts.values()))
-        given = {"data": data, **parts} if in_memory else {}
-        resume(path, None if isinstance(model, str) else model, watch, **given)
+        parts = {"data": data, **{name: given.get(name) for name in _PARTS}}
+        in_memory = any(not isinstance(part, str | Path | None) for part in parts.values())
+        own = None if isinstance(model, str) else model
+        resume(path, own, given["observer"], **(parts if in_memory else {}))
     else:  # whatever a stop left there is no run yet
-        fit(data, model, method, out=path, observer=watch, seed=seed, force=True, **more)
+        fit(data, model, out=path, force=True, **given)
     return read_run(path)
 
 

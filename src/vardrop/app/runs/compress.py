@@ -113,15 +113,10 @@ def slim_run(
         check_target(run, Path(onnx))
     with working(run.directory):
         plain = copy.deepcopy(run.net)
-        slimmed = slim(
-            revert(plain) if has_noise(plain) else plain,
-            run.data.train,
-            run.data.validation,
-            macs=macs,
-            latency=latency,
-            bytes=bytes,
-            seed=run.config.settings.seed,
-        )
+        net, data = revert(plain) if has_noise(plain) else plain, run.data
+        given: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
+        given["seed"] = run.config.settings.seed
+        slimmed = slim(net, data.train, data.validation, **given)
         results = _measurements(run, slimmed.net, slimmed.plan, None)
         results["bytes"] = save(slimmed.net, run.directory / SMALL)
         remove(run.directory / PACKED)  # it is of another small net
@@ -141,17 +136,13 @@ def _choose_threshold(
 
     The logarithm turns a fraction of the RMSE into a difference, whatever its units.
     """
-    rises = score == "accuracy"
-    if not rises and max_drop is not None:
-        max_drop = math.log1p(max_drop)
-    chosen = choose_threshold(
-        run.net,
-        (run.data.validation.x, run.data.validation.y),
-        metric if rises else lambda output, y: -math.log(max(metric(output, y), 1e-300)),
-        max_drop=max_drop,
-        sparsity=sparsity,
-    )
-    return float(chosen)
+    x, y = run.data.validation
+    if score == "accuracy":
+        wanted, drop = metric, max_drop
+    else:
+        wanted = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
+        drop = None if max_drop is None else math.log1p(max_drop)
+    return float(choose_threshold(run.net, (x, y), wanted, max_drop=drop, sparsity=sparsity))
 
 
 def _metric(run: Run) -> tuple[str, Metric]:

@@ -209,17 +209,6 @@ def free_directory(name: str) -> Path:
 
 def prepare(directory: Path, force: bool) -> None:
     """Make the directory of a new run; one that holds anything is kept, unless forced."""
-    check_free(directory, force)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise VardropError(
-            f"Expected to make the directory {directory}, but got: {failure.strerror}."
-        ) from failure
-
-
-def check_free(directory: Path, force: bool) -> None:
-    """Raise where there is something in the way of a new run."""
     if directory.exists() and not directory.is_dir():
         raise VardropError(f"Expected {directory} to be a directory, but it is a file.")
     if directory.is_dir() and any(p.name != files.LOCK for p in directory.iterdir()) and not force:
@@ -227,6 +216,12 @@ def check_free(directory: Path, force: bool) -> None:
             f"Expected {directory} to be free for a new run, but it holds files. Go on with it by "
             "--resume, overwrite it by --force, or choose another directory."
         )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise VardropError(
+            f"Expected to make the directory {directory}, but got: {failure.strerror}."
+        ) from failure
 
 
 @contextmanager
@@ -242,7 +237,7 @@ def new_directory(directory: Path, force: bool) -> Iterator[None]:
     """Have a directory to oneself for a new run, without the files of an earlier one."""
     prepare(directory, force)
     with working(directory):
-        check_free(directory, force)  # by now nobody else can write there
+        prepare(directory, force)  # by now nobody else can write there
         for name in FILES:
             files.remove(directory / name)
         shutil.rmtree(directory / TRIALS, ignore_errors=True)

@@ -208,11 +208,9 @@ def _write(run: Run, module: InUnits, path: Path) -> int:
     for value, name in zip(model.graph.output, module.names, strict=True):
         model.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
         value.name = name
-    metadata = {
-        "samples": str(module.count),
-        "vardrop": version("vardrop"),
-        "method": repr(run.config.method),
-        "likelihood": repr(run.elbo.likelihood),
+    metadata = {"samples": str(module.count), "vardrop": version("vardrop")}
+    metadata |= {"method": repr(run.config.method), "likelihood": repr(run.elbo.likelihood)}
+    metadata |= {
         "task": run.about.task,
         "classes": json.dumps(run.about.classes, ensure_ascii=False),
     }

@@ -15,7 +15,7 @@ from torch import nn
 
 from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data import About, Dataset, Roles, Stream, describe
+from vardrop.app.data import About, Roles, Stream, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import weighed
 from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
@@ -28,7 +28,7 @@ from vardrop.app.runs.training import read_phase
 from vardrop.app.runs.trials import FitJob, run_fit_job
 from vardrop.conversion import convert
 from vardrop.recipes import BaseRecipe, HeadRecipe
-from vardrop.tuning.processes import World, joined, own_generators
+from vardrop.tuning.processes import joined, own_generators
 
 _ROLES = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
 
@@ -95,17 +95,28 @@ def fit(
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
-        config = _config(source, dataset.about, net, recipe, where, exclude, chosen)
-        model = fresh_net(config, None if isinstance(net, str) else net)
+        about = dataset.about
+        if isinstance(recipe, str):
+            recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
+        _check_settings(chosen, about, recipe, source.roles)
+        if net == "auto":
+            net = usual_net(about.kind, about.sizes["train"] + about.sizes["validation"])
+        own = None if isinstance(net, str) else net
+        name, settings = (
+            str(net) if own is None else type(own).__name__,
+            _fill(chosen, source, about),
+        )
+        config = Config(source, about, name, own is not None, recipe, where, exclude, settings)
+        model = fresh_net(config, own)
         if config.method is not None:  # what cannot be converted is told before anything is written
             with own_generators(device):
                 convert(copy.deepcopy(model), config.method, where, exclude)
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
-            if observer is not None and world.first and dataset.preprocessing is not None:
+            if world.first and observer is not None and dataset.preprocessing is not None:
                 observer.describe(describe(dataset.preprocessing))
-            return _train(config, path, dataset, model, observer, world, resuming=False)
+            return _finish(FitJob(config, path, dataset, model, world), observer)
 
 
 def _for_stream(data: Stream, given: Settings) -> Settings:
@@ -129,8 +140,8 @@ def _for_stream(data: Stream, given: Settings) -> Settings:
 def _check_names(more: Mapping[str, Any]) -> None:
     """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
     settings = {f.name for f in dataclasses.fields(Settings)}
+    known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
     if unknown := [name for name in more if name not in settings]:
-        known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
         raise VardropError(
             f"Expected arguments among {', '.join(sorted(known))}, but got {unknown[0]!r}."
             f"{nearest(unknown[0], known)}"
@@ -158,30 +169,16 @@ def _path(data: Any) -> str | None:
     return str(path.resolve()) if path.is_file() else str(data)
 
 
-def _config(
-    source: Data,
-    about: About,
-    net: str | nn.Module,
-    recipe: BaseRecipe | str | None,
-    where: str | None,
-    exclude: str | None,
-    given: Settings,
-) -> Config:
-    """The run, with what follows from the data in the place of what was not given."""
-    if isinstance(recipe, str):
-        recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
-    _check_settings(given, about, recipe, source.roles)
-    rows = about.sizes["train"] + about.sizes["validation"]
-    name = usual_net(about.kind, rows) if net == "auto" else net
-    own = not isinstance(name, str)
-    # Parts that were given are no folds: they would mix what was to be kept apart.
+def _fill(given: Settings, source: Data, about: About) -> Settings:
+    """The settings with what follows from the data in the place of what was not given.
+
+    Parts that were given are no folds: they would mix what was to be kept apart.
+    """
     roles = source.roles
     apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
-    settings = given.for_data(rows, about.kind == "image")
-    title = type(name).__name__ if own else str(name)
-    return Config(source, about, title, own, recipe, where, exclude, settings)
+    return given.for_data(about.sizes["train"] + about.sizes["validation"], about.kind == "image")
 
 
 def _check_settings(given: Settings, about: About, recipe: BaseRecipe | None, roles: Roles) -> None:
@@ -239,7 +236,7 @@ def resume(
         model = fresh_net(config, net)
         if changes and world.first:
             config.write(path)
-        return _train(config, path, dataset, model, observer, world, resuming=True)
+        return _finish(FitJob(config, path, dataset, model, world, resuming=True), observer)
 
 
 def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
@@ -261,21 +258,14 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     return dataclasses.replace(config, settings=settings)
 
 
-def _train(
-    config: Config,
-    path: Path,
-    data: Dataset,
-    net: nn.Module,
-    observer: Observer | None,
-    world: World,
-    resuming: bool,
-) -> Run:
-    watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
-    weights = config.settings.class_weight
-    rows = data if weights is None else weighed(data, weights)
-    with own_generators(world.device):
-        elbo = run_fit_job(FitJob(config, path, rows, net, watch, world, resuming))
-    run = Run(path, config, elbo, data)
-    if world.first and not (path / "results.json").is_file():  # else they are of this very net
+def _finish(job: FitJob, observer: Observer | None) -> Run:
+    """Train and measure; without an observer a progress bar is shown on a terminal."""
+    bar = ProgressBar() if on_terminal() and job.world.first else Observer()
+    weights = job.config.settings.class_weight
+    rows = job.data if weights is None else weighed(job.data, weights)
+    with own_generators(job.world.device):
+        elbo = run_fit_job(dataclasses.replace(job, data=rows, observer=observer or bar))
+    run = Run(job.path, job.config, elbo, job.data)
+    if job.world.first and not (job.path / "results.json").is_file():  # else they are of this net
         measure(run)
     return run

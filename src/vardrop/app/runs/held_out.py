@@ -71,15 +71,10 @@ class Choice:
 
     def against(self) -> dict[str, dict[str, float]]:
         """By how much the NLL is above that of the others, with its standard error."""
-        worse = {k: self.rows["net"] - v for k, v in self.rows.items() if "net" in self.rows}
-        return {
-            name: {
-                "nll": float(rows.mean()),
-                "error": float(rows.std(correction=0)) / math.sqrt(len(rows)),
-            }
-            for name, rows in worse.items()
-            if name != "net"
-        }
+        others = [name for name in self.rows if "net" in self.rows and name != "net"]
+        worse = {name: self.rows["net"] - self.rows[name] for name in others}
+        error = {name: float(w.std(correction=0)) / math.sqrt(len(w)) for name, w in worse.items()}
+        return {name: {"nll": float(w.mean()), "error": error[name]} for name, w in worse.items()}
 
     @property
     def advice(self) -> str:
@@ -90,9 +85,10 @@ class Choice:
         """
         sentences = []
         for name, worse in self.against().items():
-            text, errors = _ADVICE[name]
+            text, errors = (_BETTER, 1) if name == "plain" else (_HARDLY, -1)
             if not worse["nll"] < errors * worse["error"]:
-                sentences.append(text.format(*(self.held_out[n]["nll"] for n in ("net", name))))
+                net, other = (self.held_out[n]["nll"] for n in ("net", name))
+                sentences.append(text.format(net, other, _BASELINES.get(name)))
         return " ".join(sentences)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,25 +123,15 @@ class Choice:
         return choice
 
 
-_LITTLE = "The columns may say little about it; look at them, or try --method none."
-# The sentence, and how many standard errors the net may be worse by.
-_ADVICE = {
-    "plain": (
-        "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try "
-        "--method none, another method, or more --epochs.",
-        1.0,
-    ),
-    "mean": (
-        "On held-out rows this net (NLL {0:.3f}) is hardly better than the mean of the target "
-        f"({{1:.3f}}). {_LITTLE}",
-        -1.0,
-    ),
-    "majority": (
-        "On held-out rows this net (NLL {0:.3f}) is hardly better than the frequencies of the "
-        f"classes ({{1:.3f}}). {_LITTLE}",
-        -1.0,
-    ),
-}
+_BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
+_HARDLY = (
+    "On held-out rows this net (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns may "
+    "say little about it; look at them, or try --method none."
+)
+_BETTER = (
+    "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try --method "
+    "none, another method, or more --epochs."
+)
 
 
 def weights_to_try(rows: int) -> tuple[float, ...]:

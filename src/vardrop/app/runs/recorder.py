@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from vardrop._core import files
 from vardrop._core.errors import NotFiniteError
 from vardrop.app import store
+from vardrop.app.runs import checkpoint
 from vardrop.app.runs.callbacks import Observer
-from vardrop.app.runs.checkpoint import (
-    load_module,
-    load_optimizer,
-    optimizer_tensors,
-    prefixed,
-    under,
-)
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
@@ -152,18 +146,12 @@ class Recorder:
         _check_finite(loop)
         begun = time.monotonic()
         tensors, values = loop.state()
-        values |= {
-            "phase": self.phase,
-            "first_epoch": self.first_epoch,
-            "best": self.best if math.isfinite(self.best) else None,
-            "best_beta": self.best_beta,
-            "waited": self.waited,
-        }
-        everything = {
-            **prefixed("elbo", loop.elbo.state_dict()),
-            **prefixed("optimizer", optimizer_tensors(loop.optimizer)),
-            **prefixed("loop", tensors),
-        }
+        values |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
+        values["best"] = self.best if math.isfinite(self.best) else None
+        values["best_beta"] = self.best_beta
+        optimizer = checkpoint.optimizer_tensors(loop.optimizer)
+        parts = {"elbo": loop.elbo.state_dict(), "optimizer": optimizer, "loop": tensors}
+        everything = {f"{k}.{name}": t for k, part in parts.items() for name, t in part.items()}
         # One file holds all, so no crash can part them; the JSON is a copy to read.
         files.write_tensors(self.directory / CHECKPOINT, everything, values)
         files.write_json(self.directory / STANDING, files.sealed(values))
@@ -174,10 +162,10 @@ class Recorder:
         """Set the loop, its net and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
         tensors, values = read_checkpoint(self.directory)
-        load_module(loop.elbo, under("elbo", tensors), path)
+        checkpoint.load_module(loop.elbo, checkpoint.under("elbo", tensors), path)
         with store.reading_checkpoint(path):
-            load_optimizer(loop.optimizer, under("optimizer", tensors))
-            loop.load_state(under("loop", tensors), values)
+            checkpoint.load_optimizer(loop.optimizer, checkpoint.under("optimizer", tensors))
+            loop.load_state(checkpoint.under("loop", tensors), values)
             self.best_beta, self.waited = values["best_beta"], values["waited"]
         self.best = math.inf if values["best"] is None else values["best"]
         if loop.world.first:

@@ -62,8 +62,7 @@ def read_phase(directory: Path) -> str | None:
     """The phase that the checkpoint is of; None where there is no checkpoint."""
     if not (directory / CHECKPOINT).is_file():
         return None
-    phase: str = read_checkpoint(directory)[1]["phase"]
-    return phase
+    return str(read_checkpoint(directory)[1]["phase"])
 
 
 def train_net(
@@ -131,17 +130,16 @@ def _objective(training: Training, net: nn.Module, count: int, device: torch.dev
 def _members(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> Members:
     settings, device = trainings[0].config.settings, elbos[0].beta.device
     epochs, batch_size, lr = _filled(settings)
+    parts = [training.train.to(device) for training in trainings]
+    rows = [(*part, part.weight) for part in parts]
     plain = not has_noise(elbos[0].net)
-    return Members(
-        elbos,
-        [(*t.train.to(device), t.train.weight) for t in trainings],
-        lambda elbo: parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay),
-        epochs,
-        batch_size,
-        [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings],
-        settings.factor(epochs),
-        settings.seed,
-    )
+    betas = [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings]
+    rate, seed = settings.factor(epochs), settings.seed
+
+    def groups(elbo: nn.Module) -> list[dict[str, Any]]:
+        return parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay)
+
+    return Members(elbos, rows, groups, epochs, batch_size, betas, rate, seed)
 
 
 def _train_members(

@@ -57,9 +57,9 @@ class FitJob:
     path: Path
     data: Dataset
     net: nn.Module
-    observer: Observer
     world: World
-    resuming: bool
+    resuming: bool = False
+    observer: Observer = dataclasses.field(default_factory=Observer)
 
     @property
     def folded(self) -> bool:
@@ -113,24 +113,24 @@ def run_fit_job(job: FitJob) -> ELBO:
     _keep_initial_weights(job)
     if choice is None:
         choice = choose(job)
-        if world.first:
-            choice.write(path)
+        _write(choice, job)
     beta = choice.beta if config.settings.beta is None else config.settings.beta
     held = job.data.validation
     validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
     best = config.settings.patience is not None
-    training = Training(
-        config, path, job.rows, validate, beta, best, ABOUT_BEST, job.data.feed
-    )  # fmt: skip
+    training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST, job.data.feed)
     elbo = train_net(training, job.net, job.observer, world, job.resuming)
     if not job.folded and not (path / "results.json").is_file():
         log_scale, net = job.score([job.predict(elbo, held)])
-        choice = dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale)
-        if world.first:
-            choice.write(path)
+        _write(dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale), job)
     if world.first:
         shutil.rmtree(path / TRIALS, ignore_errors=True)
     return elbo
+
+
+def _write(choice: Choice, job: FitJob) -> None:
+    if job.world.first:
+        choice.write(job.path)
 
 
 def _keep_initial_weights(job: FitJob) -> None:
@@ -225,7 +225,7 @@ def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: in
     validate = (lambda elbo: validation_scores(elbo, held, config)) if best else None
     return Training(
         config, job.path / TRIALS / name, train, validate, beta or 0.0, best, feed=job.data.feed
-    )  # fmt: skip
+    )
 
 
 def _train_alone(job: FitJob, training: Training) -> ELBO:
