@@ -28,6 +28,7 @@ class Cnn(nn.Module):
 
 
 def train():
+    """A trained noisy CNN and its images."""
     torch.manual_seed(0)
     x, y = torch.randn(64, 1, 8, 8), torch.arange(64) % 3
     elbo = vd.ELBO(vd.convert(Cnn(), vd.sparse_vd()), vd.Categorical(), num_data=64)
@@ -41,6 +42,7 @@ def train():
 
 
 def check_core(elbo, x):
+    """What needs torch alone."""
     probs = vd.predict(elbo, x, samples=8, seed=0).probs
     assert probs.shape == (64, 3)
     assert bool((probs.sum(1) - 1).abs().max() < 1e-5)
@@ -51,6 +53,7 @@ def check_core(elbo, x):
 
 
 def check_files(elbo, x, folder):
+    """What needs the extra "compress"."""
     with torch.no_grad():
         elbo.net.hidden.weight[::2] = 0
     small = vd.shrink(elbo.net, x)

@@ -199,7 +199,7 @@ class ELBO(nn.Module):
                 f"Expected no `weight` for a net with a head, whose loss is its own, but got "
                 f"{shown(weight)}. Repeat the examples instead."
             )
-        if y.dim() > 1 and self.likelihood.class_axis != -1:
+        if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
             raise VardropError(
                 f"Expected `likelihood` to be Categorical(class_axis=-1) for a head over positions "
                 f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "

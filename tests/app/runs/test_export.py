@@ -12,11 +12,11 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.cli.calling import call
-from vardrop.app.runs import compress, export_run, fit, load_run
+from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.data.preprocessing import Category, Date, ManyCategories, Number
-from vardrop._core.errors import VardropError
+from vardrop.app.runs import compress, export_run, fit, load_run
 from vardrop.app.runs.callbacks import Observer
 
 with warnings.catch_warnings():

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from tests.app.cli.calling import call
-from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop._core.errors import VardropError
+from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.callbacks import Observer
 
 QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False, "observer": Observer()}

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vardrop as vd
 from tests.app.cli.calling import call
-from vardrop.app.runs import evaluate, fit, load_run, resume, write_predictions
-from vardrop.app.runs.predict import prediction_table
 from vardrop.app.data import chunks, inputs as given, load_dataset, read_table, splits, streams
 from vardrop.app.data.chunks import encoding_of, read_chunks
+from vardrop.app.runs import evaluate, fit, load_run, resume, write_predictions
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.predict import prediction_table
 
 # What is computed batch by batch: vector instructions round their last elements otherwise.
 ROUNDING = {"rtol": 1e-5, "atol": 2e-6}

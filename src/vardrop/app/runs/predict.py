@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vardrop.app.runs.config import check_output
-from vardrop.app.runs.run import SAMPLES, Run
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import writing
+from vardrop.app.runs.config import check_output
+from vardrop.app.runs.run import SAMPLES, Run
 
 if TYPE_CHECKING:
     import pandas
@@ -34,13 +34,8 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     pandas = needed("pandas")
     lower, upper = run.interval(p, _LEVEL)
     if not p.classifies:
-        parts = {
-            "mean": p.mean,
-            "lower": lower,
-            "upper": upper,
-            "aleatoric": p.aleatoric,
-            "epistemic": p.epistemic,
-        }
+        parts = {"mean": p.mean, "lower": lower, "upper": upper}
+        parts |= {"aleatoric": p.aleatoric, "epistemic": p.epistemic}
         return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
     best = p.probs.argmax(1)
     chosen = {"probability": p.probs, "lower": lower, "upper": upper}
@@ -110,7 +105,6 @@ def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]
 
 
 def _images(run: Run, path: Path) -> Tensor:
-    numpy = needed("numpy")
     shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
         raise VardropError(
@@ -118,15 +112,13 @@ def _images(run: Run, path: Path) -> Tensor:
             f"{run.about.name}, but got {str(path)!r}."
         )
     try:
-        loaded = torch.from_numpy(numpy.load(path, allow_pickle=False))
+        loaded = torch.from_numpy(needed("numpy").load(path, allow_pickle=False))
     except Exception as broken:  # numpy raises a dozen types for damage of different kinds
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
-    if loaded.is_complex():
-        raise VardropError(f"Expected {path} to hold real numbers, but got {loaded.dtype}.")
-    x = loaded.float()
-    if len(x) == 0:
-        raise VardropError(f"Expected images in {path}, but got none.")
-    if tuple(x.shape[1:]) != run.about.shape:
-        raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
-    return x
+    if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
+        raise VardropError(
+            f"Expected real images of shape {shape} in {path}, but got {loaded.dtype} of shape "
+            f"{tuple(loaded.shape)}."
+        )
+    return loaded.float()
