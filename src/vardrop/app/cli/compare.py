@@ -13,10 +13,10 @@ import typer
 from vardrop._core.errors import VardropError
 from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.commands import app, observer
-from vardrop.app.report.score_texts import check_scores
 from vardrop.app.runs import Settings, compare_methods, compare_runs, method_named
 from vardrop.app.runs.config import free_directory
 from vardrop.app.runs.models import check_net_name
+from vardrop.app.score_texts import check_scores
 
 if TYPE_CHECKING:
     from vardrop.app.report import Comparison
@@ -54,7 +54,7 @@ def compare(
         _check_runs(things or [], given)
         found = compare_runs(things or [])
         with o.usage():
-            found.shown(o.listed(scores))
+            found.select(o.listed(scores))
         if out is not None:
             found.write(out, o.listed(scores))
     else:

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from vardrop._core.checks import printable
 from vardrop._core.files import plain
-from vardrop.app.report.score_texts import BASELINES, MEANINGS, number, title
 from vardrop.app.runs import Run
 from vardrop.app.runs.models import Method
+from vardrop.app.score_texts import SCORES, number, score_columns, title
 from vardrop.compression import ShrinkPlan
 from vardrop.tuning import Slimmed
 
@@ -78,7 +78,7 @@ def rows(run: Run, found: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _table(results: Mapping[str, Any]) -> None:
-    table, columns = Table(), _columns(results)
+    table, columns = Table(), score_columns(results)
     table.add_column("score")
     for name in columns:
         table.add_column(name, justify="right")
@@ -93,18 +93,8 @@ def _table(results: Mapping[str, Any]) -> None:
     Console().print(table)
 
 
-def _columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Scores on test rows, those of no net beside them; of held-out rows where there is no test."""
-    baseline = results.get("baseline") or {}
-    if results["metrics"]:
-        others = {"majority", "mean"} & {baseline.get("name")}
-        return {"value": results["metrics"], **{BASELINES[name]: baseline for name in others}}
-    held = results.get("held_out") or {}
-    return {label: held[name] for name, label in BASELINES.items() if name in held}
-
-
 def _better(name: str) -> str:
-    return MEANINGS[name].better if name in MEANINGS else ""
+    return SCORES[name].better if name in SCORES else ""
 
 
 def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:

@@ -21,14 +21,15 @@ from vardrop.app.data import Roles, load_dataset
 from vardrop._core.errors import VardropError
 from vardrop._core.files import digest, read_json, sealed, unsealed, write_json
 from vardrop.metrics.intervals import repeated
-from vardrop.app.report.score_texts import BOUNDS, number
+from vardrop.app.score_texts import BOUNDS, number
+from vardrop.app.store import StoredRun, read_run
 from vardrop.recipes import BaseRecipe
 from vardrop.app.runs.callbacks import Observer
 from vardrop._core.values import to_json
 
 if TYPE_CHECKING:
     from vardrop.objective import ELBO
-    from vardrop.app.report import Comparison, StoredRun
+    from vardrop.app.report import Comparison
     from vardrop.tuning.train import Loop
 
 Method = BaseRecipe | str | None
@@ -239,11 +240,8 @@ class _Order:
 
     def run(self, label: str, recipe: BaseRecipe | Auto | None, seed: int) -> StoredRun:
         """The run of a method and a seed: that which is there, taken to its end, or a new one."""
-        from vardrop.app.report import read_run
-        from vardrop.app.report.comparison import stopped
-
         path = self.folder / f"{_slug(label)}-{seed}"
-        if not (path / "results.json").is_file() or stopped(read_run(path)):
+        if not (path / "results.json").is_file() or read_run(path).stopped:
             self._train(path, recipe, seed)
         found = read_run(path)
         if self.observer is not None:
@@ -316,9 +314,7 @@ def _ratio(runs: Sequence[StoredRun]) -> float:
 
 def _sizes(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Sizes of the nets, on average over the seeds."""
-    from vardrop.app.report.comparison import sizes
-
-    found = [sizes(run) for run in runs]
+    found = [run.sizes() for run in runs]
     names = dict.fromkeys(name for one in found for name in one)
     means = {n: sum(one.get(n, 0) for one in found) / len(found) for n in names}
     return {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}

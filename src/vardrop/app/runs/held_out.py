@@ -18,6 +18,8 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.prediction import Prediction
 from vardrop.app.runs.settings import FEW
+from vardrop.app.score_texts import judge_difference
+from vardrop.metrics.intervals import Estimate
 
 CHOICE = "choice.safetensors"
 Scores = dict[str, float]
@@ -55,17 +57,17 @@ class Choice:
 
     @property
     def advice(self) -> str:
-        """What to say where something simpler is as good; empty where the net is better.
+        """What to say if something simpler is as good; empty if the model is better.
 
-        The plain net has to be better by a standard error of the difference, because its epoch was
-        chosen on these rows; no net must not be nearly as good.
+        The plain model is named if it is better by two standard errors of the difference, no model
+        unless this one is better by as much.
         """
         told = []
-        for name, (text, errors) in _SAID.items():
+        for name, (text, unless) in _SAID.items():
             if "net" in self.rows and name in self.rows:
                 worse = self.rows["net"] - self.rows[name]
                 error = float(worse.std(correction=0)) / math.sqrt(len(worse))
-                if not float(worse.mean()) < errors * error:
+                if judge_difference("nll", Estimate(float(worse.mean()), error)) not in unless:
                     told.append(text.format(*(self.held_out[n]["nll"] for n in ("net", name))))
         return " ".join(told)
 
@@ -102,22 +104,22 @@ class Choice:
 
 
 _LITTLE = "The columns may say little about it; look at them, or try --method none."
-# The sentence, and how many standard errors the net may be worse by.
+# The sentence, and the judgements of the model for which it is not given.
 _SAID = {
     "plain": (
         "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try "
         "--method none, another method, or more --epochs.",
-        1.0,
+        ("better", ""),
     ),
     "mean": (
         "On held-out rows this net (NLL {0:.3f}) is hardly better than the mean of the target "
         f"({{1:.3f}}). {_LITTLE}",
-        -1.0,
+        ("better",),
     ),
     "majority": (
         "On held-out rows this net (NLL {0:.3f}) is hardly better than the frequencies of the "
         f"classes ({{1:.3f}}). {_LITTLE}",
-        -1.0,
+        ("better",),
     ),
 }
 
