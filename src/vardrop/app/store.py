@@ -17,6 +17,7 @@ from vardrop._core.files import read_json, read_tensors, unsealed
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 STANDING = "checkpoint.json"
+SIZES = ("weights", "weights_left", "packed_bytes", "seconds")
 Record = dict[str, Any]
 
 
@@ -69,13 +70,9 @@ class StoredRun:
         if left is None and removed:
             pruned = sum(removed.get(name, 0.0) * count for name, count in counts.items())
             left = sum(counts.values()) - round(pruned)
-        sizes = {
-            "weights": sum(counts.values()) or None,
-            "weights_left": left,
-            "packed_bytes": compression.get("packed_bytes"),
-            "seconds": round(self.seconds, 2) if self.history else None,
-        }
-        return {name: value for name, value in sizes.items() if value is not None}
+        seconds = round(self.seconds, 2) if self.history else None
+        sizes = (sum(counts.values()) or None, left, compression.get("packed_bytes"), seconds)
+        return {k: v for k, v in zip(SIZES, sizes, strict=True) if v is not None}
 
     def label(self, layer: str) -> str:
         """The name of a layer, with its type if the name is only a number."""

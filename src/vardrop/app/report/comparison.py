@@ -15,7 +15,7 @@ from vardrop._core.files import write_atomically, write_json
 from vardrop.app.report.pictures.canvas import png
 from vardrop.app.report.pictures.comparison import score_intervals
 from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
-from vardrop.app.store import StoredRun, make_directory, name_runs, read_run
+from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
 from vardrop.metrics.intervals import Estimate, bootstrap, class_scores, estimated, number_scores
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Comparison:
     def table(self, scores: Sequence[str] | None = None) -> str:
         """The comparison as text: a line for each model, and one for its difference."""
         names = self.select(scores)
-        kinds = list(dict.fromkeys(kind for sizes in self.sizes.values() for kind in sizes))
+        kinds = [kind for kind in SIZES if any(kind in own for own in self.sizes.values())]
         lines = [["", *map(title, names), *(kind.replace("_", " ") for kind in kinds)]]
         for model, found in self.scores.items():
             own = self.sizes[model]

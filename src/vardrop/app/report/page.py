@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -14,8 +15,9 @@ from vardrop._core.files import check_apart, write_atomically
 from vardrop.app.report import summary
 from vardrop.app.report.comparison import Comparison, compare_stored
 from vardrop.app.report.gallery import PICTURES, make_card
-from vardrop.app.score_texts import MODEL, SCORES, estimate_text, number, score_columns, title
+from vardrop.app.score_texts import MODEL, SCORES, number, score_columns, title
 from vardrop.app.store import StoredRun, make_directory, name_runs, read_run
+from vardrop.metrics.intervals import Estimate
 
 Runs = Mapping[str, StoredRun]
 _NAMED = 4  # runs that the title still names
@@ -130,9 +132,9 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
 
 
 def _score_cell(compared: Comparison, run: str, score: str, value: Any) -> Cell:
-    estimate = compared.scores[run].get(score)
-    text = number(value) if estimate is None else estimate_text(estimate)
-    return Cell(text, compared.difference_text(run, score))
+    low, high = compared.scores[run].get(score, Estimate(math.nan))[2:]
+    interval = "" if low is None else f"[{number(low)}, {number(high)}]"
+    return Cell(number(value), f"{interval}\n{compared.difference_text(run, score)}".strip())
 
 
 def _score_name(key: str) -> Cell:
@@ -154,7 +156,7 @@ def _confusion_table(run: StoredRun) -> Table:
 
 def _fact_table(runs: Runs) -> Table:
     """What was run; of several runs only what differs."""
-    facts = {name: summary.facts(run) for name, run in runs.items()}
+    facts = {name: summary.facts(run, flat=len(runs) > 1) for name, run in runs.items()}
     keys = dict.fromkeys(key for pairs in facts.values() for key in pairs)
     rows = [
         [Cell(key), *(Cell(pairs.get(key, _GAP)) for pairs in facts.values())]

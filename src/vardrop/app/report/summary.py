@@ -72,7 +72,7 @@ def method_name(stored: Any) -> str:
     leaves, best, fewest = flatten(stored), show(stored), math.inf
     for name, make in METHODS.items():
         usual = flatten(to_json(make()))
-        changed = {k: v for k, v in leaves.items() if usual.get(k) != v}
+        changed = {k: v for k, v in leaves.items() if usual.get(k) != v and "version" not in k}
         if _types(leaves) == _types(usual) and len(changed) < fewest:
             options = ", ".join(f"{k.removesuffix(' type')}={show(v)}" for k, v in changed.items())
             best, fewest = f"{name} ({options})" if changed else name, len(changed)
@@ -145,10 +145,12 @@ def notes(run: StoredRun) -> list[str]:
     return [str(note) for note in (advice, *(run.results.get("notes") or [])) if note]
 
 
-def facts(run: StoredRun) -> dict[str, str]:
-    """The configuration of a run by name, and how long it trained."""
-    config = {**run.config, "method": method_name(run.config.get("method"))}
-    pairs = {k.replace("_", " "): show(v) for k, v in flatten(config).items() if k != "version"}
+def facts(run: StoredRun, flat: bool) -> dict[str, str]:
+    """The configuration of a run by name, settings one by one if `flat`, and its training time."""
+    config = {k: v for k, v in run.config.items() if k != "version" and _is_set(v)}
+    config["method"] = method_name(run.config.get("method"))
+    found = flatten(config) if flat else config
+    pairs = {name.replace("_", " "): show(value) for name, value in found.items()}
     if run.history:
         pairs["trained"] = f"{len(run.history)} epochs, {run.seconds:,.1f} seconds"
     return pairs
