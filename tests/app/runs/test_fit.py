@@ -138,18 +138,12 @@ def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
 
 
 def test_compression_of_a_regression_speaks_of_rmse(regression):
-    from vardrop.app.report.gallery import KINDS
-
     compress(regression, max_drop=2.0)
     found, curve = regression.results["compression"], regression.results["curve"]
     assert found["score"] == "rmse"
     metrics = regression.results["metrics"]
     assert found["test_score_before"] == pytest.approx(metrics["rmse"], rel=0.05)
-    (kind,) = [k for k in KINDS if k.title == "Score against sparsity"]
-    ax = kind.of(vd.report.read_run(regression.directory))[""]
-    assert ax.get_ylabel() == "rmse"
-    assert sorted(ax.lines[0].get_ydata()) == sorted(p["metric"] for p in curve)
-    assert min(ax.lines[0].get_ydata()) > 0
+    assert min(point["metric"] for point in curve) > 0
 
 
 def test_predictions_of_a_file(regression, classes, tmp_path):
@@ -259,7 +253,7 @@ def test_a_run_predicts_where_its_data_are_not(tmp_path):
 @pytest.mark.parametrize(
     "started, told",
     [
-        (["/lib/vardrop/app/cli/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
+        (["/lib/vardrop/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
         (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
         (["/lib/vardrop/app/demo.py"], "vardrop demo"),
         (["study.py", "3"], "python study.py 3"),

@@ -33,7 +33,7 @@ from vardrop._core.values import from_json, to_json
 # from the first to the fifth tenth of its epochs.
 VERSION = 3
 # How a user starts what Python sees as a file of this package.
-_PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/app/demo.py": ["vardrop", "demo"]}
+_PROGRAMS = {"vardrop/__main__.py": ["vardrop"]}
 FILES = (
     "config.json",
     "history.jsonl",
@@ -262,7 +262,7 @@ def _describing(path: Path, wanted: str) -> Iterator[None]:
 def command(arguments: Sequence[str]) -> str:
     """What was typed, from the arguments that Python was started with.
 
-    >>> command(["/usr/lib/vardrop/app/cli/__main__.py", "fit", "digits"])
+    >>> command(["/usr/lib/vardrop/__main__.py", "fit", "digits"])
     'vardrop fit digits'
     """
     program = Path(arguments[0])
