@@ -5,7 +5,7 @@ STAMP := .venv/installed
 .PHONY: demo docs test slow check format pictures bench bench-quick clean
 
 demo: $(STAMP)
-	$(BIN)/python -m vardrop.app.demo
+	$(BIN)/vardrop demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2

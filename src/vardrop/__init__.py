@@ -31,8 +31,6 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name == "report":  # not in __all__: it needs matplotlib
-        return importlib.import_module("vardrop.app.report")
     if name not in _HOMES:
         raise AttributeError(f"module 'vardrop' has no attribute {name!r}")
     if _HOMES[name] == "vardrop":  # a module itself
@@ -41,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "report"})
+    return [*__all__, "__version__"]
 
 
 for _name, _home in _HOMES.items():

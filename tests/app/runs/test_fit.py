@@ -261,7 +261,7 @@ def test_a_run_predicts_where_its_data_are_not(tmp_path):
 @pytest.mark.parametrize(
     "started, told",
     [
-        (["/lib/vardrop/app/cli/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
+        (["/lib/vardrop/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
         (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
         (["/lib/vardrop/app/demo.py"], "vardrop demo"),
         (["study.py", "3"], "python study.py 3"),

@@ -17,17 +17,18 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import digest
 from vardrop._core.values import to_json
 from vardrop.app.data import Roles, load_dataset
-from vardrop.app.report.score_texts import BOUNDS, number
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
 from vardrop.app.runs.run import Run
+from vardrop.app.score_texts import BOUNDS, number
+from vardrop.app.store import StoredRun, read_run
 from vardrop.metrics.intervals import repeated
 from vardrop.recipes import BaseRecipe
 
 if TYPE_CHECKING:
-    from vardrop.app.report import Comparison, StoredRun
+    from vardrop.app.report import Comparison
 
 Method = BaseRecipe | str | None
 _PARTS = ("validation", "test")
@@ -184,10 +185,7 @@ def _identity(checksum: str, net: str | nn.Module, method: Method, more: Mapping
 
 def _finish(path: Path, data: Any, net: str | nn.Module, **given: Any) -> StoredRun:
     """The run of a method and a seed: that which is there, taken to its end, or a new one."""
-    from vardrop.app.report import read_run
-    from vardrop.app.report.comparison import stopped
-
-    if (path / "results.json").is_file() and not stopped(read_run(path)):
+    if (path / "results.json").is_file() and not read_run(path).stopped:
         return read_run(path)
     model = copy.deepcopy(net)
     if (path / "config.json").is_file():
@@ -245,9 +243,7 @@ def _test_ratio(runs: Sequence[StoredRun]) -> float:
 
 def _mean_sizes(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Sizes of the nets, on average over the seeds."""
-    from vardrop.app.report.comparison import sizes
-
-    each = [sizes(run) for run in runs]
+    each = [run.sizes() for run in runs]
     names = dict.fromkeys(name for one in each for name in one)
     means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
     return {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}

@@ -22,6 +22,8 @@ from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
 from vardrop.recipes import BaseRecipe
 
 VERSION = 1
+# How a user starts what Python sees as a file of this package.
+_PROGRAMS = {"vardrop/__main__.py": ["vardrop"]}
 TRIALS = "trials"  # the directory of trainings that only serve to choose
 # What says something of the best net, and goes when that changes.
 ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.vdp")
@@ -179,7 +181,7 @@ def _whole(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
 def command(arguments: Sequence[str]) -> str:
     """What was typed, from the arguments that Python was started with.
 
-    >>> command(["/usr/lib/vardrop/app/cli/__main__.py", "fit", "digits"])
+    >>> command(["/usr/lib/vardrop/__main__.py", "fit", "digits"])
     'vardrop fit digits'
     """
     program = Path(arguments[0])

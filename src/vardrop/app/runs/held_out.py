@@ -17,6 +17,8 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs.settings import FEW
+from vardrop.app.score_texts import judge_difference
+from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Prediction
 
 CHOICE = "choice.safetensors"
@@ -78,15 +80,15 @@ class Choice:
 
     @property
     def advice(self) -> str:
-        """What to say where something simpler is as good; empty where the net is better.
+        """What to say if something simpler is as good; empty if the model is better.
 
-        The plain net has to be better by a standard error of the difference, because its epoch was
-        chosen on these rows; no net must not be nearly as good.
+        The plain model is named if it is better by two standard errors of the difference, no model
+        unless this one is better by as much.
         """
         sentences = []
         for name, worse in self.against().items():
-            text, errors = (_BETTER, 1) if name == "plain" else (_HARDLY, -1)
-            if not worse["nll"] < errors * worse["error"]:
+            text, unless = (_BETTER, ("better", "")) if name == "plain" else (_HARDLY, ("better",))
+            if judge_difference("nll", Estimate(worse["nll"], worse["error"])) not in unless:
                 net, other = (self.held_out[n]["nll"] for n in ("net", name))
                 sentences.append(text.format(net, other, _BASELINES.get(name)))
         return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""`python -m vardrop.app.cli`, which is what torchrun starts."""
+"""`python -m vardrop`, which torchrun starts too."""
 
 from vardrop.app.cli import main
 
