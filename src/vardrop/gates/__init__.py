@@ -13,7 +13,7 @@ from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
 from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys
-from vardrop.gates.own_dropout import (
+from vardrop.gates.functional_dropout import (
     SwitchedMode as SwitchedMode,
     drop_rate as drop_rate,
     handed_on as handed_on,
