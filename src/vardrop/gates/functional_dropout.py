@@ -1,30 +1,23 @@
-"""Dropout inside the code of a module, which asks `self.training` whether to draw.
+"""Dropout that the code of a module calls as a function, asking `self.training` whether to draw.
 
-A module's own code is read as bytecode, without running it: dropout modules of which it takes only
-the rate `p`, and rates of its own, in functions that ask for the mode. torch's recurrent layers and
-attention hand on the mode, too. Where the mode decides on noise and on nothing else, the switch can
-answer in its place: `switched` makes the class that does so.
+A class whose mode decides on dropout, and on nothing else, is registered with its rates: the switch
+can answer for its mode, in the class that `switched_class` makes. torch's attention and recurrent
+layers are registered here, classes of other libraries by their integrations; `find_dropout.py`
+beside it finds what the code of other classes draws.
 """
 
 from __future__ import annotations
 
-import dis
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from functools import singledispatch
-from inspect import unwrap
-from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 from torch import nn
 
+from vardrop._core.checks import check_type
+from vardrop._core.integrations import load_integration, package
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
 from vardrop.noisy import Noisy
-
-# Packages whose modules, by convention, ask for the mode to decide on noise alone.
-_PACKAGES = ("transformers", "transformers_modules")
-_TORCH = (nn.MultiheadAttention, nn.RNN, nn.LSTM, nn.GRU)
-_ATTRIBUTES, _LOCAL = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_DEREF")
-_Uses = tuple[tuple[str, str], ...]  # attributes of self, each with the attribute asked of it
 
 
 class SwitchedMode(Noisy):
@@ -53,10 +46,10 @@ class SwitchedMode(Noisy):
 _SWITCHED: dict[type[nn.Module], type[SwitchedMode]] = {}
 
 
-def switched(plain: type[nn.Module]) -> type[SwitchedMode]:
+def switched_class(plain: type[nn.Module]) -> type[SwitchedMode]:
     """The class of modules of one type whose own dropout follows the switch.
 
-    >>> switched(nn.LSTM).__name__, switched(nn.LSTM) is switched(nn.LSTM)
+    >>> switched_class(nn.LSTM).__name__, switched_class(nn.LSTM) is switched_class(nn.LSTM)
     ('SwitchedLSTM', True)
     """
     if plain not in _SWITCHED:
@@ -67,40 +60,67 @@ def switched(plain: type[nn.Module]) -> type[SwitchedMode]:
 
 
 def _new(plain: type[nn.Module]) -> SwitchedMode:
-    return object.__new__(switched(plain))
+    return object.__new__(switched_class(plain))
 
 
 @singledispatch
-def own_rates(module: nn.Module) -> dict[str, float]:
-    """The drop rates above zero with which a module's own code draws, where a switch can reach it.
-
-    >>> own_rates(nn.LSTM(2, 2, 2, dropout=0.1)), own_rates(nn.Dropout(0.1))
-    ({'dropout': 0.1}, {})
-    """
-    if _package(type(module)) in _PACKAGES or isinstance(module, SwitchedMode):
-        return rates_beside_mode(module)
+def _registered_rates(module: nn.Module) -> dict[str, float]:
     return {}
 
 
-@own_rates.register(nn.MultiheadAttention)
-def _(module: Any) -> dict[str, float]:
-    return {"dropout": module.dropout} if module.dropout else {}
+def register_functional_dropout(kind: type, rates: Callable[[Any], dict[str, float]]) -> None:
+    """Say with which rates the code of a class draws dropout while `self.training`.
+
+    `convert(net, mc_dropout())` then puts its modules under the switch, which answers for
+    `self.training`, and `predict` draws their dropout. The mode must decide on nothing else. Rates
+    that are empty say that the code has no dropout, whatever else it does in training mode.
+
+    Args:
+        kind: the class, by exact type, or an abstract class whose `__subclasshook__` knows several.
+        rates: the rates of a module by name; `<child>.p` for the rate of a dropout module inside it
+            that is not called itself.
+
+    >>> import torch, vardrop as vd
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.dropout(x, 0.2, self.training)
+    >>> vd.gates.register_functional_dropout(Block, lambda block: {"rate": 0.2})
+    >>> [step.becomes for step in vd.plan(Block(), vd.mc_dropout()).changes]
+    ['itself, with its dropout (rate=0.2) under the switch']
+    """
+    check_type("kind", kind, type, "a class")
+    _registered_rates.register(kind, rates)
 
 
-@own_rates.register(nn.RNNBase)
-def _(module: Any) -> dict[str, float]:
-    between = module.dropout and module.num_layers > 1
-    return {"dropout": module.dropout} if between else {}
+def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
+    """The drop rates above zero with which the code of a registered class draws.
+
+    >>> functional_dropout_rates(nn.LSTM(2, 2, 2, dropout=0.1))
+    {'dropout': 0.1}
+    >>> functional_dropout_rates(nn.Dropout(0.1))
+    {}
+    """
+    load_integration(type(module))
+    return {name: rate for name, rate in _registered_rates(module).items() if rate > 0}
 
 
-def switchable(module: nn.Module) -> bool:
-    """Whether the switch can answer for the mode of a module: its code draws, and does no more."""
-    known = type(module) in _TORCH or _package(type(module)) in _PACKAGES
-    return known and bool(own_rates(module))
+def _recurrent_rates(module: Any) -> dict[str, float]:
+    return {"dropout": module.dropout if module.num_layers > 1 else 0.0}
 
 
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
+register_functional_dropout(nn.MultiheadAttention, lambda module: {"dropout": module.dropout})
+for _recurrent in (nn.RNN, nn.LSTM, nn.GRU):
+    register_functional_dropout(_recurrent, _recurrent_rates)
+
+
+def is_switchable(module: nn.Module) -> bool:
+    """Whether the switch can answer for the mode of a module: its code draws, and does no more.
+
+    Of a subclass that is not registered itself nobody knows what else it asks the mode for.
+    """
+    kinds = _registered_rates.registry.keys() - {object}
+    inherited = type(module) not in kinds and not kinds.isdisjoint(type(module).__mro__)
+    return not inherited and bool(functional_dropout_rates(module))
 
 
 @singledispatch
@@ -110,109 +130,15 @@ def drop_rate(module: nn.Module) -> float:
     >>> drop_rate(nn.Dropout(0.5)), drop_rate(nn.LSTM(2, 2, 2, dropout=0.1)), drop_rate(nn.ReLU())
     (0.5, 0.1, 0.0)
     """
-    return max(own_rates(module).values(), default=0.0)
-
-
-def _rate_of_module(module: Any) -> float:
-    return float(module.p)
+    return max(functional_dropout_rates(module).values(), default=0.0)
 
 
 for _dropout in DROPOUT_TYPES:
-    drop_rate.register(_dropout, _rate_of_module)
+    drop_rate.register(_dropout, lambda module: float(module.p))
 
 
-def rates_beside_mode(module: nn.Module) -> dict[str, float]:
-    """The rates above zero in functions that ask for the mode, by the path to them.
-
-    A rate is a float under a name with `drop` in it, of the module or of its `config`, or the `p`
-    of a dropout module.
-    """
-    cls, found = type(module), {}
-    if cls not in _BESIDE_MODE:
-        asking = (uses for uses in _uses(cls) if "training" in dict(uses))
-        every = {use for uses in asking for use in uses}
-        named = (use for use in every if "drop" in "".join(use) or use[1] == "p")
-        _BESIDE_MODE[cls] = tuple(sorted(named))
-    for name, asked in _BESIDE_MODE[cls]:
-        rate = _rate(module, name, asked)
-        if rate and 0 < rate <= 1:
-            found[f"{name}.{asked}" if asked else name] = rate
-    return found
-
-
-_BESIDE_MODE: dict[type[nn.Module], _Uses] = {}
-
-
-def _rate(module: nn.Module, name: str, asked: str) -> float | None:
-    own: Any = vars(module).get(name)
-    if asked == "p" and type(module._modules.get(name)) in _DROPOUTS:
-        own = module._modules[name]
-    if asked:
-        own = getattr(own, asked, None) if asked == "p" or name == "config" else None
-    return own if isinstance(own, float) else None
-
-
-_DROPOUTS = {*DROPOUT_TYPES, *DROPOUT_TYPES.values()}
-
-
-def handed_on(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
-    """The owners, by the ids of dropout modules of which they take the rate without a call."""
-    taken: dict[int, nn.Module] = {}
-    called: set[int] = set()
-    for owner in modules:
-        for name, child in owner._modules.items():
-            if type(child) not in _DROPOUTS:
-                continue
-            if _takes_rate(type(owner), name):
-                taken[id(child)] = owner
-            else:
-                called.add(id(child))
-    return {key: owner for key, owner in taken.items() if key not in called}
-
-
-def _takes_rate(owner: type[nn.Module], name: str) -> bool:
-    """Whether code reads the rate of `name` beside the mode, or does nothing else with it."""
-    every = []
-    for uses in _uses(owner):
-        here = [asked for attribute, asked in uses if attribute == name]
-        # A function that asks for the mode too is what runs; a call may stand in a rare branch.
-        if "p" in here and "training" in dict(uses):
-            return True
-        every += here
-    return bool(every) and all(asked == "p" for asked in every)
-
-
-_USES: dict[type[nn.Module], tuple[_Uses, ...]] = {}
-
-
-def _uses(cls: type[nn.Module]) -> tuple[_Uses, ...]:
-    """The attributes of self that each function of a class loads, '' where nothing is asked."""
-    if cls not in _USES:
-        _USES[cls] = tuple(tuple(_attributes(f)) for f in own_functions(cls))
-    return _USES[cls]
-
-
-def _attributes(function: FunctionType) -> Iterator[tuple[str, str]]:
-    code = function.__code__
-    return _loaded(code, code.co_varnames[0]) if code.co_argcount else iter(())
-
-
-def _loaded(code: CodeType, me: str) -> Iterator[tuple[str, str]]:
-    steps = [s for s in dis.get_instructions(code) if s.opname not in ("CACHE", "PRECALL")]
-    for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
-        # One instruction may load two local names, self last.
-        holder = before.argval[-1:] if isinstance(before.argval, tuple) else (before.argval,)
-        if step.opname in _ATTRIBUTES and before.opname.startswith(_LOCAL) and holder == (me,):
-            asked = after.opname in (*_ATTRIBUTES, "STORE_ATTR")
-            yield str(step.argval), str(after.argval) if asked else ""
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _loaded(inner, me)
-
-
-def own_functions(cls: type[nn.Module]) -> Iterator[FunctionType]:
-    """The functions of a class and of its bases that neither torch nor this library wrote."""
-    for owner in cls.__mro__:
-        if owner is not object and _package(owner) not in ("torch", "vardrop"):
-            members = (unwrap(m) for m in vars(owner).values() if callable(m))  # past decorators
-            yield from (m for m in members if isinstance(m, FunctionType))
+def is_custom(module: nn.Module) -> bool:
+    """Whether the code of a module may have dropout that nobody told of."""
+    kind = type(module)
+    known = package(kind) in ("torch", "vardrop") or kind in _registered_rates.registry
+    return not known and drop_rate(module) == 0 and not _registered_rates(module)
