@@ -35,6 +35,7 @@ def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, flo
 
     >>> import torch
     >>> class Block(torch.nn.Module):
+    ...     __module__ = "mine"  # a class of your own
     ...     def forward(self, x):
     ...         return torch.nn.functional.dropout(x, 0.25, self.training)
     >>> find_functional_dropout(torch.nn.Sequential(Block(), torch.nn.Dropout()), torch.ones(3))
