@@ -25,6 +25,9 @@ class Kind(ABC):
 
     rewrites: bool = False  # tensors that are there get other values
 
+    def observe(self, net: nn.Module, example_input: Any) -> None:  # noqa: B027
+        """Look at what the net does with an example, where the reasons depend on it."""
+
     @abstractmethod
     def reason(self, module: nn.Module) -> str | None:
         """Why a module stays as it is; empty where it changes, None where it is not concerned."""

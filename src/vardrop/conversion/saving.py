@@ -18,7 +18,7 @@ from vardrop.conversion.apply import all_or_nothing
 from vardrop.conversion.kinds import Kind, described
 from vardrop.conversion.plan import kind_of
 from vardrop.conversion.selection import listed
-from vardrop.gates import own_rates
+from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Ties
 from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
@@ -206,7 +206,7 @@ def _misfits(
             found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
             found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
-        elif "rates" in entry and (rates := own_rates(module)) != entry["rates"]:
+        elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
             found.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
     extra = [name for name in noisy if name not in entries]
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]

@@ -12,6 +12,7 @@ needed("transformers", "huggingface")
 
 import copy
 import os
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,9 @@ from transformers.utils.hub import cached_file
 
 from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.integrations import package
 from vardrop.conversion import contents, is_description, restore
+from vardrop.gates import register_functional_dropout
 from vardrop.layers import Variational, register_layer
 from vardrop.posteriors import Axes
 
@@ -79,6 +82,35 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
+
+
+class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
+    """Every class of transformers: by convention they ask for the mode to decide on noise alone."""
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        return package(getattr(kind, "plain", kind)) in ("transformers", "transformers_modules")
+
+
+def _dropout_rates(module: Any) -> dict[str, float]:
+    """The rates of a module under names with `drop`, and those that it takes from elsewhere.
+
+    Attention takes the rate of a dropout module in the place of a call. Encoders that may leave
+    out layers take the rate of that from their `config`.
+    """
+    rates = {name: v for name, v in vars(module).items() if "drop" in name and type(v) is float}
+    children = module._modules
+    projects = any(isinstance(c, nn.Linear | pytorch_utils.Conv1D) for c in children.values())
+    if projects and "Attention" in type(module).__name__:
+        lent = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
+        rates |= {f"{name}.p": module.get_submodule(name).p for name in lent}
+    if "layers" in children and hasattr(getattr(module, "config", None), "layerdrop"):
+        rates["config.layerdrop"] = module.config.layerdrop
+    return rates
+
+
+_ATTENTION_DROPOUT = ("dropout", "attn_dropout", "attention_dropout")
+register_functional_dropout(_Transformers, _dropout_rates)
 
 
 def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:

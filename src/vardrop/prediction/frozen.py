@@ -25,7 +25,7 @@ from vardrop._core.calls import Picked, call, mapped, one_tensor, rows, tensors_
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
-from vardrop.gates import Gate
+from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, Values, net_and_likelihood
 from vardrop.noisy import modules_of, replica
@@ -425,6 +425,7 @@ class Graph(nn.Module):
         super().__init__()
         self.predictor, self.output_names, self.takes_noise = predictor, names, False
         net, options = predictor.net, predictor.options
+        check_functional_dropout(net, x)
         self.names = list(x) if isinstance(x, Mapping) else None
         self.input_names = self.names or ["x", *(f"x{i}" for i in range(1, len(_arguments(x))))]
         if options.mode == "moments":

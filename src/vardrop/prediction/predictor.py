@@ -27,6 +27,7 @@ from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import drawing, undisturbed
+from vardrop.gates import check_functional_dropout
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import replica
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
@@ -216,6 +217,7 @@ class Engine:
         self, net: nn.Module, options: Options, given: nn.Module | Objective | None = None
     ) -> None:
         self.options, self.device = options, device_of(net)
+        self.unchecked = None if options.mode == "mean" or is_spread(net) else net
         if is_spread(net):
             self.way: Way = _spread(net, options, given)
         elif options.mode == "moments":
@@ -232,9 +234,16 @@ class Engine:
         """
         return self._by_moments(x, seed) if self.options.mode == "moments" else self._by_draws(x)
 
+    def _check_dropout(self, x: Any) -> None:
+        """Refuse a net with dropout that draws would be without, at its first rows."""
+        if self.unchecked is not None:
+            check_functional_dropout(self.unchecked, x)
+            self.unchecked = None
+
     def _by_draws(self, x: Any) -> Iterator[Prediction]:
         most, count = self.way.rows(x), rows(x)
         for part in (x,) if most >= count else parts(x, most):
+            self._check_dropout(part)
             reduction, length = self.options.reduction(), rows(part)
             for block in self.way(part, self.options.samples):
                 reduction.add(_checked(block, length))
@@ -255,6 +264,7 @@ class Engine:
             )
         most = row_limit(self.quiet, self._size(x), x, memory) if len(x) > 2 else len(x)
         for part in x.split(most):
+            self._check_dropout(part)
             found, reduction = passed(self.net, part), self.options.reduction()
             for block in output_draws(found, samples, seed, memory):
                 reduction.add(_checked(block, len(part)))
