@@ -28,7 +28,6 @@ from vardrop.compression import (
     Threshold,
     choose_threshold,
     compare,
-    export_onnx,
     fine_tune,
     masked,
     pack,
@@ -38,6 +37,7 @@ from vardrop.compression import (
 )
 from vardrop.compression.running import accuracy, race
 from vardrop.conversion import convert
+from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian

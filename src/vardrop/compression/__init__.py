@@ -1,4 +1,4 @@
-"""Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
+"""Compression: relevance, threshold, shrink, sparse execution, files, and afterwards."""
 
 import warnings
 from typing import Any
@@ -12,10 +12,6 @@ from vardrop.compression.comparing import (
     compare as compare,
 )
 from vardrop.compression.files import (
-    Draws as Draws,
-    export_onnx as export_onnx,
-    export_package as export_package,
-    export_program as export_program,
     load as load,
     save as save,
 )

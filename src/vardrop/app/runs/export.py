@@ -18,7 +18,7 @@ from torch.func import functional_call, stack_module_state
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop._core.checks import check_choice, check_integer
-from vardrop.compression import export_onnx
+from vardrop.export import export_onnx
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically

@@ -7,7 +7,8 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from vardrop._core.errors import VardropError
-from vardrop.compression import Draws, export_onnx, export_program, shrink
+from vardrop.compression import shrink
+from vardrop.export import Draws, export_onnx, export_program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

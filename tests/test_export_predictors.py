@@ -11,7 +11,7 @@ from torch import nn
 import vardrop as vd
 from tests.statistics import z_bound
 from vardrop._core.errors import VardropError
-from vardrop.compression import export_program
+from vardrop.export import export_program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
