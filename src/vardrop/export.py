@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from functools import singledispatch
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import arguments
@@ -33,6 +34,7 @@ from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, ru
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import evaluating, noisy_modules
+from vardrop.prediction.frozen import Graph, NoiseOf, Predictor
 
 
 def _batched(inputs: Inputs) -> Inputs:
@@ -40,24 +42,13 @@ def _batched(inputs: Inputs) -> Inputs:
     return tree_map_only(Tensor, lambda t: torch.cat([t, t]) if len(t) == 1 else t, inputs)
 
 
-@runtime_checkable
-class Answering(Protocol):
-    """A frozen predictor: it makes the graph that is written, and says what is in it."""
-
-    def graph(self, x: Any, outputs: Sequence[str] | None, noise: Any) -> Any:
-        """A module of tensors with `input_names`, `output_names` and `arguments(x)`."""
-
-    def metadata(self) -> dict[str, str]:
-        """What a reader of the file should know."""
-
-
 def export_program(
     net: nn.Module,
     example_input: Any,
     *,
     outputs: Sequence[str] | None = None,
-    noise: Literal["runtime", "input"] = "runtime",
-) -> torch.export.ExportedProgram:
+    noise: NoiseOf = "runtime",
+) -> ExportedProgram:
     """The net as a `torch.export` program in evaluation mode, for a batch of any size.
 
     A noisy net is exported at its means; a predictor of `freeze` with its doubt, see `export_onnx`.
@@ -67,7 +58,7 @@ def export_program(
     >>> program.module()(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    if isinstance(net, Answering):
+    if isinstance(net, Predictor):
         return _answering(net, example_input, outputs, noise)[1]
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
@@ -81,7 +72,7 @@ def export_package(
     example_input: Any,
     *,
     outputs: Sequence[str] | None = None,
-    noise: Literal["runtime", "input"] = "runtime",
+    noise: NoiseOf = "runtime",
 ) -> int:
     """Compile a net ahead of time into an AOTInductor package, for C++ or Python with torch.
 
@@ -118,8 +109,8 @@ def export_package(
 
 
 def _answering(
-    net: Answering, example_input: Any, outputs: Sequence[str] | None, noise: str
-) -> tuple[Any, torch.export.ExportedProgram]:
+    net: Predictor, example_input: Any, outputs: Sequence[str] | None, noise: NoiseOf
+) -> tuple[Graph, ExportedProgram]:
     """The graph of a predictor, and its program."""
     (example,) = _batched((example_input,))
     graph = net.graph(example, outputs, noise)
@@ -144,9 +135,7 @@ def _checked(net: nn.Module, example_input: Any) -> Inputs:
     return _batched(inputs)
 
 
-def _program(
-    net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...] | None
-) -> torch.export.ExportedProgram:
+def _program(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...] | None) -> ExportedProgram:
     axes = batch_axes or (0,) * len(inputs)
     batch = torch.export.Dim("batch")
     args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
@@ -155,13 +144,25 @@ def _program(
         shapes = _named(net, tuple({axis: batch} for axis in axes))
     with torch.no_grad(), evaluating(net):
         try:
-            return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
+            return _traced(net, args, kwargs, shapes)
         except VardropError:
             raise
         except Exception as failure:
             raise VardropError(
                 f"Expected `net` to be exportable by torch.export, but got: {failure}"
             ) from failure
+
+
+def _traced(net: nn.Module, args: Inputs, kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
+    """The program for any batch size.
+
+    A forward that asks for `len(x)` gets a Python number, which would fix the batch size to that of
+    the example. Only strict tracing, which is slower and follows less code, keeps it symbolic.
+    """
+    try:
+        return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
+    except torch._dynamo.exc.UserError:
+        return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
 
 
 def _named(net: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -177,7 +178,7 @@ def export_onnx(
     samples: int | None = None,
     *,
     outputs: Sequence[str] | None = None,
-    noise: Literal["runtime", "input"] = "runtime",
+    noise: NoiseOf = "runtime",
 ) -> int:
     """Write a net as ONNX in evaluation mode, for a batch of any size.
 
@@ -200,7 +201,7 @@ def export_onnx(
     onnx = needed("onnx", "compress")
     needed("onnxscript", "compress")
     target = as_path(path)
-    if isinstance(net, Answering):
+    if isinstance(net, Predictor):
         graph, program = _answering(net, example_input, outputs, noise)
         model = _converted(program, graph.input_names, list(graph.output_names))
         onnx.helper.set_model_props(model, net.metadata())
@@ -226,7 +227,7 @@ def _written(model: Any, target: Path) -> int:
 
 
 def _converted(
-    program: torch.export.ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
+    program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
 ) -> Any:
     """A program as an ONNX model; an operation that ONNX lacks is named, with its module."""
     try:
@@ -243,10 +244,12 @@ def _converted(
     model = found.model_proto
     for node in model.graph.node:
         del node.metadata_props[:]  # lines of source code, most of the bytes of a small net
+    # The optimizer leaves shapes of weights that it has transposed, which quantisers stumble over.
+    del model.graph.value_info[:]
     return model
 
 
-def _lacking(program: torch.export.ExportedProgram, failure: BaseException) -> str:
+def _lacking(program: ExportedProgram, failure: BaseException) -> str:
     """The operation that failed, and the module that calls it."""
     while failure.__cause__ is not None:
         failure = failure.__cause__
