@@ -27,7 +27,6 @@ from vardrop.compression import (
     ShrinkPlan,
     Threshold,
     choose_threshold,
-    export_onnx,
     fine_tune,
     pack,
     plan_shrink,
@@ -36,6 +35,7 @@ from vardrop.compression import (
 )
 from vardrop.compression.running import accuracy, race
 from vardrop.conversion import convert
+from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian

@@ -18,6 +18,7 @@ _WITH_EXTRAS = (
     "vardrop.app.runs",
     "vardrop.app.data",
     "vardrop.compression",
+    "vardrop.export",
     "vardrop.tuning",
 )  # loaded when they are asked for
 

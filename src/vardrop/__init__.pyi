@@ -18,9 +18,9 @@ from vardrop.app.runs import load_run as load_run
 from vardrop.app.runs import resume as resume
 from vardrop.tuning import slim as slim
 from vardrop.compression import choose_threshold as choose_threshold
-from vardrop.compression import export_onnx as export_onnx
-from vardrop.compression import export_package as export_package
-from vardrop.compression import export_program as export_program
+from vardrop.export import export_onnx as export_onnx
+from vardrop.export import export_package as export_package
+from vardrop.export import export_program as export_program
 from vardrop.compression import load as load
 from vardrop.compression import pack as pack
 from vardrop.compression import plan_shrink as plan_shrink

@@ -1,4 +1,4 @@
-"""Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
+"""Compression: relevance, threshold, shrink, sparse execution, files, and afterwards."""
 
 from vardrop.compression.comparing import (
     Point as Point,
@@ -6,10 +6,6 @@ from vardrop.compression.comparing import (
     choose_threshold as choose_threshold,
 )
 from vardrop.compression.files import (
-    Draws as Draws,
-    export_onnx as export_onnx,
-    export_package as export_package,
-    export_program as export_program,
     load as load,
     save as save,
 )

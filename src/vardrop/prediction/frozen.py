@@ -482,8 +482,10 @@ class Graph(nn.Module):
             x = module(x)
         pieces = iter(noise.split(links.widths, 2))
         std = links.first.deviation(x * x)
-        y = links.first.mean(x) + std * next(pieces).unflatten(2, std.shape[1:])
-        y = y.flatten(0, 1)
+        mean = links.first.mean(x).expand_as(std)
+        # Repeated, not broadcast: torch.export cannot split axes again that a view has merged.
+        times = (len(noise), *(1,) * (std.dim() - 1))
+        y = mean.repeat(times) + std.repeat(times) * next(pieces).reshape(-1, *std.shape[1:])
         for step in links.after:
             if isinstance(step, LocalLayer):
                 shape = step.output_shape(y)

@@ -21,7 +21,7 @@ from vardrop._core.files import write_atomically
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
-from vardrop.compression import export_onnx
+from vardrop.export import export_onnx
 from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise

@@ -11,7 +11,7 @@ from torch import nn
 import vardrop as vd
 from tests.statistics import z_bound
 from vardrop._core.errors import VardropError
-from vardrop.compression import export_program
+from vardrop.export import export_program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -117,6 +117,26 @@ def test_a_graph_with_given_noise_draws_as_predict_does():
     probs, epistemic = predictor.graph(x, ("probs", "epistemic"), "input")(x, noise)
     torch.testing.assert_close(probs, p.probs, rtol=0, atol=1e-6)
     torch.testing.assert_close(epistemic, p.epistemic, rtol=0, atol=1e-6)
+
+
+ONE_LAYER = {
+    "alone": (lambda: nn.Linear(4, 3), "*"),
+    "last": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), "2"),
+    "before a norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_LAYER)
+def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
+    make, where = ONE_LAYER[name]
+    net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
+    predictor = vd.freeze(net, draws=6)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", torch.randn(2, 4), noise="input")
+    for batch in (1, 5):
+        x = torch.randn(batch, 4)
+        graph = predictor.graph(x, noise="input")
+        noise = graph.noise_like(x)
+        assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, graph(x, noise))
 
 
 @pytest.mark.parametrize("make", [chain, pytest.param(Residual, marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ from tests.app.report import browser
 
 pytest.importorskip("onnxscript")
 NPM = shutil.which("npm")
-PAGE = Path(__file__).parents[2] / "examples" / "browser"
+PAGE = Path(__file__).parents[1] / "examples" / "browser"
 CACHE = Path.home() / ".cache" / "vardrop-browser"
 pytestmark = pytest.mark.skipif(
     browser.CHROMIUM is None or NPM is None, reason="needs chromium and npm"

@@ -7,7 +7,8 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from vardrop._core.errors import VardropError
-from vardrop.compression import Draws, export_onnx, export_program, shrink
+from vardrop.compression import shrink
+from vardrop.export import Draws, export_onnx, export_program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -53,6 +54,40 @@ def test_program_equals_the_net_at_any_batch(name):
     for batch in (2, 7):
         x = torch.randn(batch, *shape)
         assert torch.allclose(program.module()(x), small(x), atol=1e-6)
+
+
+class Attention(nn.Module):
+    """Self-attention that asks for the length of its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).reshape(len(x), -1, 3, 2, 2).permute(2, 0, 3, 1, 4)
+        mixed = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_batch_size_of_the_example_is_not_fixed(tmp_path, rows):
+    net = Attention().eval()
+    export_onnx(net, tmp_path / "net.onnx", torch.randn(rows, 5, 4))
+    for batch in (1, 2, 3, 7):
+        x = torch.randn(batch, 5, 4)
+        found = run(tmp_path / "net.onnx", x)
+        torch.testing.assert_close(found, net(x).detach(), rtol=0, atol=1e-5)
+
+
+def test_onnxruntime_quantises_the_file(tmp_path):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4)).eval()
+    size, x = export_onnx(net, tmp_path / "net.onnx", torch.zeros(1, 16)), torch.randn(5, 16)
+    quantization.quantize_dynamic(tmp_path / "net.onnx", tmp_path / "int8.onnx")
+    assert (tmp_path / "int8.onnx").stat().st_size < 0.5 * size
+    error = (run(tmp_path / "int8.onnx", x) - net(x)).abs().max()
+    assert error < 0.05 * net(x).abs().max()
 
 
 def noisy_net():
