@@ -78,10 +78,3 @@ def test_a_net_of_variance_layers_and_its_state() -> None:
     assert net[0].estimator == vd.flipout
     assert (net[0].sampling, len(net[0]._forward_pre_hooks)) == (None, 0)
     assert net[1].num_batches_tracked == 0
-
-
-def test_error() -> None:
-    with pytest.raises(
-        vd.VardropError, match="Expected `activation` to be one of 'identity', 'relu'"
-    ):
-        activation_alpha(torch.zeros(1), torch.ones(1), "gelu")

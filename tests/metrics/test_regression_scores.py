@@ -93,6 +93,8 @@ NAN, INF, EMPTY = ONE * torch.nan, ONE * torch.inf, ONE[:0]
 
 
 BAD_GAUSSIANS = [
+    (lambda: crps_gaussian(None, ONE, ONE), r"`mean` to be a tensor, but got None"),
+    (lambda: crps_gaussian(ONE, ONE, ONE.long()), r"`y` to hold floating-point numbers"),
     (lambda: crps_gaussian(ONE, TWO, ONE), r"`std` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ONE, TWO), r"`y` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ZERO, ONE), r"`std` to be positive, but got 0\. Add"),
