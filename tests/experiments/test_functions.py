@@ -138,9 +138,12 @@ class Cut(Exception):
 
 
 WATCHED = [n for n, f in FUNCTIONS.items() if "watch" in inspect.signature(f).parameters]
+ALWAYS = {"width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm"}
 
 
-@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize(
+    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WATCHED]
+)
 def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_path):
     told = []
 

@@ -41,6 +41,7 @@ def test_recorded_results_meet_the_bounds(name, check):
     check(json.loads(path.read_text())["runs"][0])
 
 
+@pytest.mark.slow
 def test_latencies_and_layers_are_measured(monkeypatch):
     monkeypatch.setattr(trainings, "load_images", few_images)
     found = louizos.packed_bytes(seed=1, latency=True, **TINY["packed_bytes"])
