@@ -200,28 +200,6 @@ def test_ten_draws_in_one_step_equal_stored_noise():
         assert float((mine.double() - other).norm() / other.norm()) <= 1e-6
 
 
-def gradient_variance(estimator, repeats=300):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    x, y = torch.randn(64, 20), torch.randint(5, (64,))
-    if estimator is not None:
-        vd.convert(net, vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=estimator))
-    grads = []
-    for _ in range(repeats):
-        batch = torch.randint(64, (32,))
-        loss = TF.cross_entropy(net(x[batch]), y[batch])
-        grads.append(torch.autograd.grad(loss, net[2].weight)[0].flatten())
-    return float(torch.stack(grads).var(0).mean())
-
-
-def test_gradient_variance_order():
-    none, local, example, batch = (
-        gradient_variance(e)
-        for e in (None, vd.local_reparameterization, vd.per_example, vd.weight_sample)
-    )
-    assert none < local < example < batch
-
-
 def test_flipout_needs_symmetric_noise():
     with pytest.raises(vd.VardropError, match="not symmetric.*Use per_example"):
         vd.Recipe(vd.posteriors.Bernoulli(0.5), estimator=vd.flipout)

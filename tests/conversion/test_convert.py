@@ -238,22 +238,6 @@ def test_weights_that_are_computed_are_left(norm):
     assert not isinstance(net[0], vd.Linear)
 
 
-def test_low_rank_adapters_of_peft():
-    peft = pytest.importorskip("peft")
-    base = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    net = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
-    changes = vd.plan(net, vd.bayes_by_backprop()).changes
-    assert {s.name.split(".")[-2] for s in changes} == {"lora_A", "lora_B"}
-
-
-def test_a_long_list_of_names_is_cut():
-    net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(40)])
-    with pytest.raises(vd.VardropError, match=r"names are \(net\), 0, 1, .* 6 and 33 more"):
-        vd.convert(net, vd.sparse_vd(), where="fc")
-    with pytest.raises(vd.VardropError, match="one linear layer for the head, .* 7 and 32 more"):
-        vd.convert(net, vd.dropmax(), where="*")
-
-
 def test_the_plan_of_many_layers_is_printed_by_kind():
     layers = [nn.ModuleDict({"map": nn.Linear(2, 2), "norm": nn.LayerNorm(2)}) for _ in range(20)]
     net = nn.ModuleDict({"layers": nn.ModuleList(layers), "last": nn.Linear(2, 1)})

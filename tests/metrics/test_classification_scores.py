@@ -89,18 +89,6 @@ def test_precision_of_the_result(score: Callable[..., Tensor], dtype: torch.dtyp
     assert first.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-@pytest.mark.parametrize("score", FROM_PROBS)
-def test_strided_input_is_accepted(score: Callable[..., Tensor]) -> None:
-    probs, y = predictions(20, 3)
-    strided = probs.T.contiguous().T
-    torch.testing.assert_close(flat(score(strided, y)), flat(score(probs, y)), equal_nan=True)
-
-
-@pytest.mark.parametrize("score", [accuracy, nll, brier, ece])
-def test_scalars_have_no_dimension(score: Callable[..., Tensor]) -> None:
-    assert score(*predictions(5, 3)).shape == ()
-
-
 GOOD = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
 LABELS = torch.tensor([0, 1])
 BAD_INPUT = [

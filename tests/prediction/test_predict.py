@@ -203,16 +203,6 @@ def test_an_exception_passes_through_and_everything_is_restored(mode: str) -> No
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
-def test_a_wrong_shape_passes_through_a_chain_and_its_modes_are_restored(draw: str) -> None:
-    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(7, 3))
-    vd.convert(net, RECIPES["posterior"]).train()
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        predict(net, inputs(), draw=draw)
-    assert all(m.training for m in net.modules())
-    assert all(m.sampling is None for m in net if isinstance(m, vd.Linear))
-
-
 class NotForVmap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if x.mean().item() > -1e9 else -x
