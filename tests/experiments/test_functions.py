@@ -19,6 +19,7 @@ TINY = {
     },
     "epoch_seconds": {"width": 8, "batch": 20, "small_batch": 5, "rows": 40},
     "width_errors": {"width": 8, "epochs": 2, "examples": 60},
+    "averaged_errors": {"width": 8, "epochs": 3, "examples": 60},
     "sparse_mnist": {"epochs": 2, "decay_from": 1, "warmup": [], "pretrain": 1, "examples": 60,
                      "lower": [2, 1], "held_out": 20},
     "random_labels": {"epochs": 1, "dropout_epochs": 1, "examples": 60, "width": 8},
