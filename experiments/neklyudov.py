@@ -192,7 +192,7 @@ def train_parameterisation(
         def log(epoch: Epoch) -> Record:
             count, last = epoch.epoch + 1, epoch.epoch == epochs - 1
             due = last or count % math.ceil(epochs / 6) == 0
-            found = {"mean log alpha": float(log_alpha(model)[where].mean())}
+            found = {"mean log alpha": float(log_alpha(model)[where].detach().mean())}
             return found | (_transition(model, test, samples) if due else {})
 
         loop = Loop(elbo, optimizer, *data, epochs, batch_size, rate=rate, seed=seed)

@@ -58,7 +58,7 @@ def test_ard_is_the_best_normal():
 
 
 @pytest.mark.parametrize("per, sharing", [("weight", 1), ("input", 2), ("output", 3), ("layer", 6)])
-@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD(), vd.LogUniform("sigmoid")])
+@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD(), vd.StudentT(1.0)])
 def test_shared_alpha_counts_its_weights(per, sharing, prior):
     q = vd.MultiplicativeGaussian(alpha=0.7, per=per)
     assert q.initial(WEIGHT, AXES)["log_alpha"].numel() * sharing == WEIGHT.numel()

@@ -17,6 +17,7 @@ CASES = {
     "pixels": (vd.Categorical(), (4, 3, 2, 2), torch.randint(3, (4, 2, 2))),
     "bernoulli": (vd.Bernoulli(), (4, 3), torch.randint(2, (4, 3)).float()),
     "gaussian": (vd.Gaussian(0.7), (4, 3), torch.randn(4, 3)),
+    "learned deviation": (vd.Gaussian(0.7, learned=True), (4, 2, 3), torch.randn(4, 2, 3)),
     "heteroscedastic": (vd.HeteroscedasticGaussian(), (4, 6), torch.randn(4, 3)),
 }
 

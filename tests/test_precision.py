@@ -33,38 +33,30 @@ def assert_finite(net, loss):
 
 @pytest.mark.parametrize("zero", [False, True], ids=["inputs", "zero inputs"])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("recipe", RECIPES | HEADS)
-def test_a_step_under_autocast_is_finite(recipe, dtype, zero):
-    with torch.random.fork_rng(devices=[]):
-        net = vd.convert(make(), (RECIPES | HEADS)[recipe])
-        elbo, (x, y) = vd.ELBO(net, vd.Categorical(), 50), rows(zero)
-        with torch.autocast("cpu", dtype=dtype):
-            loss = elbo(x, y).loss
-        assert_finite(net, loss)
+@pytest.mark.parametrize("head", HEADS)  # of layers it is a check of the contract
+def test_a_step_of_a_head_under_autocast_is_finite(head, dtype, zero):
+    net = vd.convert(make(), HEADS[head])
+    elbo, (x, y) = vd.ELBO(net, vd.Categorical(), 50), rows(zero)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = elbo(x, y).loss
+    assert_finite(net, loss)
 
 
 @pytest.mark.parametrize("zero", [False, True], ids=["inputs", "zero inputs"])
-@pytest.mark.parametrize("cast", ["before", "after"])
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("dtype, cast", [(torch.bfloat16, "before"), (torch.float16, "after")])
 @pytest.mark.parametrize("recipe", RECIPES | HEADS)
 def test_a_step_of_a_narrow_net_is_finite(recipe, dtype, cast, zero):
-    with torch.random.fork_rng(devices=[]):
-        net = make().to(dtype) if cast == "before" else make()
-        net = vd.convert(net, (RECIPES | HEADS)[recipe])
-        if cast == "after":
-            net = net.to(dtype)
-        elbo, (x, y) = vd.ELBO(net, vd.Categorical(), 50), rows(zero, dtype)
-        parts = elbo(x, y)
-        assert parts.kl.dtype == torch.float32
-        assert_finite(net, parts.loss)
-        with torch.no_grad():
-            assert net(x).dtype == (torch.float32 if recipe in HEADS else dtype)
+    net = make().to(dtype) if cast == "before" else make()
+    net = vd.convert(net, (RECIPES | HEADS)[recipe]).to(dtype)
+    elbo, (x, y) = vd.ELBO(net, vd.Categorical(), 50), rows(zero, dtype)
+    parts = elbo(x, y)
+    assert parts.kl.dtype == torch.float32
+    assert_finite(net, parts.loss)
+    with torch.no_grad():
+        assert net(x).dtype == (torch.float32 if recipe in HEADS else dtype)
 
 
-@pytest.mark.parametrize("dtype, noise", [
-    (torch.bfloat16, torch.float32), (torch.float16, torch.float32),
-    (torch.float32, torch.float32), (torch.float64, torch.float64),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype, noise", [(torch.float16, torch.float32), (torch.float64, torch.float64)])  # fmt: skip
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_noise_and_kl_have_single_precision_at_least(recipe, dtype, noise):
     plain = nn.Linear(6, 4).to(dtype)
@@ -78,7 +70,7 @@ def test_noise_and_kl_have_single_precision_at_least(recipe, dtype, noise):
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float64], ids=str)
-@pytest.mark.parametrize("recipe", [n for n, r in RECIPES.items() if r.gate is None])
+@pytest.mark.parametrize("recipe", ["sparse_vd", "own-noisy_bias", "variance_layer", "dropconnect"])
 def test_mean_mode_is_the_torch_layer(recipe, dtype):
     plain = nn.Linear(6, 4).to(dtype)
     net = vd.convert(nn.Linear(6, 4).to(dtype), RECIPES[recipe]).eval()

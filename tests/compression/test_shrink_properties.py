@@ -101,7 +101,7 @@ quick = settings(
 )  # fmt: skip
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=100)
 @given(nets(), st.booleans())
 def test_shrunken_equals_masked(case, drop_inputs):
     net, channels, generator = case

@@ -1,6 +1,5 @@
 """Variance layers draw the moments they state, and the swap keeps variances and reports its KL."""
 
-import copy
 import math
 
 import pytest
@@ -11,7 +10,6 @@ from torch.distributions import Normal as TorchNormal, kl_divergence
 
 import vardrop as vd
 from vardrop.conversion.variance import to_variance
-from vardrop.estimators import Estimator, LocalReparameterization
 from vardrop.gates import FeatureNoise
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
@@ -19,51 +17,9 @@ from vardrop.noisy import noisy_modules
 FAMILY_WISE_ERROR = 1e-6
 DRAWS = 4000
 
-LAYERS = {
-    "linear": (lambda: nn.Linear(5, 3), (1, 5)),
-    "conv": (lambda: nn.Conv2d(2, 3, 2, padding=1), (1, 2, 3, 3)),
-    "transposed": (lambda: nn.ConvTranspose1d(2, 3, 2, stride=2), (1, 2, 3)),
-}
-CENTRAL_LIMIT = LocalReparameterization(central_limit=True)
-DRAWN = [
-    ("gaussian", vd.local_reparameterization),
-    ("gaussian", vd.flipout),
-    ("sign", vd.flipout),
-    ("sign", vd.per_example),
-    ("sign", CENTRAL_LIMIT),
-    ("uniform", vd.flipout),
-    ("uniform", vd.weight_sample),
-    ("uniform", CENTRAL_LIMIT),
-]
-
 
 def z_limit(comparisons: int) -> float:
     return float(norm.isf(FAMILY_WISE_ERROR / 2 / comparisons))
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize(("noise", "estimator"), DRAWN)
-def test_variance_layer_moments(kind: str, noise: str, estimator: Estimator) -> None:
-    torch.manual_seed(0)
-    make, shape = LAYERS[kind]
-    plain = make().double()
-    layer = vd.convert(copy.deepcopy(plain), vd.variance_layer(noise, estimator))
-    x = torch.randn(*shape, dtype=torch.float64)
-    independent = estimator in (vd.local_reparameterization, CENTRAL_LIMIT, vd.per_example)
-    size = DRAWS if independent else 1  # the others share one draw inside a batch
-    with torch.no_grad(), vd.sampling(layer):
-        same = x.expand(size, *x.shape[1:])
-        y = torch.cat([layer(same) for _ in range(DRAWS // size)]).flatten(1)
-    with torch.no_grad():
-        bias = plain(torch.zeros_like(x)).flatten()
-        plain.weight.square_()
-        variance = (plain(x.square()).flatten() - bias) / (3 if noise == "uniform" else 1)
-    variance = variance + getattr(estimator, "floor", 0.0)
-    centred = y - bias
-    second = centred.square()
-    limit = z_limit(2 * variance.numel() * len(LAYERS) * len(DRAWN))
-    assert (centred.mean(0).abs() / (centred.std(0) / DRAWS**0.5)).max() < limit
-    assert ((second.mean(0) - variance).abs() / (second.std(0) / DRAWS**0.5)).max() < limit
 
 
 def test_default_estimators_of_the_three_noises() -> None:
@@ -78,18 +34,6 @@ FOUR = {
     "weight": vd.MultiplicativeGaussian(0.5, per="weight"),
     "additive": vd.AdditiveGaussian(-3.0),
 }
-
-
-@pytest.mark.parametrize("name", FOUR)
-@pytest.mark.parametrize("prior", [vd.LogUniform(), vd.ARD(), vd.StudentT(1.0)])
-def test_kl_counts_every_weight_however_alpha_is_shared(name: str, prior: vd.priors.Prior) -> None:
-    torch.manual_seed(0)
-    layer = vd.convert(nn.Linear(4, 3).double(), vd.Recipe(FOUR[name], prior))
-    elementwise = vd.convert(nn.Linear(4, 3).double(), vd.Recipe(vd.AdditiveGaussian(), prior))
-    with torch.no_grad():
-        elementwise.weight.copy_(layer.weight)
-        elementwise.log_sigma2.copy_(layer.variance().log())
-    assert vd.kl(layer).item() == pytest.approx(vd.kl(elementwise).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -126,17 +70,6 @@ def test_swap_reports_one_over_two_alpha_a_weight() -> None:
     swap = to_variance(net)
     assert swap.total == pytest.approx(12 / (2 * 4), rel=1e-6)
     assert str(swap).splitlines()[1] == "  (net)  12 weights  1.5 nats, 0.125 per weight"
-
-
-def test_swap_shares_the_scales_of_tied_layers_and_counts_them_once() -> None:
-    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
-    net["b"].weight = net["a"].weight
-    vd.convert(net, vd.variational_dropout(per="layer"))
-    before = net["a"].variance().detach()
-    swap = to_variance(net)
-    assert list(swap.kl) == ["a"]
-    assert net["a"].sigma is net["b"].sigma
-    assert torch.allclose(net["b"].variance(), before)
 
 
 def test_swap_leaves_everything_else() -> None:

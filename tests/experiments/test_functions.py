@@ -19,6 +19,7 @@ TINY = {
     },
     "epoch_seconds": {"width": 8, "batch": 20, "small_batch": 5, "rows": 40},
     "width_errors": {"width": 8, "epochs": 2, "examples": 60},
+    "averaged_errors": {"width": 8, "epochs": 3, "examples": 60},
     "sparse_mnist": {"epochs": 2, "decay_from": 1, "warmup": [], "pretrain": 1, "examples": 60,
                      "lower": [2, 1], "held_out": 20},
     "random_labels": {"epochs": 1, "dropout_epochs": 1, "examples": 60, "width": 8},
@@ -138,9 +139,12 @@ class Cut(Exception):
 
 
 WATCHED = [n for n, f in FUNCTIONS.items() if "watch" in inspect.signature(f).parameters]
+ALWAYS = {"width_errors", "sparse_mnist", "sparse_units", "coded_bytes", "character_lstm"}
 
 
-@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize(
+    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WATCHED]
+)
 def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_path):
     told = []
 

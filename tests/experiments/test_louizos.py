@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments import louizos, trainings
-from experiments.command import FUNCTIONS
 from experiments.runner import experiments, finished, result_path
 from tests.experiments.test_functions import TINY, few_images
-from vardrop._core.errors import VardropError
 
 ROOT = Path(__file__).parents[2]
 KNOWN = experiments(ROOT / "experiments")
@@ -43,6 +41,7 @@ def test_recorded_results_meet_the_bounds(name, check):
     check(json.loads(path.read_text())["runs"][0])
 
 
+@pytest.mark.slow
 def test_latencies_and_layers_are_measured(monkeypatch):
     monkeypatch.setattr(trainings, "load_images", few_images)
     found = louizos.packed_bytes(seed=1, latency=True, **TINY["packed_bytes"])
@@ -52,14 +51,3 @@ def test_latencies_and_layers_are_measured(monkeypatch):
     assert found["layers"]["dense"]["1"] == {"weights": 235_200, "inputs": 784, "outputs": 300}
     assert found["figures"]["times faster in torch, batches of 256"] > 0
     assert json.loads(json.dumps(found)) == found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "check"), CHECKS)
-def test_training_from_scratch_meets_the_bounds(name, check):
-    """Half an hour on a free core; the latencies need a machine that does nothing else."""
-    try:
-        found = FUNCTIONS[KNOWN[name].function](seed=0, **KNOWN[name].arguments)
-    except VardropError as missing:
-        pytest.skip(str(missing))
-    check(found)

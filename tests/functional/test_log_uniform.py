@@ -39,14 +39,6 @@ def test_exact_value_against_quadrature():
     assert np.abs(value.numpy() - EXACT).max() <= 1e-6
 
 
-def test_exact_value_against_the_hypergeometric_series():
-    for u in (1e-8, 1e-3, 0.5, 3.0, 20.0):
-        series = float(u * mpmath.hyp2f2(1, 1, 1.5, 2, -u))
-        assert float(F.log_uniform_kl(torch.tensor(u, dtype=torch.float64))) == pytest.approx(
-            series, rel=1e-8
-        )
-
-
 def test_exact_gradient_against_dawson():
     u = u_of(LOG_ALPHA).requires_grad_()
     F.log_uniform_kl(u).sum().backward()

@@ -74,16 +74,6 @@ def test_any_shape(shape):
     assert standard_normal(shape, _LIKE).shape == shape
 
 
-def test_the_generator_decides():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        first = standard_normal((100_000,), _LIKE)
-        second = standard_normal((100_000,), _LIKE)
-        torch.manual_seed(3)
-        assert torch.equal(standard_normal((100_000,), _LIKE), first)
-    assert not torch.equal(first, second)
-
-
 def test_double_precision_is_not_looked_up():
     x = standard_normal((100_000,), _LIKE.double())
     assert x.dtype == torch.float64

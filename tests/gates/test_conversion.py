@@ -138,24 +138,6 @@ def test_switched_dropout_draws_what_torch_would_draw() -> None:
         assert torch.equal(noisy(x), expected)
 
 
-def test_batch_norm_is_not_touched() -> None:
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-    vd.convert(net.eval(), recipes.mc_dropout())
-    before = copy.deepcopy(net[1].state_dict())
-    with vd.sampling(net):
-        net(torch.randn(16, 4))
-        assert not net[1].training
-    assert all(torch.equal(v, before[k]) for k, v in net[1].state_dict().items())
-
-
-def test_transformer_dropout_draws_through_the_fast_path() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).eval()
-    net = vd.convert(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval(), recipes.mc_dropout())  # fmt: skip
-    x = torch.randn(2, 3, 8)
-    with torch.no_grad(), vd.sampling(net):
-        assert not torch.equal(net(x), net(x))
-
-
 def test_gates_are_inserted_where_the_net_has_no_dropout() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     vd.convert(net, recipes.mc_dropout(drop_rate=0.25), where="2")
@@ -201,16 +183,6 @@ def test_a_module_called_dropout_is_no_functional_dropout() -> None:
 
 
 # ---- S3: dropout is variational inference
-
-
-def test_feature_space_and_weight_space_agree_bit_for_bit() -> None:
-    weight, x = torch.randn(3, 5, requires_grad=True), torch.randn(1, 5)
-    mask = (torch.rand(5) >= 0.5).float() / 0.5
-    features = (x * mask) @ weight.T
-    weights = x @ (weight * mask).T
-    assert torch.equal(features, weights)
-    first, second = (torch.autograd.grad(y.square().sum(), weight)[0] for y in (features, weights))
-    assert torch.equal(first, second)
 
 
 def test_gate_and_bernoulli_posterior_agree_on_the_same_mask() -> None:
@@ -304,11 +276,6 @@ def test_revert_refuses_to_fold_two_gates_into_tied_weights() -> None:
     vd.convert(net, recipes.beta_bernoulli())
     with pytest.raises(VardropError, match="tied weights"):
         vd.revert(net)
-
-
-def test_a_net_without_dropout_needs_a_rate() -> None:
-    with pytest.raises(VardropError, match="give `drop_rate`"):
-        vd.convert(nn.Sequential(nn.Linear(2, 2)), recipes.mc_dropout())
 
 
 @pytest.mark.parametrize(

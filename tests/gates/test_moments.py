@@ -277,32 +277,7 @@ def test_dependent_gate_sees_each_example() -> None:
     ("make", "match"),
     [
         (lambda: Gate(DependentBetaBernoulli(), 3), "Expected a trained Beta-Bernoulli gate"),
-        (lambda: Gate(BinaryDropout(), 0), "Expected `units` to be an integer of at least 1"),
-        (lambda: Gate("noise", 3), "Expected `noise` to be a FeatureNoise"),
-        (lambda: Gate(BinaryDropout(), 3)(torch.ones(2, 4)), "to have 3 units"),
-        (lambda: BinaryDropout(granularity="pixel"), "Expected `granularity`"),
-        (
-            lambda: BinaryDropout(length_scale=0.0),
-            "Expected `length_scale` to be a finite number and above 0",
-        ),
         (lambda: GaussianDropout(granularity="example"), "Expected `per` to be 'layer'"),
-        (
-            lambda: ConcreteDropout(drop_rate=0.0),
-            "Expected `drop_rate` to be .*above 0 and below 1",
-        ),
-        (lambda: ConcreteDropout(granularity="example"), "Expected `granularity`"),
-        (
-            lambda: ConcreteDropout(temperature=-1.0),
-            "Expected `temperature` to be a finite number and above 0",
-        ),
-        (lambda: BetaBernoulli(alpha=0.0), "Expected `alpha` to be a finite number and above 0"),
-        (
-            lambda: DependentBetaBernoulli(prior_std=-1.0),
-            "Expected `prior_std` to be a finite number and above 0",
-        ),
-        (lambda: LogNormal(low=1.0), "Expected `low` < `high`"),
-        (lambda: HardConcrete(low=0.1), "Expected `low` < 0"),
-        (lambda: HardConcrete(drop_rate=1.0), "Expected `drop_rate` to be .*above 0 and below 1"),
     ],
 )
 def test_bad_input(make, match: str) -> None:

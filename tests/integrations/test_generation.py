@@ -50,7 +50,7 @@ def text(model, **options):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", ["gpt2", "t5", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "llama"))])  # fmt: skip
 def test_text_of_one_function(name, recipe):
     model = noisy(name, recipe)
     one, other = vd.draw(model, seed=0), vd.draw(model, seed=1)

@@ -51,7 +51,6 @@ def logits(model, batch):
 CONTRACT = {
     "noisy bias": vd.bayesian_compression(),
     "gates on outputs": vd.structured_pruning(),
-    "per example": vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform(), vd.per_example),
     "shared noise": vd.Recipe(vd.MultiplicativeGaussian(per="output"), vd.LogUniform(), vd.flipout),
 }
 

@@ -1,6 +1,5 @@
 """Attention with noisy projections and gated heads, beside torch's own layer and explicit sums."""
 
-import itertools
 import math
 
 import pytest
@@ -94,7 +93,7 @@ def test_values_have_the_moments_of_their_weights(same, estimator):
     noisy.train()
     x = torch.randn(1, 1, 8).double()
     memory = x if same else torch.randn(1, 1, 8).double()
-    draws = torch.stack([noisy(x, memory, memory)[0].flatten() for _ in range(4000)]).detach()
+    draws = torch.stack([noisy(x, memory, memory)[0].flatten() for _ in range(1500)]).detach()
     mean = noisy.in_proj_weight[16:] @ memory.flatten()
     variance = math.exp(-1.0) * memory.square().sum().expand(8)
     assert_mean(draws, mean.detach())
@@ -156,36 +155,6 @@ def test_transformers_convert_whole_and_draw():
                 assert not torch.equal(net(source, target), before), name
         vd.revert(net)
         assert torch.equal(net(source, target), before)
-
-
-def test_an_encoder_with_padding_masks_samples_in_evaluation_mode():
-    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    net = vd.convert(nn.TransformerEncoder(layer, 2), vd.bayes_by_backprop(log_sigma2=-4.0)).eval()
-    x, padding = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
-    padding[1, 2:] = True
-    with vd.sampling(net), torch.no_grad():
-        a, b = (net(x, src_key_padding_mask=padding) for _ in range(2))
-    assert not torch.equal(a, b)
-
-
-def test_gradients_of_several_draws_add_up_over_slices():
-    """Weights in slices share what a training step computes once."""
-    _, noisy = pair({}, recipe=vd.sparse_vd(log_sigma2=-2.0))
-    noisy.float()
-    q, k, v = (t.float() for t in tensors({}, True))
-    elbo = vd.ELBO(noisy, lambda out, _: out[0].square().mean(), num_data=1)
-    draws, grads = list(itertools.repeat(None, 3)), []
-    for samples in (3, 1):
-        noisy.zero_grad()
-        elbo.samples = samples
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            for _ in draws if samples == 1 else [None]:
-                elbo((q, k, v), None).loss.backward()
-        scale = 3 if samples == 1 else 1
-        grads.append([p.grad / scale for p in noisy.parameters()])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_what_attention_refuses():

@@ -1,34 +1,29 @@
-"""Every check of the contract, on every layer under every recipe: each its own test."""
+"""The contract, each check its own test; the product of all layers and recipes is slow."""
+
+from collections import Counter
 
 import pytest
+import torch
 
 from vardrop import recipes
-from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases
+from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
 
 ALL = RECIPES | RECURRENT
-# Graph capture costs a second: one layer per family always, the whole table in the slow run.
-TRACED = {"compile", "export"}
-QUICK = {"linear", "conv2d", "embedding", "transposed2d", "self_attention"}
-GATED_QUICK = {"linear", "conv2d", "self_attention", "lstm"}
+TRACED = {"compile", "export"}  # which cost a second each
+ROWS = [(check, *pair) for check in CHECKS for pair in covering(1 if check in TRACED else 4)]
 
 
-def is_slow(check, layer, recipe):
-    if ALL[recipe].gate is None:
-        return check in TRACED and layer not in QUICK
-    return check in TRACED or layer not in GATED_QUICK
-
-
-def rows():
-    for layer, recipe in cases():
-        for check in CHECKS:
-            marks = [pytest.mark.slow] if is_slow(check, layer, recipe) else []
-            yield pytest.param(check, layer, recipe, id=f"{check}-{layer}-{recipe}", marks=marks)
-
-
-@pytest.mark.parametrize("check, layer, recipe", list(rows()))
+@pytest.mark.parametrize("check, layer, recipe", ROWS)
 def test_contract(check, layer, recipe):
-    case = LAYERS[layer]
-    CHECKS[check](case.make, case.inputs(), ALL[recipe])
+    CHECKS[check](LAYERS[layer].make, LAYERS[layer].inputs(), ALL[recipe])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer, recipe", list(cases()))
+def test_the_contract_of_every_pair(layer, recipe):
+    for check in CHECKS:
+        torch.manual_seed(0)
+        test_contract(check, layer, recipe)
 
 
 def test_every_recipe_is_in_the_table():
@@ -36,3 +31,13 @@ def test_every_recipe_is_in_the_table():
     assert named == set(recipes.METHODS)
     kinds = {"BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"}
     assert set(recipes.METHODS) == set(recipes.__all__) - kinds
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_covering_pairs_cover_both_tables(count):
+    every, some = list(cases()), covering(count)
+    assert set(some) <= set(every)
+    for side in (0, 1):
+        possible, chosen = (Counter(pair[side] for pair in pairs) for pairs in (every, some))
+        assert all(chosen[name] >= min(count, possible[name]) for name in possible)
+    assert len(some) <= count * (len(LAYERS) + len(ALL))

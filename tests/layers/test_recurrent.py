@@ -158,14 +158,6 @@ def test_masks_of_unbatched_sequences_and_given_states(name):
         torch.testing.assert_close(a, b)
 
 
-def test_weights_and_masks_together():
-    noisy = vd.convert(nn.GRU(4, 3), vd.bayesian_compression()).train()
-    x = torch.randn(5, 2, 4)
-    assert not torch.equal(noisy(x)[0], noisy(x)[0])
-    (noisy(x)[0].sum() + vd.kl(noisy)).backward()
-    assert all(p.grad is not None for p in noisy.parameters() if p.requires_grad)
-
-
 def test_where_masks_go():
     plan = vd.plan(Classifier(), vd.recurrent_dropout())
     assert [s.name for s in plan.changes] == ["lstm"]

@@ -80,7 +80,7 @@ def make() -> GatedLinear:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["sparse_vd", "bayes_by_backprop-flipout", "concrete_dropout", "bayesian_compression"])  # fmt: skip
 def test_the_contract(check, recipe):
     torch.manual_seed(0)
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))

@@ -89,21 +89,12 @@ def test_precision_of_the_result(score: Callable[..., Tensor], dtype: torch.dtyp
     assert first.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-@pytest.mark.parametrize("score", FROM_PROBS)
-def test_strided_input_is_accepted(score: Callable[..., Tensor]) -> None:
-    probs, y = predictions(20, 3)
-    strided = probs.T.contiguous().T
-    torch.testing.assert_close(flat(score(strided, y)), flat(score(probs, y)), equal_nan=True)
-
-
-@pytest.mark.parametrize("score", [accuracy, nll, brier, ece])
-def test_scalars_have_no_dimension(score: Callable[..., Tensor]) -> None:
-    assert score(*predictions(5, 3)).shape == ()
-
-
 GOOD = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
 LABELS = torch.tensor([0, 1])
 BAD_INPUT = [
+    (None, LABELS, r"`probs` to be a tensor, but got None"),
+    (GOOD, [0, 1], r"`y` to be a tensor, but got \[0, 1\]"),
+    (GOOD * torch.inf, LABELS, r"`probs` .* sum to one"),
     (GOOD[0], LABELS, r"`probs` to have shape \(N, K\), but got shape \(2,\)\. Flatten"),
     (GOOD[:0], LABELS[:0], r"`probs` to hold at least one value, but got shape \(0, 2\)\. Check"),
     (GOOD.int(), LABELS, r"`probs` to hold floating-point numbers, but got dtype torch\.int32\."),

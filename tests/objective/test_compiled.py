@@ -95,18 +95,10 @@ def test_one_graph_cannot_leave_out_the_value_of_the_kl():
         step(X, Y)
 
 
-DYNAMIC = [
-    "sparse_vd",
-    "variational_dropout-b_weight",
-    "structured_pruning",
-    "bayesian_compression",
-]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 @pytest.mark.parametrize(
     "recipe",
-    [r if r in DYNAMIC else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES],
+    [r if r == "sparse_vd" else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES],
 )
 def test_shapes_may_be_dynamic(recipe):
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))

@@ -71,74 +71,69 @@ def worker(rank, unused, path, results):
     # gloo outlive the interpreter (see `vardrop.tuning.processes.joined`).
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    found = {}
-    for name in ALL:
-        elbo = make(name)
-        wrapped = DistributedDataParallel(elbo, find_unused_parameters=unused)
-        step(wrapped, rank)
-        found[name] = gradients(elbo)
-        del wrapped
-    if rank == 0:
-        torch.save(found, results)
-    gc.collect()
+    found = {name: after_a_step(make(name), rank, unused) for name in ALL}
+    torch.save(found | {"gathered": gathered(rank)}, f"{results}{rank}")
+    gc.collect()  # modules go before their group, or the threads of gloo may wait for each other
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["all_used", "find_unused"])
-def from_two_processes(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ddp")
-    results = str(folder / "grads.pt")
-    multiprocessing.spawn(worker, (request.param, str(folder / "store"), results), nprocs=2)
-    return torch.load(results, weights_only=True)
+def after_a_step(elbo, rank, unused):
+    step(DistributedDataParallel(elbo, find_unused_parameters=unused), rank)
+    return gradients(elbo)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_equal_the_single_process(name, from_two_processes):
-    parts = []
-    for rank in range(2):
-        elbo = make(name)
-        step(elbo, rank)
-        parts.append(gradients(elbo))
-    got = from_two_processes[name]
-    assert set(got) == set(parts[0])
-    for key, grad in got.items():
-        expected = (parts[0][key] + parts[1][key]) / 2
-        scale = expected.abs().max().clamp(min=1.0)
-        assert float((grad - expected).abs().max() / scale) <= 1e-6, key
-
-
-def gathering_worker(rank, path, results):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def gathered(rank):
+    """Gradients of a batch alone, and of a second that is added to it."""
     elbo = make("sparse_vd")
     wrapped = DistributedDataParallel(elbo)
     with wrapped.no_sync():
         step(wrapped, rank)
     alone = gradients(elbo)
     step(wrapped, rank)
-    torch.save({"alone": alone, "both": gradients(elbo)}, f"{results}{rank}")
-    del wrapped  # before its group, or the threads of gloo may wait for each other
-    gc.collect()
-    dist.destroy_process_group()
+    return {"alone": alone, "both": gradients(elbo)}
 
 
-def test_gradients_of_several_batches_are_gathered(tmp_path):
-    """Two batches, the first without a word to the other process: noise differs between them."""
-    results = str(tmp_path / "grads")
-    multiprocessing.spawn(gathering_worker, (str(tmp_path / "store"), results), nprocs=2)
-    found = [torch.load(f"{results}{rank}", weights_only=True) for rank in range(2)]
+WAYS = [
+    pytest.param(False, id="all_used"),
+    pytest.param(True, id="find_unused", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def found(request, tmp_path_factory):
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("ddp")
+    results = str(folder / "grads")
+    multiprocessing.spawn(worker, (request.param, str(folder / "store"), results), nprocs=2)
+    return [torch.load(f"{results}{rank}", weights_only=True) for rank in range(2)]
+
+
+def apart(name):
+    """The gradients of the two halves of the batch, in one process."""
     parts = []
     for rank in range(2):
-        elbo = make("sparse_vd")
+        elbo = make(name)
         step(elbo, rank)
         parts.append(gradients(elbo))
-    for key, first in parts[0].items():
-        second = parts[1][key]
-        torch.testing.assert_close(found[0]["alone"][key], first, rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(found[1]["alone"][key], second, rtol=1e-6, atol=1e-7)
-        for rank in range(2):
-            got = found[rank]["both"][key]
-            torch.testing.assert_close(got, first + second, rtol=1e-5, atol=1e-6)
-    assert any(bool((parts[0][k] != parts[1][k]).any()) for k in parts[0])
+    return parts
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_equal_the_single_process(name, found):
+    first, second = apart(name)
+    got = found[0][name]
+    assert set(got) == set(first)
+    for key, grad in got.items():
+        expected = (first[key] + second[key]) / 2
+        scale = expected.abs().max().clamp(min=1.0)
+        assert float((grad - expected).abs().max() / scale) <= 1e-6, key
+
+
+def test_gradients_of_several_batches_are_gathered(found):
+    """Two batches, the first without a word to the other process: noise differs between them."""
+    parts = apart("sparse_vd")
+    whole = {key: first + parts[1][key] for key, first in parts[0].items()}
+    for part, process in zip(parts, found, strict=True):
+        torch.testing.assert_close(process["gathered"]["alone"], part, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(process["gathered"]["both"], whole, rtol=1e-5, atol=1e-6)
+    assert any(bool((parts[0][k] != parts[1][k]).any()) for k in whole)

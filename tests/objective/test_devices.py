@@ -10,10 +10,11 @@ from torch import nn
 from torch._functorch import config
 
 import vardrop as vd
-from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT, cases
+from tests.pairs import PAIRS
+from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT
 
 
-@pytest.mark.parametrize("layer, recipe", list(cases()))
+@pytest.mark.parametrize("layer, recipe", PAIRS)
 def test_a_step_on_the_meta_device(layer, recipe):
     """Whatever looked at a value, or drew on another device, would raise."""
     noisy = vd.convert(LAYERS[layer].make(), (RECIPES | RECURRENT)[recipe]).to("meta")

@@ -287,7 +287,7 @@ def test_a_drawn_kl_is_drawn_by_each_process_for_its_rows(found):
         torch.testing.assert_close(got, layer.weight.grad[first:last], rtol=1e-6, atol=1e-7)
 
 
-def test_a_checkpoint_loads_into_one_process_and_into_three(found, places):
+def test_a_checkpoint_loads_into_one_process(found, places):
     elbo = make("bayes_by_backprop-learned_prior")
     with torch.no_grad():
         for p in elbo.parameters():
@@ -296,6 +296,10 @@ def test_a_checkpoint_loads_into_one_process_and_into_three(found, places):
     with pytest.warns(UserWarning, match="load in a single process"):
         dcp.load(state, checkpoint_id=places["files"], no_dist=True)
     torch.testing.assert_close(state, found[0]["saved"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_into_three_processes(found, places):
     arguments = (3, places["store"] + "3", places["files"], places["results"] + "-three")
     multiprocessing.spawn(worker, arguments, nprocs=3)
     for rank in range(3):

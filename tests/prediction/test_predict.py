@@ -156,8 +156,8 @@ def test_rows_are_split_where_one_draw_would_not_fit() -> None:
     net, x = dense(), inputs(9)
     quiet, memory = prepared(net, noise=True), 8 * 6 * 4 * 2
     assert row_limit(quiet, measured(quiet, x), x, memory) == 2
-    p = predict(net, x, 2000, memory=memory, seed=0)
-    assert z_score(p.draws, predict(net, x, 2000, seed=1).draws) < Z
+    p = predict(net, x, 500, memory=memory, seed=0)
+    assert z_score(p.draws, predict(net, x, 500, seed=1).draws) < Z
 
 
 def test_the_tolerance_stops_each_batch_when_it_has_settled() -> None:
@@ -201,16 +201,6 @@ def test_an_exception_passes_through_and_everything_is_restored(mode: str) -> No
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
     assert torch.backends.mha.get_fastpath_enabled()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
-def test_a_wrong_shape_passes_through_a_chain_and_its_modes_are_restored(draw: str) -> None:
-    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(7, 3))
-    vd.convert(net, RECIPES["posterior"]).train()
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        predict(net, inputs(), draw=draw)
-    assert all(m.training for m in net.modules())
-    assert all(m.sampling is None for m in net if isinstance(m, vd.Linear))
 
 
 class NotForVmap(nn.Module):

@@ -8,14 +8,12 @@ import pytest
 import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
-from torch import Tensor, nn
+from torch import nn
 
 import vardrop as vd
 from vardrop._core.errors import VardropError
-from vardrop.metrics import interval_coverage
 from vardrop.prediction import Prediction, predict
 from vardrop.prediction.result import mixture_quantile
-from vardrop.tuning import train
 
 
 def noisy_line() -> nn.Module:
@@ -99,45 +97,6 @@ def test_classes_may_have_further_axes() -> None:
     each = p.draws.log_softmax(2).gather(2, y.expand(10, 1, 2, 4, 4).transpose(1, 2)).squeeze(2)
     together = each.flatten(2).sum(2).exp().mean(0).log()  # all pixels of an image under one draw
     torch.testing.assert_close(p.log_prob(y), together)
-
-
-def toy(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """y = sin 3x + N(0, (0.1 + 0.2 |x|)^2) for x in [-1, 1]."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(rows, 1, generator=generator) * 2 - 1
-    noise = torch.randn(rows, 1, generator=generator)
-    return x, torch.sin(3 * x) + (0.1 + 0.2 * x.abs()) * noise
-
-
-def toy_net(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 2))
-    vd.convert(net, vd.bayes_by_backprop())
-    x, y = toy(4000, seed=2 * seed)
-    elbo = vd.ELBO(net, vd.HeteroscedasticGaussian(), num_data=len(x))
-    optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-2)
-    for _ in train(elbo, optimizer, x, y, 400, batch_size=400, rate=lambda epoch: 1 - epoch / 400):
-        pass
-    return net
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_toy_is_covered_inside_and_uncertain_outside(seed: int) -> None:
-    net = toy_net(seed)
-    x, y = toy(4000, seed=2 * seed + 1)
-    options = {"likelihood": vd.HeteroscedasticGaussian(), "samples": 200, "seed": 0}
-    inside = predict(net, x, keep=200, **options)
-    lower, upper = inside.interval(0.95)
-    coverage = float(interval_coverage(lower, upper, y))
-    assert 0.93 < coverage < 0.97, coverage
-    outside = predict(net, torch.linspace(2.0, 3.0, 50).unsqueeze(1), **options)
-    ratio = float(outside.epistemic.mean() / inside.epistemic.mean())
-    print(f"seed {seed}: coverage {coverage:.4f}, epistemic variance outside / inside {ratio:.1f}")
-    assert ratio > 5, ratio
-    # The noise of the targets, known here, is found where there are data.
-    known = 0.1 + 0.2 * x.abs()
-    assert (inside.aleatoric.sqrt() / known - 1).abs().mean() < 0.15
 
 
 def classes() -> Prediction:

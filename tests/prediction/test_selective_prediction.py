@@ -8,10 +8,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
-from experiments.shift import trained
-from experiments.trainings import Watch
 from vardrop._core.errors import VardropError
-from vardrop.app.data import load_images
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict, select, unlabelled_kappa
 from vardrop.prediction.functions import SelectedNoise
@@ -53,27 +50,6 @@ def test_a_variance_net_needs_under_half_of_its_noise(variance_net: nn.Module) -
     assert accuracy(full.probs, y) > 0.95
     assert accuracy(some.probs, y) > accuracy(full.probs, y) - 0.005
     assert accuracy(mean.probs, y) < 0.2
-
-
-@pytest.mark.slow
-def test_a_variance_net_on_mnist_needs_under_half_of_its_noise() -> None:
-    try:
-        data, test = load_images("mnist"), load_images("mnist", "test")
-    except VardropError as error:
-        pytest.skip(f"the images are not here: {error}")
-    net = trained("variance layer", data, epochs=3, seed=0, watch=Watch(), part=1.0)
-    kappa = unlabelled_kappa(net, data.x[:2000])
-    selected, fraction = select(net, kappa, float(kappa["4"].abs().quantile(0.6)))
-    batches = test.x.split(1000)
-    full = predict(net, batches, 100, seed=0, keep=0)
-    some = predict(selected, batches, 100, seed=0, keep=0)
-    mean = predict(net, batches, mode="mean")
-    found = [float(accuracy(p.probs, test.y)) for p in (full, some, mean)]
-    print(f"fraction {fraction:.3f}, accuracy of full sampling, selective, mean: {found}")
-    assert fraction == pytest.approx(0.4, abs=0.01)
-    assert found[0] > 0.96
-    assert found[1] > found[0] - 0.005
-    assert found[2] < 0.2
 
 
 def test_the_threshold_decides_how_much_noise_is_left(variance_net: nn.Module) -> None:

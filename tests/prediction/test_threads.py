@@ -141,25 +141,6 @@ def test_training_goes_on_in_another_thread(often: None) -> None:
     assert all(m.training for m in net.modules())
 
 
-def test_a_head_in_a_training_step_predicts_all_the_same(often: None) -> None:
-    torch.manual_seed(0)
-    net = vd.convert(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), vd.dropmax())
-    elbo, y, stop = vd.ELBO(net, vd.Categorical(), 100), torch.zeros(16).long(), threading.Event()
-
-    def train() -> None:
-        for _ in range(60):
-            elbo(X, y)
-        stop.set()
-
-    worker = threading.Thread(target=train)
-    worker.start()
-    shapes = {tuple(predict(net, X, 2).probs.shape)}
-    while not stop.is_set():
-        shapes.add(tuple(predict(net, X, 2).probs.shape))
-    worker.join()
-    assert shapes == {(16, 3)}
-
-
 def test_unseeded_calls_follow_the_global_generator() -> None:
     net = noisy(Residual)
     torch.manual_seed(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop.gates import (
     BetaBernoulli,
@@ -60,6 +61,7 @@ def recurrent_dropout(
     Gal & Ghahramani 2016, "A theoretically grounded application of dropout in recurrent neural
     networks", sec. 4; Gal, Hron & Kendall 2017, "Concrete dropout" (learned rates).
     """
+    check_type("learned", learned, bool, "True or False")
     if learned:
         scale = 1e-2 if length_scale is None else length_scale
         return Recipe(gate=ConcreteDropout(drop_rate, None, scale, "sequence"))

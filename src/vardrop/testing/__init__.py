@@ -13,6 +13,7 @@ from vardrop.testing.cases import (
     RECURRENT as RECURRENT,
     Layer as Layer,
     cases as cases,
+    covering as covering,
 )
 from vardrop.testing.contract import (
     CHECKS as CHECKS,

@@ -164,3 +164,20 @@ def cases() -> Iterator[tuple[str, str]]:
         for name, recipe in (RECIPES | RECURRENT).items():
             if not NOISY_TYPES[type(plain)].refuse(plain, recipe.gate):
                 yield layer, name
+
+
+def covering(count: int = 4) -> list[tuple[str, str]]:
+    """Pairs in which every layer has `count` recipes or more, and every recipe as many layers.
+
+    A layer and a recipe are separate parts, so that a fault in one of them shows without the
+    product of both tables. The pairs are always the same, and spread over the tables.
+    """
+    pairs = list(cases())
+    found = set()
+    for side in (0, 1):
+        for number, name in enumerate(dict.fromkeys(pair[side] for pair in pairs)):
+            mine = [pair for pair in pairs if pair[side] == name]
+            wanted = min(count, len(mine))
+            steps = [5 * number + step * len(mine) // wanted for step in range(wanted)]
+            found |= {mine[step % len(mine)] for step in steps}
+    return [pair for pair in pairs if pair in found]

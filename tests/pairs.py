@@ -1,0 +1,9 @@
+"""Layers with recipes, to parametrize by: the covering pairs always, the others in the slow run."""
+
+import pytest
+
+from vardrop.testing import cases, covering
+
+PAIRS = [
+    pytest.param(*pair, marks=[] if pair in covering() else pytest.mark.slow) for pair in cases()
+]
