@@ -70,9 +70,6 @@ VALIDATION = Annotated[
     Path | None, typer.Option(help="A file of your own for validation, like that of DATA.")
 ]
 TEST = Annotated[Path | None, typer.Option(help="A file of your own for the test, likewise.")]
-STREAM = Annotated[
-    bool, typer.Option("--stream", help="Read the file piece by piece; it may exceed the memory.")
-]
 DATA_DIR = Annotated[
     Path | None,
     typer.Option(help="Where the image sets lie; VARDROP_DATA by default, else a download."),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vardrop._core.checks import check_choice, check_integer, check_type
-from vardrop.app.data import About, Dataset, Preprocessing, Roles, Stream, load_dataset
+from vardrop.app.data import About, Dataset, Preprocessing, Roles, load_dataset
 from vardrop._core.errors import VardropError
 from vardrop._core.files import (
     LOCK,
@@ -58,7 +58,7 @@ class Data:
     """Which data: the arguments of `load_dataset`, but for the seed.
 
     `given` is true where they, or parts of them, were handed over in memory: then they have to be
-    handed over again. `stream` holds the files of a `Stream`.
+    handed over again.
     """
 
     name: str
@@ -67,7 +67,6 @@ class Data:
     validation: str | None = None
     test: str | bool | None = None
     given: bool = False
-    stream: tuple[str, ...] = ()
 
     def load(self, seed: int) -> Dataset:
         """The data themselves."""
@@ -76,8 +75,7 @@ class Data:
                 f"Expected the data of the run, because they were handed over in memory "
                 f"({self.name}), but got none. Pass `data`, as to `fit`."
             )
-        source = Stream(self.stream) if self.stream else self.name
-        return self.read(source, self.validation, self.test, seed)
+        return self.read(self.name, self.validation, self.test, seed)
 
     def read(self, data: Any, validation: Any, test: Any, seed: int) -> Dataset:
         """Data that were handed over, in the parts and roles of these."""
@@ -97,7 +95,6 @@ class Data:
         names = {f.name for f in dataclasses.fields(Roles)}
         roles = {"stratify": False, **{k: v for k, v in stored.items() if k in names}}
         others = {k: v for k, v in stored.items() if k not in names}
-        others["stream"] = tuple(others.get("stream", ()))
         return cls(roles=Roles(**{**roles, "drop": tuple(roles["drop"])}), **others)
 
 

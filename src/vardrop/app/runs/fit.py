@@ -31,9 +31,10 @@ from vardrop.app.runs.run import Run, load_same_data
 from vardrop.app.runs.trials import Order, carried_out
 from vardrop._core.checks import nearest
 from vardrop.conversion import convert
-from vardrop.app.data import About, Dataset, Roles, Stream, describe
+from vardrop.app.data import About, Dataset, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import weighed
+from vardrop.app.data.splits import with_class_weight
+from vardrop.app.data.tables import is_table
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import remove
 from vardrop.recipes import BaseRecipe, HeadRecipe
@@ -69,8 +70,7 @@ def fit(
 
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
-            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`. Files
-            larger than memory are handed over as a `Stream`.
+            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
         recipe: the method, or its name as on the command line; None leaves the net as it is, plain
@@ -104,8 +104,6 @@ def fit(
     chosen = Settings.from_json(more)
     for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
         needed(package)
-    if isinstance(data, Stream):
-        chosen = _for_stream(data, chosen)
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
@@ -124,26 +122,9 @@ def fit(
             shutil.rmtree(path / TRIALS, ignore_errors=True)
             config.write(path)
             if observer is not None and dataset.preprocessing is not None:
-                observer.describe(describe(dataset.preprocessing))
+                reading = source.roles if is_table(source.name) else None
+                observer.describe(describe(dataset.preprocessing, reading))
             return _train(config, path, dataset, model, observer, world, resuming=False)
-
-
-def _for_stream(data: Stream, given: Settings) -> Settings:
-    """The settings with what a stream decides; what it cannot do is refused."""
-    if (given.folds or 1) > 1:
-        raise VardropError(
-            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
-            f"{given.folds}. Leave it out."
-        )
-    if not data.loads:
-        return given
-    if given.batch_size is not None:
-        raise VardropError(
-            f"Expected no `batch_size` with a loader, which has batches of its own, but got "
-            f"{given.batch_size}. Leave it out."
-        )
-    size: Any = getattr(data.source, "batch_size", None)
-    return dataclasses.replace(given, batch_size=size)
 
 
 def _check_names(more: Mapping[str, Any]) -> None:
@@ -159,16 +140,13 @@ def _check_names(more: Mapping[str, Any]) -> None:
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
     """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    files = data.paths if isinstance(data, Stream) else ()
-    source = data.name if isinstance(data, Stream) else data
-    parts = {"name": source, "validation": validation, "test": None if test is False else test}
+    parts = {"name": data, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
-    in_memory = in_memory or (isinstance(data, Stream) and data.loads)
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
     own_test = False if test is False else names["test"]
     name = names["name"] or "None"
-    return Data(name, roles, where, names["validation"], own_test, in_memory, files)
+    return Data(name, roles, where, names["validation"], own_test, in_memory)
 
 
 def _path(data: Any) -> str | None:
@@ -232,7 +210,7 @@ def _check_class_weight(given: Settings, about: About) -> None:
 def _settings(source: Data, given: Settings, rows: int, images: bool) -> Settings:
     """Parts that were given are no folds: they would mix what was to be kept apart."""
     roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
+    apart = (source.validation, roles.split, roles.group, roles.time)
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
     return given.for_data(rows, images)
@@ -317,7 +295,7 @@ def _train(
 ) -> Run:
     watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
     own = config.settings.class_weight
-    rows = data if own is None else weighed(data, own)
+    rows = data if own is None else with_class_weight(data, own)
     with own_generators(world.device):
         elbo = carried_out(Order(config, path, rows, net, watch, world, resuming))
     run = Run(path, config, elbo, data)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_integer, check_number
+from vardrop._core.checks import check_number
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
+from vardrop.app.data.splits import fold_numbers
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.prediction import Prediction
@@ -140,16 +141,8 @@ def weights_to_try(rows: int) -> tuple[float, ...]:
 
 
 def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> list[tuple[Part, Part]]:
-    """Rows to train on and rows to judge on, every row judged once, classes spread evenly."""
-    check_integer("folds", folds, 2)
-    count = len(rows.y)
-    if folds > count:
-        raise VardropError(f"Expected `folds` to be at most {count}, the rows, but got {folds}.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    if task == "classification":
-        order = order[rows.y[order].argsort(stable=True)]
-    fold = torch.empty(count, dtype=torch.long)
-    fold[order] = torch.arange(count) % folds
+    """Rows to train on and rows to judge on, every row judged once; see `fold_numbers`."""
+    fold = fold_numbers(rows, folds, task, seed)
     return [(rows.take(fold != k), rows.take(fold == k)) for k in range(folds)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,7 @@ from vardrop.app.runs.predict import named_rows, prediction_table
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.app.data import Preprocessing
 from vardrop.app.data.datasets import row_weights
-from vardrop.app.data.inputs import KINDS, Table, frame_of, given
-from vardrop.app.data.parsing import texts
+from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
 from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically
 
@@ -92,7 +92,7 @@ def _with_target(run: Run, data: Any, known: Preprocessing) -> _Rows:
             f"Expected {name} to have the target column '{known.target}' to score by, but it has "
             f"{', '.join(map(repr, frame.columns))}. Rows without a target can be predicted."
         )
-    there = texts(frame[known.target]).notna()
+    there = frame[known.target].notna()
     if not bool(there.any()):
         raise VardropError(
             f"Expected values in the target column '{known.target}' of {name}, but got none. Rows "
@@ -107,7 +107,7 @@ def _with_target(run: Run, data: Any, known: Preprocessing) -> _Rows:
         notes.append(f"{absent} rows without a value of '{known.target}' were left out.")
     kept = frame[there]
     missing = {column.name for column in known.columns} - set(kept.columns)
-    return _Rows(kept, name, notes if missing else [*notes, *known.surprises(kept)])
+    return _Rows(kept, name, notes if missing else [*notes, *known.unseen(kept)])
 
 
 def _frame(run: Run, data: Any, known: Preprocessing) -> tuple[pandas.DataFrame, str, str]:
@@ -115,7 +115,8 @@ def _frame(run: Run, data: Any, known: Preprocessing) -> tuple[pandas.DataFrame,
     names = [column.name for column in known.columns]
     if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
         data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
-    found = given(data, known.target)
+    roles = replace(run.config.data.roles, target=known.target)
+    found = read_input(data, roles, known.text_columns)
     if not isinstance(found, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
     return found.frame, found.name, found.checksum

@@ -20,8 +20,8 @@ from vardrop.app.runs.models import build_net
 from vardrop._core.checks import check_number, check_type
 from vardrop.conversion import convert
 from vardrop.app.data import About, Dataset
-from vardrop.app.data.chunks import as_texts, evenly, read_chunks
 from vardrop.app.data.inputs import frame_of
+from vardrop.app.data.tables import read_table
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -166,17 +166,15 @@ class Run:
                 f"(N, {', '.join(map(str, self.about.shape))})."
             )
         if isinstance(x, str | Path):
-            found = self.about.preprocessing
-            return torch.cat([found.inputs(rows, str(x)) for rows in self.chunks(x)])
+            return self.about.preprocessing.inputs(self.read_file(x), str(x))
         names = [column.name for column in self.about.preprocessing.columns]
         return self.about.preprocessing.inputs(frame_of(x, names), "the table")
 
-    def chunks(self, path: str | Path, *more: str) -> Iterator[pandas.DataFrame]:
-        """The rows of a file piece by piece: the columns that the net needs, and more by name."""
-        found = self.about.preprocessing
-        assert found is not None
-        wanted = {*(column.name for column in found.columns), *more}
-        return read_chunks(path, wanted, as_texts(found))
+    def read_file(self, path: str | Path) -> pandas.DataFrame:
+        """The rows of a file, its cells read as those of the training data were."""
+        preprocessing = self.about.preprocessing
+        assert preprocessing is not None
+        return read_table(path, self.config.data.roles, preprocessing.text_columns)
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
@@ -197,13 +195,13 @@ class Run:
     def predict_batches(
         self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
     ) -> Iterator[Prediction]:
-        """The predictions of many rows, a thousand at a time: memory holds no more of them.
+        """The predictions of many rows, a thousand at a time, so that not all are in memory.
 
         They are those of `predict` of all rows, but for rounding.
 
         Args:
-            x: a file, which is read piece by piece; a loader of batches, each of them what
-                `predict` takes, or a tuple that begins with it; a tensor, array or DataFrame.
+            x: what `predict` takes; or an iterable of batches, each of them what `predict` takes,
+                or a tuple that begins with it.
             samples, draw: as for `predict`.
 
         >>> import tempfile, vardrop as vd
@@ -214,15 +212,12 @@ class Run:
         """
         _check_net(self)
         seed, done = self.config.settings.seed, 0
-        inputs = _checked_rows(evenly(self._pieces(x), _BATCH))
+        inputs = _checked_rows(_split_evenly(self._pieces(x), _BATCH))
         for p in predict_batches(self.elbo, inputs, **_way(self.elbo, samples, seed, draw)):
             yield self._finished(p, done)
             done += len(p.mean)
 
     def _pieces(self, x: Any) -> Iterator[Tensor]:
-        found = self.about.preprocessing
-        if isinstance(x, str | Path) and found is not None:
-            return (found.inputs(rows, str(x)) for rows in self.chunks(x))
         if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
             return iter((self.inputs(x),))
         return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
@@ -310,6 +305,20 @@ def _checked_rows(parts: Iterable[Tensor]) -> Iterator[Tensor]:
         _check_finite(part, before)
         before += len(part)
         yield part
+
+
+def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """The same rows in pieces of one size, the last of them shorter.
+
+    >>> [len(t) for t in _split_evenly([torch.zeros(5, 1), torch.zeros(1, 1)], 4)]
+    [4, 2]
+    """
+    left: list[Tensor] = []
+    for part in parts:
+        *whole, last = torch.cat([*left, part]).split(size)
+        yield from whole
+        left = [last]
+    yield from left
 
 
 def _broken_row(values: Tensor) -> int | None:

@@ -16,7 +16,6 @@ from vardrop.app.runs.config import Config
 from vardrop.app.runs.run import likelihood_for
 from vardrop.conversion import convert
 from vardrop.app.data import Part
-from vardrop.app.data.splits import Feed
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO, parameter_groups
@@ -46,7 +45,6 @@ class Training:
         beta: the KL weight after the warm-up.
         best: keep the best net by these scores, and not the last one.
         about_best: files of the directory that are about the net that is kept.
-        feed: where the rows to train on come from, if they are not in memory.
     """
 
     config: Config
@@ -56,7 +54,6 @@ class Training:
     beta: float
     best: bool = False
     about_best: Sequence[str] = ()
-    feed: Feed | None = None
 
 
 def read_phase(directory: Path, checked: bool) -> str | None:
@@ -189,18 +186,18 @@ def _phase(
     plain = name == "pretrain" or not has_noise(net)
     usual, batch_size, _ = _filled(settings)
     seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
-    x, y, weight, count = _rows(training, batch_size, device)
+    rows = training.train.to(device)
     likelihood = likelihood_for(training.config)
     beta = 0.0 if plain else float(training.beta)
-    elbo = ELBO(net, likelihood, count, beta, settings.samples).to(device)
+    elbo = ELBO(net, likelihood, len(rows.y), beta, settings.samples).to(device)
     optimizer = torch.optim.Adam(_groups(elbo, settings), fused=True)
     step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
     epochs = settings.pretrain if name == "pretrain" else usual
     loop = Loop(
         elbo,
         optimizer,
-        x,
-        y,
+        rows.x,
+        rows.y,
         epochs,
         batch_size,
         None if plain else settings.schedule(beta),
@@ -208,23 +205,13 @@ def _phase(
         settings.seed,
         step,
         world,
-        weight,
+        rows.weight,
     )
     recorder = _recorder(training, observer, name, plain)
     if resuming:
         recorder.resume(loop)
     recorder.run(loop)
     return elbo
-
-
-def _rows(
-    training: Training, batch_size: int, device: torch.device
-) -> tuple[Any, Tensor | None, Tensor | None, int]:
-    """Inputs, targets and weights on the device, or batches of a stream; and how many rows."""
-    if training.feed is not None:
-        return training.feed.batched(batch_size), None, None, training.feed.rows
-    part = training.train.to(device)
-    return part.x, part.y, part.weight, len(part.y)
 
 
 def _recorder(training: Training, observer: Observer, name: str, plain: bool) -> Recorder:

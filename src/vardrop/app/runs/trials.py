@@ -80,11 +80,6 @@ class Order:
         return data.train.join(data.validation) if self.folded else data.train
 
     @property
-    def count(self) -> int:
-        """How many rows that is, those of a stream too."""
-        return len(self.rows.y) if self.data.feed is None else self.data.feed.rows
-
-    @property
     def unit(self) -> float:
         """The deviation of the target, by which it was scaled."""
         found = self.data.preprocessing
@@ -106,7 +101,7 @@ class Order:
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.where, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
-        return weights_to_try(self.count) if counts else (1.0,)
+        return weights_to_try(len(self.rows.y)) if counts else (1.0,)
 
 
 def carried_out(order: Order) -> ELBO:
@@ -126,9 +121,7 @@ def carried_out(order: Order) -> ELBO:
         _settle(trial, path)
     world.agree(True)  # the others wait for the files
     validate = None if order.folded else _validation(order, order.data.validation)
-    training = Training(
-        config, path, order.rows, validate, beta, config.keeps_best, ABOUT_BEST, order.data.feed
-    )
+    training = Training(config, path, order.rows, validate, beta, config.keeps_best, ABOUT_BEST)
     elbo = trained(training, order.net, order.observer, world, order.resuming or settled)
     if not order.folded and not (path / "results.json").is_file():
         _write(_calibrated(dataclasses.replace(choice, beta=beta), elbo, order), order)
@@ -220,7 +213,7 @@ def _falls(found: dict[float, _Tried]) -> bool:
 
 
 def _announce(order: Order, weights: Sequence[float]) -> None:
-    folds, count = order.config.settings.folds, order.count
+    folds, count = order.config.settings.folds, len(order.rows.y)
     held = len(order.data.validation.y)
     rows = f"{folds} folds of {count} rows, held out in turn," if order.folded else f"{held} rows"
     among = f"the KL weight among {', '.join(f'{w:g}' for w in weights)} and "
@@ -255,7 +248,7 @@ def _training(order: Order, pair: tuple[Part, Part], beta: float | None, fold: i
     directory = order.path / TRIALS / _name(beta, fold)
     best = beta is None or config.keeps_best
     validate = _validation(order, held) if best or not order.folded else None
-    return Training(config, directory, train, validate, beta or 0.0, best, feed=order.data.feed)
+    return Training(config, directory, train, validate, beta or 0.0, best)
 
 
 def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Held:
