@@ -68,8 +68,8 @@ def test_preprocessing_travels_and_takes_unknown_categories(tmp_path):
         again.inputs(new.drop(columns="town"), "new.csv")
     with pytest.raises(vd.VardropError, match="'area' of new.csv, but got 'big' in row 1"):
         again.inputs(new.assign(area=["big"]), "new.csv")
-    with pytest.raises(vd.VardropError, match="preprocessing of version 2, but got 1"):
-        Preprocessing.from_json({**found.to_json(), "version": 1})
+    with pytest.raises(vd.VardropError, match="preprocessing of version 1, but got 2"):
+        Preprocessing.from_json({**found.to_json(), "version": 2})
     text = describe(found)
     assert "price: regression" in text
     assert "number   area: median" in text

@@ -16,7 +16,7 @@ from tests._core.test_files import damages
 from vardrop.app.runs import compress, evaluate, fit, load_run, method_named, resume, training as phases, write_predictions
 from vardrop.app.runs.config import working
 from vardrop.app.runs.run import predicted
-from vardrop.app.data import datasets as catalog, splits
+from vardrop.app.data import datasets, splits
 from vardrop._core.files import read_tensors, sealed
 from vardrop.tuning import NotFiniteError
 from vardrop.app.runs.callbacks import Observer
@@ -75,8 +75,8 @@ def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
             resume(run, observer=Observer(), epochs=4)
         with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
             evaluate(load_run(run))
-    parted = catalog.parted
-    monkeypatch.setattr(catalog, "parted", lambda n, seed, *more: parted(n, 9, *more))
+    split_rows = datasets.split_rows
+    monkeypatch.setattr(datasets, "split_rows", lambda n, seed, *more: split_rows(n, 9, *more))
     with pytest.raises(vd.VardropError, match="training rows .* but they show something else"):
         resume(run, observer=Observer(), epochs=4)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 Task = Literal["classification", "regression"]
-VERSION = 2
+VERSION = 1
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0  # periods of dates, in days
 _TRUTH = {"True", "False"}  # what pandas makes of true, TRUE and True alike
 
