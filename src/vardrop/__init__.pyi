@@ -36,7 +36,6 @@ from vardrop.conversion import plan as plan
 from vardrop.conversion import revert as revert
 from vardrop.conversion import save_noisy as save_noisy
 from vardrop.conversion import to_variance as to_variance
-from vardrop.app.data import Stream as Stream
 from vardrop.app.data import load_dataset as load_dataset
 from vardrop.app.data import register_dataset as register_dataset
 from vardrop.diagnostics import alpha_summary as alpha_summary

@@ -81,7 +81,7 @@ BROKEN = [
     ("fit mnist --data-dir broken --out x", 1, "Expected the MD5 of broken/mnist/train-images"),
     ("fit text.csv --target price --out x", 1, "'x' in row 9"),
     ("fit hole.csv --target price --out x", 1, "row 9 has none"),
-    ("fit two.csv --target price --out x", 1, "at least 4 rows"),
+    ("fit two.csv --target price --out x", 1, "at least 3 rows"),
     ("fit houses.csv --target price --drop k --out x", 1, "column 'k' for `drop`"),
     ("fit houses.csv --target price --net lenet5 --out x", 1, "images of at least 4 x 4"),
     ("fit digits --where nothing --out x", 1, "`where` to match a module"),

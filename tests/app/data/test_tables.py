@@ -9,6 +9,7 @@ import torch
 
 import vardrop as vd
 from vardrop.app.data import Preprocessing, describe, load_dataset, read_table
+from vardrop.app.data.splits import split_rows
 
 
 def houses(n=60):
@@ -46,8 +47,8 @@ def test_a_table_becomes_tensors(tmp_path, name):
 def test_scales_come_from_the_training_part_alone(tmp_path):
     plain, wild = houses(), houses()
     first = load_dataset(write(tmp_path, plain), target="price")
-    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
-    for row in order[:18].tolist():  # test and validation rows
+    rows = split_rows(60, 0, "houses")
+    for row in torch.cat([rows["test"], rows["validation"]]).tolist():
         wild.loc[row, "area"] = 1e6
     second = load_dataset(write(tmp_path, wild, "wild.csv"), target="price")
     assert first.preprocessing == second.preprocessing
@@ -103,7 +104,7 @@ BROKEN = {
     "no target": (houses(), {}, "a target for .*houses.csv, but got none. .*'area', 'town'"),
     "unknown target": (houses(), {"target": "cost"}, "target column 'cost', but it has 'area'"),
     "overflow": (houses().assign(k=[(-1) ** i * 1.7e308 for i in range(60)]), {}, "'k' .* finite"),
-    "rounding": (houses().assign(k=[i * 5e-324 for i in range(60)]), {}, "'k' .* deviation of 0"),
+    "rounding": (houses().assign(k=[i * 5e-324 for i in range(60)]), {}, "'k' .* standard deviation of 0"),
     "constant target": (houses().assign(price=2.0), {}, "target column 'price' .* is constant"),
     "hole in target": (changed("price", 4, None), {}, "target column 'price' .* row 5 has none"),
     "text in target": (changed("price", 6, "dear"), {}, "column 'price' .* got 'dear' in row 7"),
@@ -112,7 +113,7 @@ BROKEN = {
     "many classes": (houses(400), {"task": "classification"}, "at most 50 classes in column"),
     "unknown drop": (houses(), {"drop": ["k"]}, "to have the column 'k' for `drop`"),
     "only target": (houses()[["price"]], {}, "columns besides the target"),
-    "two rows": (houses(2), {}, "at least 4 rows to split"),
+    "two rows": (houses(2), {}, "at least 3 rows to split"),
 }  # fmt: skip
 
 
@@ -151,10 +152,3 @@ def test_embedded_tables(name):
     assert data.train.x.dim() == 2
     assert data.preprocessing is not None
     assert data.about.outputs == (1 if name == "diabetes" else len(data.classes))
-
-
-def test_preprocessing_of_version_0_1_is_read(tmp_path):
-    found = load_dataset(write(tmp_path, houses()), target="price").preprocessing
-    text = json.dumps(found.to_json())
-    assert '"missing"' in text
-    assert Preprocessing.from_json(json.loads(text.replace('"missing"', '"holes"'))) == found

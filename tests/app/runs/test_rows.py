@@ -77,9 +77,9 @@ def test_what_the_training_had_not_is_told(runs):
     assert found["rows"] == 9
     assert found["notes"][:4] == [
         "1 rows without a value of 'price' were left out.",
-        "Column 'size': 1 missing values, the median in their place.",
+        "Column 'size': 1 missing values, replaced by the median.",
         "Column 'town': 1 rows with a new category (Oslo), taken for none.",
-        "Column 'day': 1 missing dates, the mean in their place.",
+        "Column 'day': 1 missing dates, replaced by the mean.",
     ]
 
 

@@ -20,7 +20,6 @@ from vardrop._core.errors import VardropError
 from vardrop.app import runs
 from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules
-from vardrop.app.data import Stream
 from vardrop.app.runs import Settings, load_run, method_named
 from vardrop.app.runs.callbacks import (
     JsonLines,
@@ -96,7 +95,6 @@ def fit(
     out: o.OUT = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
-    stream: o.STREAM = False,
     data_dir: o.DATA_DIR = None,
     where: o.WHERE = None,
     exclude: o.EXCLUDE = None,
@@ -125,7 +123,7 @@ def fit(
     path = out or free_directory(data)
     with _stoppable(path):
         run = runs.fit(
-            Stream(data) if stream else data,
+            data,
             net or "auto",
             recipe,
             out=path,

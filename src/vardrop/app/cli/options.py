@@ -66,7 +66,6 @@ OPTION = Annotated[MaybeTexts, Option(help="Such as drop_rate=0.2, for the metho
 OUT = Annotated[MaybePath, Option(help="The directory; runs/<data>-<number> by default.")]
 VALIDATION = Annotated[MaybePath, Option(help="A file for validation, with the columns of DATA.")]
 TEST = Annotated[MaybePath, Option(help="A file for the test, with the columns of DATA.")]
-STREAM = Annotated[bool, Option("--stream", help="Read the file in pieces; it may exceed memory.")]
 DATA_DIR = Annotated[MaybePath, Option(help="Where image sets are; VARDROP_DATA by default.")]
 WHERE = Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")]
 EXCLUDE = Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")]

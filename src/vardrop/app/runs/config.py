@@ -16,7 +16,7 @@ from typing import Any
 from vardrop._core import files
 from vardrop._core.errors import VardropError
 from vardrop._core.values import from_json, to_json
-from vardrop.app.data import About, Dataset, Preprocessing, Roles, Stream, load_dataset
+from vardrop.app.data import About, Dataset, Preprocessing, Roles, load_dataset
 from vardrop.app.runs.settings import Settings
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
 from vardrop.recipes import BaseRecipe
@@ -38,7 +38,7 @@ class Data:
     """Which data: the arguments of `load_dataset`, but for the seed.
 
     `given` is true where they, or parts of them, were handed over in memory: then they have to be
-    handed over again. `stream` holds the files of a `Stream`.
+    handed over again.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Data:
     validation: str | None = None
     test: str | bool | None = None
     given: bool = False
-    stream: tuple[str, ...] = ()
 
     def load(self, seed: int) -> Dataset:
         """The data themselves."""
@@ -56,8 +55,7 @@ class Data:
                 f"Expected the data of the run, because they were handed over in memory "
                 f"({self.name}), but got none. Pass `data`, as to `fit`."
             )
-        source = Stream(self.stream) if self.stream else self.name
-        return self.read(source, self.validation, self.test, seed)
+        return self.read(self.name, self.validation, self.test, seed)
 
     def read(self, data: Any, validation: Any, test: Any, seed: int) -> Dataset:
         """Data that were handed over, in the parts and roles of these."""
@@ -77,7 +75,7 @@ class Data:
         names = {f.name for f in dataclasses.fields(Roles)}
         roles = _whole(Roles, {k: v for k, v in stored.items() if k in names})
         others = {k: v for k, v in stored.items() if k not in names}
-        roles["drop"], others["stream"] = tuple(roles["drop"]), tuple(others.get("stream", ()))
+        roles["drop"] = tuple(roles["drop"])
         return cls(**_whole(cls, {**others, "roles": Roles(**roles)}))
 
 

@@ -15,8 +15,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically, write_tensors
 from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
-from vardrop.app.data.inputs import KINDS, Table, frame_of, given
-from vardrop.app.data.parsing import texts
+from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
 from vardrop.app.runs import scores
 from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.predict import named_rows, prediction_table
@@ -243,7 +242,8 @@ def _rows_with_target(
     names = [column.name for column in columns.columns]
     if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
         data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
-    table = given(data, columns.target)
+    roles = dataclasses.replace(run.config.data.roles, target=columns.target)
+    table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
     if columns.target not in table.frame.columns:
@@ -252,7 +252,7 @@ def _rows_with_target(
             f"it has {', '.join(map(repr, table.frame.columns))}. Rows without a target can be "
             "predicted."
         )
-    there = texts(table.frame[columns.target]).notna()
+    there = table.frame[columns.target].notna()
     if not bool(there.any()):
         raise VardropError(
             f"Expected values in the target column '{columns.target}' of {table.name}, but got "
@@ -267,5 +267,5 @@ def _rows_with_target(
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
     frame = table.frame[there]
     if set(names) <= set(frame.columns):
-        notes += columns.surprises(frame)
+        notes += columns.unseen(frame)
     return frame, table.name, notes

@@ -15,9 +15,10 @@ from torch import nn
 
 from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data import About, Roles, Stream, describe
+from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import weighed
+from vardrop.app.data.splits import with_class_weight
+from vardrop.app.data.tables import is_table
 from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.evaluate import measure
@@ -55,8 +56,7 @@ def fit(
 
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
-            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`. Files
-            larger than memory are handed over as a `Stream`.
+            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
         recipe: the method, or its name as on the command line; None leaves the net as it is, plain
@@ -90,8 +90,6 @@ def fit(
     chosen = Settings.from_json(more)
     for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
         needed(package)
-    if isinstance(data, Stream):
-        chosen = _for_stream(data, chosen)
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
@@ -115,26 +113,9 @@ def fit(
             if world.first:
                 config.write(path)
             if world.first and observer is not None and dataset.preprocessing is not None:
-                observer.describe(describe(dataset.preprocessing))
+                reading = source.roles if is_table(source.name) else None
+                observer.describe(describe(dataset.preprocessing, reading))
             return _finish(FitJob(config, path, dataset, model, world), observer)
-
-
-def _for_stream(data: Stream, given: Settings) -> Settings:
-    """The settings with what a stream decides; what it cannot do is refused."""
-    if (given.folds or 1) > 1:
-        raise VardropError(
-            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
-            f"{given.folds}. Leave it out."
-        )
-    if not data.loads:
-        return given
-    if given.batch_size is not None:
-        raise VardropError(
-            f"Expected no `batch_size` with a loader, which has batches of its own, but got "
-            f"{given.batch_size}. Leave it out."
-        )
-    size: Any = getattr(data.source, "batch_size", None)
-    return dataclasses.replace(given, batch_size=size)
 
 
 def _check_names(more: Mapping[str, Any]) -> None:
@@ -150,16 +131,13 @@ def _check_names(more: Mapping[str, Any]) -> None:
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
     """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    files = data.paths if isinstance(data, Stream) else ()
-    source = data.name if isinstance(data, Stream) else data
-    parts = {"name": source, "validation": validation, "test": None if test is False else test}
+    parts = {"name": data, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
-    in_memory = in_memory or (isinstance(data, Stream) and data.loads)
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
     own_test = False if test is False else names["test"]
     name = names["name"] or "None"
-    return Data(name, roles, where, names["validation"], own_test, in_memory, files)
+    return Data(name, roles, where, names["validation"], own_test, in_memory)
 
 
 def _path(data: Any) -> str | None:
@@ -175,7 +153,7 @@ def _fill(given: Settings, source: Data, about: About) -> Settings:
     Parts that were given are no folds: they would mix what was to be kept apart.
     """
     roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
+    apart = (source.validation, roles.split, roles.group, roles.time)
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
     return given.for_data(about.sizes["train"] + about.sizes["validation"], about.kind == "image")
@@ -262,7 +240,7 @@ def _finish(job: FitJob, observer: Observer | None) -> Run:
     """Train and measure; without an observer a progress bar is shown on a terminal."""
     bar = ProgressBar() if on_terminal() and job.world.first else Observer()
     weights = job.config.settings.class_weight
-    rows = job.data if weights is None else weighed(job.data, weights)
+    rows = job.data if weights is None else with_class_weight(job.data, weights)
     with own_generators(job.world.device):
         elbo = run_fit_job(dataclasses.replace(job, data=rows, observer=observer or bar))
     run = Run(job.path, job.config, elbo, job.data)

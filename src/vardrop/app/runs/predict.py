@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +60,7 @@ def _cell(name: str) -> str:
 def write_predictions(
     run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
 ) -> None:
-    """Predict the rows of a file and write them as CSV, both piece by piece: memory stays flat.
-
-    The file takes its name when all rows are in it.
+    """Predict the rows of a file and write them as CSV; the file gets its name when it is complete.
 
     Args:
         run: a trained run.
@@ -73,26 +69,20 @@ def write_predictions(
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
-    names: deque[object] = deque()
-    rows = _images(run, Path(source)) if run.about.kind == "image" else _rows(run, source, names)
-    header = True
+    column, names, done = run.config.data.roles.id, [], 0
+    if run.about.preprocessing is None:
+        rows = _images(run, Path(source))
+    else:
+        table = run.read_file(source)
+        rows = run.about.preprocessing.inputs(table, str(source))
+        names = [] if column is None else named_rows(table, column, str(source))
     with writing(Path(out)) as file:
         for p in run.predict_batches(rows, samples):
             table = prediction_table(run, p)
-            if (column := run.config.data.roles.id) is not None and names:
-                table.insert(0, column, [names.popleft() for _ in range(len(table))])
-            file.write(table.to_csv(index=False, header=header).encode())
-            header = False
-
-
-def _rows(run: Run, source: str | Path, names: deque[object]) -> Iterator[Tensor]:
-    """The inputs of a file piece by piece; the names of its rows go aside."""
-    found, column = run.about.preprocessing, run.config.data.roles.id
-    assert found is not None
-    for rows in run.chunks(source, *([] if column is None else [column])):
-        if column is not None:
-            names.extend(named_rows(rows, column, str(source)))
-        yield found.inputs(rows, str(source))
+            if names:
+                table.insert(0, column, names[done : done + len(table)])
+            file.write(table.to_csv(index=False, header=done == 0).encode())
+            done += len(table)
 
 
 def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:

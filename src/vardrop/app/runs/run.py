@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
 from vardrop.app.data import About, Dataset
-from vardrop.app.data.chunks import as_texts, evenly, read_chunks
 from vardrop.app.data.inputs import frame_of
+from vardrop.app.data.tables import read_table
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
@@ -159,16 +159,15 @@ class Run:
             )
         if isinstance(x, str | Path):
             found = self.about.preprocessing
-            return torch.cat([found.inputs(rows, str(x)) for rows in self.chunks(x)])
+            return found.inputs(self.read_file(x), str(x))
         names = [column.name for column in self.about.preprocessing.columns]
         return self.about.preprocessing.inputs(frame_of(x, names), "the table")
 
-    def chunks(self, path: str | Path, *more: str) -> Iterator[pandas.DataFrame]:
-        """The rows of a file piece by piece: the columns that the net needs, and more by name."""
-        found = self.about.preprocessing
-        assert found is not None
-        wanted = {*(column.name for column in found.columns), *more}
-        return read_chunks(path, wanted, as_texts(found))
+    def read_file(self, path: str | Path) -> pandas.DataFrame:
+        """The rows of a file, its cells read as those of the training data were."""
+        preprocessing = self.about.preprocessing
+        assert preprocessing is not None
+        return read_table(path, self.config.data.roles, preprocessing.text_columns)
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
@@ -206,7 +205,7 @@ class Run:
                 f"'{name}'. Train it again."
             )
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
-        pieces = enumerate(evenly(self._pieces(x), _BATCH))
+        pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
         for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
@@ -215,9 +214,6 @@ class Run:
             yield self.in_units(p)
 
     def _pieces(self, x: Any) -> Iterator[Tensor]:
-        found = self.about.preprocessing
-        if isinstance(x, str | Path) and found is not None:
-            return (found.inputs(rows, str(x)) for rows in self.chunks(x))
         if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
             return iter((self.inputs(x),))
         return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
@@ -269,6 +265,20 @@ class Run:
         from vardrop.app.report import report
 
         return report([self.directory], out)
+
+
+def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """The same rows in pieces of one size, the last of them shorter.
+
+    >>> [len(t) for t in _split_evenly([torch.zeros(5, 1), torch.zeros(1, 1)], 4)]
+    [4, 2]
+    """
+    left: list[Tensor] = []
+    for part in parts:
+        *whole, last = torch.cat([*left, part]).split(size)
+        yield from whole
+        left = [last]
+    yield from left
 
 
 def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:

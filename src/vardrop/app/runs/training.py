@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
-from vardrop.app.data.splits import Feed
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import Config
@@ -45,7 +44,6 @@ class Training:
         beta: the KL weight after the warm-up.
         best: keep the best net by these scores, and not the last one.
         about_best: files of the directory that are about the net that is kept.
-        feed: where the rows to train on come from, if they are not in memory.
     """
 
     config: Config
@@ -55,7 +53,6 @@ class Training:
     beta: float
     best: bool = False
     about_best: Sequence[str] = ()
-    feed: Feed | None = None
 
 
 def read_phase(directory: Path) -> str | None:
@@ -182,14 +179,27 @@ def _run_phase(
     epochs, batch_size, lr = _filled(settings)
     epochs = epochs if final else settings.pretrain
     seed_generators(device, settings.seed + 7919 * (world.rank + 1) + final)
-    x, y, weight, count = _rows(training, batch_size, device)
-    elbo = _objective(training, net, count, device)
+    rows = training.train.to(device)
+    elbo = _objective(training, net, len(rows.y), device)
     groups = parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay)
     optimizer = torch.optim.Adam(groups, fused=True)
     step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
     beta = settings.schedule(0.0 if plain else float(training.beta))
     rate, seed = settings.factor(epochs), settings.seed
-    loop = Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, step, world, weight)
+    loop = Loop(
+        elbo,
+        optimizer,
+        rows.x,
+        rows.y,
+        epochs,
+        batch_size,
+        beta,
+        rate,
+        seed,
+        step,
+        world,
+        rows.weight,
+    )
     recorder = Recorder(
         training.directory,
         name,
@@ -207,13 +217,3 @@ def _run_phase(
         recorder.resume(loop)
     recorder.run(loop)
     return elbo
-
-
-def _rows(
-    training: Training, batch_size: int, device: torch.device
-) -> tuple[Any, Tensor | None, Tensor | None, int]:
-    """Inputs, targets and weights on the device, or batches of a stream; and how many rows."""
-    if training.feed is not None:
-        return training.feed.batched(batch_size), None, None, training.feed.rows
-    part = training.train.to(device)
-    return part.x, part.y, part.weight, len(part.y)

@@ -72,11 +72,6 @@ class FitJob:
         data = self.data
         return data.train.join(data.validation) if self.folded else data.train
 
-    @property
-    def count(self) -> int:
-        """How many rows that is, those of a stream too."""
-        return len(self.rows.y) if self.data.feed is None else self.data.feed.rows
-
     def pairs(self) -> Pairs:
         """Rows to train on and rows to judge on."""
         settings = self.config.settings
@@ -93,7 +88,7 @@ class FitJob:
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.where, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
-        return weights_to_try(self.count) if counts else (1.0,)
+        return weights_to_try(len(self.rows.y)) if counts else (1.0,)
 
     def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
         """What a net says of rows that did not train it."""
@@ -118,7 +113,7 @@ def run_fit_job(job: FitJob) -> ELBO:
     held = job.data.validation
     validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
     best = config.settings.patience is not None
-    training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST, job.data.feed)
+    training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST)
     elbo = train_net(training, job.net, job.observer, world, job.resuming)
     if not job.folded and not (path / "results.json").is_file():
         log_scale, net = job.score([job.predict(elbo, held)])
@@ -223,9 +218,7 @@ def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: in
     name = f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
     best = beta is None or settings.patience is not None
     validate = (lambda elbo: validation_scores(elbo, held, config)) if best else None
-    return Training(
-        config, job.path / TRIALS / name, train, validate, beta or 0.0, best, feed=job.data.feed
-    )
+    return Training(config, job.path / TRIALS / name, train, validate, beta or 0.0, best)
 
 
 def _train_alone(job: FitJob, training: Training) -> ELBO:
