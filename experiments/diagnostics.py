@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from vardrop._core.calls import call, untouched
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
-from vardrop.diagnostics.alpha import spread_log_alpha
-from vardrop.diagnostics.curvature import (
+from vardrop.estimators import Estimator, LocalReparameterization, check_estimator
+from vardrop.layers import Variational
+from vardrop.layers.alpha import spread_log_alpha
+from vardrop.noisy import evaluating, noisy_modules, sampling
+from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
+from vardrop.prediction.kappa import (
     Loader,
     batches,
     called_with,
     example_cross_entropy,
     mean_cross_entropy,
 )
-from vardrop.estimators import Estimator, LocalReparameterization, check_estimator
-from vardrop.layers import Variational
-from vardrop.noisy import evaluating, noisy_modules, sampling
-from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 
 Net = TypeVar("Net", bound=nn.Module)
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ import vardrop as vd
 from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
-BESIDE = ("__init__.pyi", "py.typed", "report/page.html")
+BESIDE = ("py.typed", "app/report/page.html")
 
 
 def test_files_beside_the_code_are_found():
@@ -88,8 +88,9 @@ def test_the_import_waits_for_nothing_that_few_need():
 
 
 def test_type_checkers_are_told_the_same_names():
-    stub = ast.parse((ROOT / "src" / "vardrop" / "__init__.pyi").read_text())
-    told = [a.asname for s in stub.body if isinstance(s, ast.ImportFrom) for a in s.names]
+    source = ast.parse((ROOT / "src" / "vardrop" / "__init__.py").read_text())
+    (checked,) = (s for s in source.body if isinstance(s, ast.If))  # TYPE_CHECKING
+    told = [a.asname for s in checked.body for a in s.names]
     told.remove(None)  # the star of the recipes
     assert sorted([*told, *recipes.__all__]) == vd.__all__
 

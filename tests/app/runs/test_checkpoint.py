@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import load, save
 from torch import nn
 
 import vardrop as vd
@@ -19,9 +18,9 @@ from vardrop._core.files import (
     write_tensors,
 )
 from vardrop.app.runs import Recorder, read_history
-from vardrop.app.runs.callbacks import Observer
-from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
 from vardrop.tuning import Loop, NotFiniteError
+from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.app.runs.callbacks import Observer
 
 
 def loop(epochs=3, lr=1e-2):
@@ -31,9 +30,6 @@ def loop(epochs=3, lr=1e-2):
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
     return Loop(elbo, optimizer, x, torch.arange(50) % 3, epochs, batch_size=16)
-
-
-LINE = json.dumps(sealed({"epoch": 0})) + "\n"
 
 
 def timeless(directory):
@@ -236,6 +232,9 @@ def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
     assert seen == [False, True, False]
 
 
+LINE = json.dumps(sealed({"epoch": 0})) + "\n"
+
+
 @pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', LINE + '{"epoch": 1, "n'])
 def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
     (tmp_path / "history.jsonl").write_text(left)
@@ -247,9 +246,8 @@ def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
 def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
     Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
     with open(tmp_path / "history.jsonl", "a") as file:
-        file.write(
-            json.dumps(sealed({"epoch": 2})) + "\n"
-        )  # killed before the first checkpoint of the next phase
+        # Killed before the first checkpoint of the next phase.
+        file.write(json.dumps(sealed({"epoch": 2})) + "\n")
     Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
     assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
     assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]
@@ -264,9 +262,8 @@ def test_a_damaged_history_is_told(tmp_path):
         whole.replace("{", "", 1): "epoch after epoch, but got Extra data.* in line 1",
         whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
         "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
-        json.dumps(sealed({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
-        whole.replace('"sha256"', '"sha257"', 1): "line 1 to match its content",
         '{"epoch": 0}\n': "line 1 to match its content",
+        json.dumps(sealed({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
         "3\n": "line 1 to hold a JSON object, but got int",
         "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
         "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",
@@ -321,7 +318,7 @@ def test_values_that_no_recorder_writes_are_told(tmp_path, name):
             Recorder(tmp_path).resume(loop())
 
 
-@pytest.mark.parametrize("name", ["loop.noise", "loop.shuffle", "loop.sums"])
+@pytest.mark.parametrize("name", ["loop.noise", "loop.shuffle", "loop.sums", "optimizer.0.step"])
 def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
     done = loop(epochs=1)
     list(done.run())
@@ -334,7 +331,9 @@ def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
             Recorder(tmp_path).resume(loop())
 
 
-def test_a_checkpoint_without_a_checksum_is_damaged(tmp_path):
+def test_a_checkpoint_without_a_checksum_is_an_error(tmp_path):
+    from safetensors.torch import load, save
+
     torch.manual_seed(1)
     Recorder(tmp_path).run(loop(epochs=1))
     path = tmp_path / "checkpoint.safetensors"

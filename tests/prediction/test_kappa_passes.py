@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from experiments.diagnostics import accuracies, gradient_variance, likelihood_covariance
-from vardrop.diagnostics import kappa
+from vardrop.prediction.kappa import kappa
 
 IMAGES = [(torch.randn(4, 1, 2, 3), torch.randint(2, (4, 2, 3))) for _ in range(6)]
 

@@ -10,9 +10,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop.diagnostics import kappa
 from vardrop.functional.drawing import drawing
 from vardrop.prediction import select, unlabelled_kappa
+from vardrop.prediction.kappa import kappa
 
 
 def small_net() -> nn.Sequential:

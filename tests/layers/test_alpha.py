@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.diagnostics import alpha_summary, sparsity
+from vardrop.layers.alpha import alpha_summary, sparsity
 
 
 def additive(log_alpha: list[float]) -> nn.Linear:
