@@ -462,9 +462,9 @@ class Graph(nn.Module):
         likelihood, samples = self.predictor.likelihood, self.predictor.options.samples
         if self.predictor.options.mode == "moments":
             found = passed(self.net, args[0])
-            draws = torch.addcmul(found.mean, found.spread.sqrt(), self.normal)
+            draws = torch.addcmul(found.mean, found.variance.sqrt(), self.normal)
             p = _reduced(likelihood, draws)
-            mean, variance = likelihood.locations(found.mean), likelihood.locations(found.spread)
+            mean, variance = likelihood.locations(found.mean), likelihood.locations(found.variance)
             p = replace(p, mean=mean, output_variance=variance)
         else:
             if not self.takes_noise:

@@ -271,7 +271,7 @@ class Engine:
             yield replace(
                 reduction.result(),
                 mean=locations(found.mean),
-                output_variance=locations(found.spread),
+                output_variance=locations(found.variance),
             )
 
     def _size(self, x: Tensor) -> Size:
