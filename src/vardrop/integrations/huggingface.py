@@ -12,8 +12,8 @@ needed("transformers", "huggingface")
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,8 +24,9 @@ from transformers.utils.hub import cached_file
 
 from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.conversion import contents, is_description, restore
+from vardrop.conversion import contents, is_description, noise_names, restore
 from vardrop.layers import Variational, register_layer
+from vardrop.noisy import noisy_modules
 from vardrop.posteriors import Axes
 
 NOISE = "noise.safetensors"  # the file beside the weights
@@ -82,14 +83,15 @@ register_layer(pytorch_utils.Conv1D, Conv1D)
 
 
 def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Write a noisy model as a checkpoint of transformers, with its noise in a file beside.
+    """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in a file beside.
 
     The weights are the posterior means, so the model's own `from_pretrained` loads the plain model
-    from the same directory. `config.json` has the recipe of every noisy module under `vardrop`, and
-    `noise.safetensors` has the tensors of posteriors, priors and gates, a tied one once.
+    from the same directory. `noise.safetensors` has the recipe of every noisy module and the
+    tensors of posteriors, priors and gates, a tied one once. Of a PEFT model, the adapter alone is
+    written.
 
     Args:
-        model: a model of transformers with noisy modules; it stays as it is.
+        model: a model of transformers, or a PEFT model, with noisy modules; it stays as it is.
         path: the directory.
         options: for the model's own `save_pretrained`.
 
@@ -104,88 +106,71 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) ->
     >>> bool(vd.kl(again) == vd.kl(model)), again.lm_head.posterior == model.lm_head.posterior
     (True, True)
     """
-    with checkpoint(model, path) as state:
-        model.save_pretrained(path, state_dict=state(model.state_dict()), **options)
+    if not is_adapted(model):
+        remedy = "Save other nets with vardrop.save_noisy."
+        check_type("model", model, PreTrainedModel, "a model of transformers or PEFT", remedy)
+    noisy_modules(model)  # an error where there are none
+    model.save_pretrained(path, state_dict=means(model, model.state_dict()), **options)
+    write_noise(model, path)
 
 
-@contextmanager
-def checkpoint(
-    model: Any, path: str | os.PathLike[str]
-) -> Iterator[Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]:
-    """Inside, the config names the recipes; at the end the noise is written.
+def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model's own `save_pretrained` is to write of a state dict.
 
-    What is entered is a function that leaves the noise out of a state dict.
+    PEFT looks up every tensor of a module that it saves, so an adapter keeps its noise there too;
+    a plain adapter ignores it.
     """
-    remedy = "Save other nets with vardrop.save_noisy."
-    check_type("model", model, PreTrainedModel, "a model of transformers", remedy)
-    plain = plain_names(model)
-    tensors, values = contents(model, plain)
-    model.config.vardrop = _packed(values)
-    try:
-        yield lambda state: {name: t for name, t in state.items() if name in plain}
-    finally:
-        del model.config.vardrop
-    write_tensors(Path(path) / NOISE, tensors, {"format": values["format"]})
+    noise = set() if is_adapted(model) else noise_names(model)
+    return {name: tensor for name, tensor in state.items() if name not in noise}
 
 
-def plain_names(model: Any) -> Set[str]:
-    """The names of the tensors of a model of the same class and config without noise."""
-    with torch.device("meta"):
-        return type(model)(copy.deepcopy(model.config)).state_dict().keys()
+def is_adapted(model: Any) -> bool:
+    """Whether a model is a PEFT model."""
+    peft = sys.modules.get("peft")  # where it is not imported, nothing is of its types
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def _packed(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with every recipe once: a model has few recipes and hundreds of modules."""
-    recipes: list[Any] = []
-    modules = {}
-    for name, entry in values["modules"].items():
-        if entry["recipe"] not in recipes:
-            recipes.append(entry["recipe"])
-        modules[name] = {**entry, "recipe": recipes.index(entry["recipe"])}
-    return {**values, "modules": modules, "recipes": recipes}
-
-
-def _unpacked(values: Any, path: Any) -> dict[str, Any]:
-    recipes = values.get("recipes") if isinstance(values, dict) else None
-    try:
-        if not isinstance(recipes, list) or not is_description(values):
-            raise TypeError
-        entries = values["modules"].items()
-        modules = {n: {**entry, "recipe": recipes[entry["recipe"]]} for n, entry in entries}
-    except (TypeError, LookupError):
-        raise VardropError(
-            f"Expected the config in {path} to have recipes under `vardrop`, but got "
-            f"{'others' if values else 'none'}. Load a plain checkpoint with the model's own "
-            "from_pretrained, and convert it."
-        ) from None
-    return {**values, "modules": modules}
+def write_noise(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write the noise of a model beside its means."""
+    write_tensors(Path(path) / NOISE, *contents(model, noise_alone=True))
 
 
 def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
     """Load the noisy model that `save_pretrained` wrote: the same means, posteriors and ties.
 
     Args:
-        kind: the class of the model, or an `AutoModel...` one.
+        kind: the class of the model, or an `AutoModel...` one. Of an adapter, the model that it
+            adapts.
         path: the directory, or a name on the Hub.
         options: for the class's own `from_pretrained`.
     """
-    model = kind.from_pretrained(path, **options)
-    values = _unpacked(vars(model.config).pop("vardrop", None), path)
-    restore(model, noise_in(path, **options), values, path, noise_alone=True)
+    tensors, values = read_noise(path, **options)
+    if isinstance(kind, nn.Module):
+        model = needed("peft", "huggingface").PeftModel.from_pretrained(kind, path, **options)
+    else:
+        model = kind.from_pretrained(path, **options)
+    restore(model, tensors, values, path, noise_alone=True)
     return model
 
 
-def noise_in(path: str | os.PathLike[str], **options: Any) -> dict[str, Tensor]:
-    """The noise tensors of a checkpoint, by name."""
+def read_noise(
+    path: str | os.PathLike[str], **options: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The noise tensors of a checkpoint by name, and the recipes of its modules."""
     given = {name: options[name] for name in _HUB if name in options}
     try:
         file = cached_file(path, NOISE, **given)
     except OSError as missing:
         raise VardropError(
             f"Expected {NOISE} in {path}, but it is not there. Copy it from where the model was "
-            "saved, or load the plain model with the class's own from_pretrained."
+            "saved, or load the plain model with the class's own from_pretrained, and convert it."
         ) from missing
-    return read_tensors(Path(file))[0]
+    tensors, values = read_tensors(Path(file))
+    if not is_description(values):
+        raise VardropError(
+            f"Expected {NOISE} in {path} to be what save_pretrained wrote, but got another file."
+        )
+    return tensors, values
 
 
 # What a config has one number for in all layers: the layers that show it, and which size of theirs.

@@ -6,7 +6,6 @@ from vardrop._core.errors import VardropError, needed
 
 needed("transformers", "huggingface")
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,8 @@ from transformers import Trainer, TrainerCallback
 
 from vardrop._core.calls import one_tensor
 from vardrop._core.checks import check_integer, check_number
-from vardrop.integrations.huggingface import checkpoint, noise_in, plain_names
+from vardrop.conversion import noise_names
+from vardrop.integrations.huggingface import means, read_noise, write_noise
 from vardrop.likelihoods import Categorical
 from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, constant
@@ -130,25 +130,28 @@ class ELBOTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         model = self.accelerator.unwrap_model(self.model)
-        os.makedirs(folder, exist_ok=True)
-        with checkpoint(model, folder) as without_noise:
-            state = model.state_dict() if state_dict is None else state_dict
-            super()._save(folder, without_noise(state))
+        state = model.state_dict() if state_dict is None else state_dict
+        super()._save(folder, means(model, state))
+        if self.args.should_save:
+            write_noise(model, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        noise, _ = read_noise(resume_from_checkpoint)  # an error before anything is loaded
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        _fill(self.model if model is None else model, resume_from_checkpoint)
+        _fill(self.model if model is None else model, noise, resume_from_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn of what is missing beside the noise, which is in a file of its own."""
         missing, unexpected = load_result
-        plain = plain_names(self.model)
-        kept = type(load_result)([name for name in missing if name in plain], unexpected)
+        noise = noise_names(self.model)
+        kept = type(load_result)([name for name in missing if name not in noise], unexpected)
         super()._issue_warnings_after_load(kept)
 
     def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        noise, _ = read_noise(best)
         super()._load_best_model()
-        _fill(self.model, self.state.best_model_checkpoint)
+        _fill(self.model, noise, best)
 
 
 class _KLWarmUp(TrainerCallback):
@@ -188,13 +191,13 @@ def _length(data: Any) -> int:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, path: Any) -> None:
+def _fill(model: nn.Module, noise: Mapping[str, Tensor], path: Any) -> None:
     """Give the noise of a checkpoint to a model that is noisy in the same way."""
-    found, there = noise_in(path), model.state_dict(keep_vars=True)
-    if missing := sorted(found.keys() - there.keys()):
+    there = model.state_dict(keep_vars=True)
+    if missing := sorted(noise.keys() - there.keys()):
         raise VardropError(
             f"Expected a model with the noise of {path}, but '{missing[0]}' is missing. Convert it "
             "as it was."
         )
-    for name, tensor in found.items():
+    for name, tensor in noise.items():
         there[name].copy_(tensor)
