@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 
 from tests.integrations.models import MODELS, batch_of, one_row
 from tests.statistics import z_bound
+from vardrop.integrations import huggingface
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 
 RECIPES = {
@@ -301,6 +302,27 @@ def test_the_names_of_the_noise_are_those_that_a_plain_model_lacks(name, recipe)
     recipe = RECIPES.get(recipe) or vd.dropmax()
     noisy_one = vd.convert(copy.deepcopy(plain), recipe)
     assert noise_names(noisy_one) == noisy_one.state_dict().keys() - plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_new_means_with_the_noise_of_an_earlier_save_are_refused(shards, tmp_path, monkeypatch):
+    model = noisy("bert", "sparse_vd")
+    save_pretrained(model, tmp_path, **shards)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight.add_(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "write_noise", interrupt)  # between the two files
+        with pytest.raises(KeyboardInterrupt):
+            save_pretrained(model, tmp_path, **shards)
+    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
+        from_pretrained(type(model), tmp_path)
+    save_pretrained(model, tmp_path, **shards)
+    again = from_pretrained(type(model), tmp_path)
+    assert torch.equal(vd.kl(again).detach(), vd.kl(model).detach())
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_other_nets_are_no_checkpoints_of_transformers(tmp_path):

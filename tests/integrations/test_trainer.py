@@ -1,5 +1,7 @@
 """The Trainer of transformers with the ELBO."""
 
+import shutil
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -163,6 +165,18 @@ def test_bad_calls_are_refused(tmp_path):
     wrong = {"input_ids": data[0]["input_ids"][None], "labels": torch.tensor([7])}
     with pytest.raises(vd.VardropError, match="to lie in 0..2, but got 7..7"):
         trainer.compute_loss(noisy, wrong)
+
+
+def test_a_checkpoint_with_means_of_another_save_is_refused(tmp_path):
+    trainer = trainer_of(tmp_path, num_train_epochs=2, save_strategy="epoch")
+    trainer.train()
+    first, second = (tmp_path / f"checkpoint-{step}" for step in (4, 8))
+    shutil.copy(second / "model.safetensors", first)
+    again = trainer_of(tmp_path, num_train_epochs=2)
+    before = {k: v.clone() for k, v in again.model.state_dict().items()}
+    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
+        again.train(resume_from_checkpoint=str(first))
+    assert all(torch.equal(v, before[k]) for k, v in again.model.state_dict().items())
 
 
 def test_a_checkpoint_of_another_conversion_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from vardrop._core.errors import VardropError, needed
 needed("transformers", "huggingface")
 
 import copy
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from vardrop.noisy import noisy_modules
 from vardrop.posteriors import Axes
 
 NOISE = "noise.safetensors"  # the file beside the weights
+# The files of the means: of transformers, of an adapter, and of several adapters.
+_WEIGHTS = ("model*.safetensors", "adapter_model.*", "*/adapter_model.*")
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -131,8 +134,20 @@ def is_adapted(model: Any) -> bool:
 
 
 def write_noise(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write the noise of a model beside its means."""
-    write_tensors(Path(path) / NOISE, *contents(model, noise_alone=True))
+    """Write the noise of a model beside its means, with the checksums of their files.
+
+    A save that is interrupted between the two is noticed by them.
+    """
+    tensors, values = contents(model, noise_alone=True)
+    folder = Path(path)
+    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+    write_tensors(folder / NOISE, tensors, {**values, "weights": sums})
+
+
+def _checksum(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
@@ -157,20 +172,31 @@ def read_noise(
     path: str | os.PathLike[str], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The noise tensors of a checkpoint by name, and the recipes of its modules."""
-    given = {name: options[name] for name in _HUB if name in options}
-    try:
-        file = cached_file(path, NOISE, **given)
-    except OSError as missing:
-        raise VardropError(
-            f"Expected {NOISE} in {path}, but it is not there. Copy it from where the model was "
-            "saved, or load the plain model with the class's own from_pretrained, and convert it."
-        ) from missing
-    tensors, values = read_tensors(Path(file))
-    if not is_description(values):
+    tensors, values = read_tensors(_file_in(path, NOISE, options))
+    if not is_description(values) or not isinstance(values.get("weights"), dict):
         raise VardropError(
             f"Expected {NOISE} in {path} to be what save_pretrained wrote, but got another file."
         )
+    for name, checksum in values["weights"].items():
+        if _checksum(_file_in(path, name, options)) != checksum:
+            raise VardropError(
+                f"Expected {NOISE} in {path} to belong to {name} there, but the two were written "
+                "by different saves, of which one was interrupted. Save the model again, or load "
+                "an earlier checkpoint."
+            )
     return tensors, values
+
+
+def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
+    """A file of a checkpoint on disk, from the Hub where it is there."""
+    given = {option: options[option] for option in _HUB if option in options}
+    try:
+        return Path(cached_file(path, name, **given))
+    except OSError as missing:
+        raise VardropError(
+            f"Expected {name} in {path}, but it is not there. Copy it from where the model was "
+            "saved, or load the plain model with the class's own from_pretrained, and convert it."
+        ) from missing
 
 
 # What a config has one number for in all layers: the layers that show it, and which size of theirs.
