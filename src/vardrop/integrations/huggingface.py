@@ -133,16 +133,16 @@ def is_adapted(model: Any) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: Any, path: str | os.PathLike[str]) -> None:
+def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
     """Write the noise of a model beside its means, with the checksums of their files.
 
-    A save that is interrupted between the two is noticed by them.
+    A save that is interrupted between the two is noticed by them. `more` are values to keep.
     """
     tensors, values = contents(model, noise_alone=True)
     folder = Path(path)
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
-    write_tensors(folder / NOISE, tensors, {**values, "weights": sums})
+    write_tensors(folder / NOISE, tensors, {**values, **more, "weights": sums})
 
 
 def _checksum(file: Path) -> str:
