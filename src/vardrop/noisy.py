@@ -8,7 +8,7 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -261,6 +261,10 @@ class Noisy(nn.Module):
     def noise_tensors(self) -> Iterator[Tensor]:
         """Parameters that describe noise or its prior, of this module alone."""
         yield from ()
+
+    def noise_names(self) -> Iterable[str]:
+        """Names in the module's state of all tensors of its noise; the means are not among them."""
+        return ()
 
 
 def modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:

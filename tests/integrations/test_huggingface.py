@@ -1,7 +1,6 @@
 """Models of transformers: what plan says, the recipes, files."""
 
 import copy
-import json
 import os
 import pickle
 import re
@@ -13,6 +12,8 @@ import pytest
 import torch
 
 import vardrop as vd
+from vardrop._core.files import write_tensors
+from vardrop.conversion import noise_names
 from vardrop.noisy import Noisy, noisy_modules
 from vardrop.testing import check_layer
 
@@ -20,6 +21,7 @@ pytest.importorskip("transformers")
 
 from tests.integrations.models import MODELS, batch_of, one_row
 from tests.statistics import z_bound
+from vardrop.integrations import huggingface
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 
 RECIPES = {
@@ -325,7 +327,6 @@ def test_a_fresh_process_loads_the_same_means_and_posteriors(tmp_path):
     for name, model in models.items():
         trained(model, name, batches[name])
         save_pretrained(model, tmp_path / name)
-        assert not hasattr(model.config, "vardrop")
         torch.save(batches[name], tmp_path / name / "batch.pt")
     root = str(Path(__file__).parent.parent.parent)
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -382,20 +383,44 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     with pytest.raises(vd.VardropError, match="damaged|checksum"):
         from_pretrained(type(model), tmp_path)
     (tmp_path / "noise.safetensors").write_bytes(data)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["vardrop"]["modules"]["classifier"]["recipe"] = 7
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got others"):
+    write_tensors(tmp_path / "noise.safetensors", {"x": torch.zeros(1)}, {"format": "another"})
+    with pytest.raises(vd.VardropError, match="to be what save_pretrained wrote, but got another"):
         from_pretrained(type(model), tmp_path)
-    del config["vardrop"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got none"):
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, "dropmax"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_names_of_the_noise_are_those_that_a_plain_model_lacks(name, recipe):
+    plain = MODELS[name]()
+    recipe = RECIPES.get(recipe) or vd.dropmax()
+    noisy_one = vd.convert(copy.deepcopy(plain), recipe)
+    assert noise_names(noisy_one) == noisy_one.state_dict().keys() - plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_new_means_with_the_noise_of_an_earlier_save_are_refused(shards, tmp_path, monkeypatch):
+    model = noisy("bert", "sparse_vd")
+    save_pretrained(model, tmp_path, **shards)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight.add_(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "write_noise", interrupt)  # between the two files
+        with pytest.raises(KeyboardInterrupt):
+            save_pretrained(model, tmp_path, **shards)
+    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
         from_pretrained(type(model), tmp_path)
+    save_pretrained(model, tmp_path, **shards)
+    again = from_pretrained(type(model), tmp_path)
+    assert torch.equal(vd.kl(again).detach(), vd.kl(model).detach())
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_other_nets_are_no_checkpoints_of_transformers(tmp_path):
     with pytest.raises(
-        vd.VardropError, match="`model` to be a model of transformers, but got a Lin"
+        vd.VardropError, match="to be a model of transformers or PEFT, but got a Lin"
     ):
         save_pretrained(vd.convert(torch.nn.Linear(2, 2), vd.sparse_vd()), tmp_path)
     with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):

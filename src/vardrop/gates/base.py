@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -225,6 +225,10 @@ class Gate(Noisy):
     def noise_tensors(self) -> Iterator[Tensor]:
         """Its parameters; statistics are none."""
         yield from self.parameters(recurse=False)
+
+    def noise_names(self) -> Iterable[str]:
+        """All of its tensors."""
+        return self.state_dict()
 
     def extra_repr(self) -> str:
         return f"{self.noise!r}, units={self.units}, axis={self.axis}, side={self.side}"

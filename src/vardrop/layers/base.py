@@ -8,7 +8,7 @@ its name (`bias_log_sigma2`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -241,9 +241,7 @@ class Variational(Noisy):
         self._centre()
 
     def _forget_noise(self) -> None:
-        for stored in (
-            name for both in self._noise.values() for own in both for name in own.values()
-        ):
+        for stored in self.noise_names():
             delattr(self, stored)
         if self.posterior is not None and self.posterior.zero_mean:
             for name in self._noise:
@@ -404,6 +402,9 @@ class Variational(Noisy):
             for value in (*tensor.noise.values(), *tensor.hyper.values()):
                 if isinstance(value, nn.Parameter):
                     yield value
+
+    def noise_names(self) -> Iterable[str]:
+        return [name for both in self._noise.values() for own in both for name in own.values()]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

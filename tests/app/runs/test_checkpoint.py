@@ -18,9 +18,9 @@ from vardrop._core.files import (
     write_tensors,
 )
 from vardrop.app.runs import Recorder, read_history
-from vardrop.tuning import Loop, NotFiniteError
-from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.tuning import Loop, NotFiniteError
 
 
 def loop(epochs=3, lr=1e-2):
