@@ -131,7 +131,8 @@ def plan(
 
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
-    1 modules, 6 weights become noisy: Recipe(posterior=AdditiveGaussian(log_sigma2=-10.0), \
+    1 modules, 6 weights become noisy: Recipe(posterior=\
+AdditiveGaussian(log_sigma2=-10.0, train_clip=None), \
 prior=ARD(), estimator=LocalReparameterization(floor=1e-08, central_limit=False), gate=None, \
 noisy_bias=False)
       0      Linear  -> vardrop.Linear
