@@ -105,7 +105,7 @@ def judge_difference(score: str, difference: Estimate) -> str:
     if low is None and error is not None:
         difference = Estimate(value, error, value - 2 * error, value + 2 * error)
     wanted = {_UP: 1, _DOWN: -1}.get(SCORES[score].better if score in SCORES else "")
-    if wanted is None or difference.sign == 0:
+    if wanted is None or difference.sign == 0 or math.isnan(value):
         return ""
     return "better" if difference.sign == wanted else "worse"
 

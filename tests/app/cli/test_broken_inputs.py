@@ -140,7 +140,7 @@ BROKEN = [
     ("compare iris --methods , --out x", 1, "`recipes` to name at least one method"),
     ("report", 2, "Missing argument"),
     ("report notarun", 1, "config.json to hold JSON"),
-    ("report a --out full", 1, "`out` to be a file, but got the directory full"),
+    ("report a --out full", 1, "bytes to full, but got: Is a directory"),
     ("report a --out houses.csv/a.html", 1, "to make the directory houses.csv"),
     ("report a --out a/results.json", 1, "but got a/results.json, which is in use"),
     ("compress a --onnx a/best.safetensors", 1, "which is in use"),

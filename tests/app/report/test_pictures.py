@@ -167,7 +167,10 @@ WRONG = {
     "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one value"),
     "no weights": (lambda: report.weight_maps(torch.zeros(0, 3)), "`before` to hold at least one"),
     "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "have one length"),
-    "matrix": (lambda: report.uncertainty_histograms(torch.rand(3, 2)), "`inside` to have shape"),
+    "matrix": (
+        lambda: report.uncertainty_histograms(torch.rand(3, 2)),
+        "`inside` to hold one number per example",
+    ),
     "logits": (lambda: report.reliability_diagram(PROBS * 9, LABELS), "sum to one"),
 }
 

@@ -336,5 +336,5 @@ def test_no_run_and_no_file_are_errors(tmp_path):
     with pytest.raises(VardropError, match=r"got no file .*nowhere/config\.json"):
         report([tmp_path / "nowhere"])
     run = runs.write(tmp_path / "a", config=MINIMAL)
-    with pytest.raises(VardropError, match="`out` to be a file"):
+    with pytest.raises(VardropError, match="but got: Is a directory"):
         report([run], out=tmp_path)

@@ -186,7 +186,7 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
     assert found["notes"] == ["No rows were kept for a test: the scores are of rows that were held out in turn."]  # fmt: skip
     printing.run(run, as_json=False)
     shown = capsys.readouterr().out
-    assert "scores on rows held out in turn" in shown
+    assert "scores on held-out examples" in shown
     assert "mean of the target" in shown
     with pytest.raises(VardropError, match="Expected test rows to tell photos from. No rows"):
         evaluate(run, ["photos"])

@@ -66,11 +66,6 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
         )
     runs = name_runs([read_run(Path(path)) for path in run_directories])
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
-    if target.is_dir():
-        raise VardropError(
-            f"Expected `out` to be a file, but got the directory {target}. "
-            f"Pass {target / 'report.html'}."
-        )
     inputs = (file for run in runs.values() for file in run.path.iterdir())
     check_apart(target, (file for file in inputs if file.suffix != ".html"))
     page = _render(runs)

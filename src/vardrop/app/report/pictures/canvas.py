@@ -58,28 +58,15 @@ def legend_above(ax: Axes) -> None:
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)
 
 
-def numbers(name: str, values: Numbers) -> NDArray[np.float64]:
-    """Tensors, arrays and lists as float64; empty input is an error."""
-    found = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
-    if found.size == 0:
-        raise VardropError(
-            f"Expected `{name}` to hold at least one value, but got shape {found.shape}. "
-            "Leave the picture out."
-        )
-    return found
-
-
-def column(name: str, values: Numbers) -> NDArray[np.float64]:
-    """Numbers of shape (N,) from shape (N,) or (N, 1)."""
-    found = numbers(name, values)
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 1:
-        raise VardropError(
-            f"Expected `{name}` to have shape (N,), but got shape {found.shape}. "
-            "Pass one number per example."
-        )
-    return found
+def numbers(name: str, values: Numbers, flat: bool = False) -> NDArray[np.float64]:
+    """Tensors, arrays and lists as float64; with `flat` of shape (N,), also from (N, 1)."""
+    array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+    if flat and array.shape[1:] == (1,):
+        array = array[:, 0]
+    if array.size == 0 or (flat and array.ndim != 1):
+        wanted = "one number per example" if flat else "at least one value"
+        raise VardropError(f"Expected `{name}` to hold {wanted}, but got shape {array.shape}.")
+    return array
 
 
 def short(name: str, length: int = 22) -> str:

@@ -74,8 +74,11 @@ def uncertainty_histograms(
     Hendrycks & Gimpel 2017, for the area under the ROC curve as a detector's score.
     """
     ax = canvas.axes(ax)
-    first = canvas.column("inside", inside)
-    others = {name: canvas.column(f"outside[{name!r}]", v) for name, v in (outside or {}).items()}
+    first = canvas.numbers("inside", inside, flat=True)
+    others = {
+        name: canvas.numbers(f"outside[{name!r}]", values, flat=True)
+        for name, values in (outside or {}).items()
+    }
     sets = {"in distribution": first, **others}
     low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
     edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
@@ -114,8 +117,8 @@ def risk_coverage_curve(
     Geifman & El-Yaniv 2017, "Selective classification for deep neural networks".
     """
     ax = canvas.axes(ax)
-    scores = torch.from_numpy(canvas.column("uncertainty", uncertainty))
-    losses = torch.from_numpy(canvas.column("errors", errors))
+    scores = torch.from_numpy(canvas.numbers("uncertainty", uncertainty, flat=True))
+    losses = torch.from_numpy(canvas.numbers("errors", errors, flat=True))
     curve = metrics.risk_coverage(scores, losses)
     ax.plot(curve.coverage.numpy(), curve.risk.numpy(), color=canvas.BLUE, linewidth=1.6)
     ax.axhline(float(losses.mean()), color=canvas.GREY, linestyle="--", linewidth=1)
@@ -154,8 +157,8 @@ def regression_band(
     >>> ax.get_title(loc="left")
     '50.0% of the examples in the 90% interval'
     """
-    names = ("y", "mean", "lower", "upper")
-    rows = [canvas.column(n, v) for n, v in zip(names, (y, mean, lower, upper), strict=True)]
+    values = {"y": y, "mean": mean, "lower": lower, "upper": upper}
+    rows = [canvas.numbers(name, value, flat=True) for name, value in values.items()]
     features = canvas.numbers("x", x)
     if any(len(row) != len(features) for row in rows):
         raise VardropError(
