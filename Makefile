@@ -2,16 +2,30 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo docs test slow check format pictures bench bench-quick clean
+# A file or folder of every package, in under a minute.
+QUICK := tests/_core tests/conversion tests/diagnostics tests/functional tests/gates tests/heads tests/metrics \
+	tests/layers/test_goldens.py tests/layers/test_ties.py tests/objective/test_objective.py \
+	tests/objective/test_sharing.py tests/prediction/test_frozen.py tests/prediction/test_function_draws.py \
+	tests/compression/test_shrink.py tests/compression/test_threshold.py tests/tuning/test_train.py \
+	tests/integrations/test_lightning.py tests/app/runs/test_scores.py tests/app/runs/test_rows.py \
+	tests/experiments/test_runner.py tests/test_architecture.py tests/test_noisy.py tests/test_reference.py
+
+.PHONY: demo docs quick test slow coverage check format pictures bench bench-quick clean
 
 demo: $(STAMP)
 	$(BIN)/vardrop demo
 
+quick: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK)
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=vardrop --cov-report=term:skip-covered --cov-fail-under=90
 
 check: $(STAMP)
 	$(BIN)/ruff check .

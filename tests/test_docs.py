@@ -19,6 +19,19 @@ WRITTEN = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not in MADE)]
 BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PROSE = {"release"}  # pages without examples
+# Pages over five seconds, but for the one that every reader starts with (five_minutes).
+SLOW = {
+    "README",
+    "choose",
+    "compare",
+    "export",
+    "fit",
+    "report",
+    "serve",
+    "ship",
+    "sklearn",
+    "slim",
+}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -92,7 +105,11 @@ def test_every_block_of_code_is_run():
         assert set(fences) <= spoken, page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT).with_suffix("")))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow) if p.stem in SLOW else p for p in PAGES],
+    ids=lambda p: str(p.relative_to(ROOT).with_suffix("")),
+)
 def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module = ModuleType(f"page_{page.stem}")  # what it defines can be pickled, as from a file

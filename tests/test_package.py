@@ -128,8 +128,17 @@ INSTALLED = [
 ]
 
 
+ALWAYS = {"typer", "matplotlib", "numpy", "transformers"}  # the others cost 3 s each and are slow
+
+
 @pytest.mark.parametrize(
-    "package, call, extra", INSTALLED, ids=[f"{p}: {c}" for p, c, _ in INSTALLED]
+    "package, call, extra",
+    [
+        pytest.param(
+            *row, id=f"{row[0]}: {row[1]}", marks=[] if row[0] in ALWAYS else pytest.mark.slow
+        )
+        for row in INSTALLED
+    ],
 )
 def test_what_needs_an_extra_names_it(tmp_path, package, call, extra):
     code = f"import sys, torch, vardrop as vd; sys.modules[{package!r}] = None; {call}"

@@ -45,7 +45,14 @@ def test_page_and_notebook_are_the_script(write, script):
     }
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+FIRST = "csv_to_report"  # which runs on every commit
+
+
+@pytest.mark.parametrize(
+    "script",
+    [p if p.stem == FIRST else pytest.param(p, marks=pytest.mark.slow) for p in SCRIPTS],
+    ids=lambda p: p.stem,
+)
 def test_tutorial_runs(script, tmp_path):
     paths = os.pathsep.join([str(TUTORIALS.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
     here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
