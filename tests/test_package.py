@@ -15,7 +15,7 @@ import vardrop as vd
 from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
-BESIDE = ("__init__.pyi", "py.typed", "report/page.html")
+BESIDE = ("__init__.pyi", "py.typed", "app/report/page.html")
 
 
 def test_files_beside_the_code_are_found():
@@ -113,7 +113,7 @@ def test_the_version_is_written_alike_everywhere():
 
 INSTALLED = [
     # What is missing, what is called, and the extra that brings it.
-    ("typer", "__import__('vardrop.app.cli').main()", "app"),
+    ("typer", "from vardrop.app.cli import main; main()", "app"),
     ("typer", "__import__('runpy').run_module('vardrop.app.cli', run_name='__main__')", "app"),
     ("sklearn", "vd.fit('iris')", "app"),
     ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
