@@ -45,7 +45,7 @@ def test_page_and_notebook_are_the_script(write, script):
     }
 
 
-FIRST = "csv_to_report"  # which runs on every commit
+FIRST = "how_sure"  # which runs on every commit
 
 
 @pytest.mark.parametrize(
