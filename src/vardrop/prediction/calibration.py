@@ -157,18 +157,32 @@ class Conformal:
     """A split-conformal rule: the largest score that still belongs to the set.
 
     Classification: the set of classes with 1 - p <= quantile. Regression: mean +- quantile * std.
-    Where a row has several targets (outputs, pixels), the sets hold all of them together.
+    Where a row has several targets (outputs, pixels), the sets hold all of them together. The rule
+    holds for predictions like those it was fitted on: by moments if `analytic`, else by draws.
     """
 
     level: float
     quantile: float
+    analytic: bool = False
+
+    def check_mode(self, analytic: bool) -> None:
+        """Raise unless predictions are of the mode that the rule was fitted on."""
+        if analytic != self.analytic:
+            fitted, given = ("moments", "sample") if self.analytic else ("sample", "moments")
+            raise VardropError(
+                f'Expected predictions of mode="{fitted}", on which this conformal rule was '
+                f'fitted, but got mode="{given}", whose variances are others. Fit it again: '
+                f'vardrop.conformal(predictions of mode="{given}", y).'
+            )
 
     def classes(self, p: Prediction) -> Tensor:
         """The prediction sets of new rows, (N, C, ...), True for the classes inside."""
+        self.check_mode(p.analytic)
         return 1 - p.probs <= self.quantile
 
     def interval(self, p: Prediction) -> Interval:
         """The prediction intervals of new rows."""
+        self.check_mode(p.analytic)
         if p.classifies:
             raise VardropError("Expected a regression for `interval`, but got classes.")
         half = self.quantile * p.std
@@ -201,7 +215,8 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     """
     check_number("level", level, above=0, below=1)
     p.likelihood.check_target(p.mean, y)
-    return conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+    rule = conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+    return replace(rule, analytic=p.analytic)
 
 
 def conformal_rule(scores: Tensor, level: float) -> Conformal:

@@ -75,7 +75,8 @@ def freeze(
         draws: how many draws; in moments mode, at the output.
         draw: as for `predict`.
         likelihood: as for `predict`; with its temperature, where `calibrate` has fitted one.
-        conformal: the rule of `conformal`: it then gives the interval, or sets of classes.
+        conformal: the rule of `conformal`, fitted on predictions of the same mode: it then gives
+            the interval, or sets of classes.
         level: of the interval without such a rule.
         memory: bytes that draws may take at once.
         output: picks the tensor from what the net returns.
@@ -92,6 +93,8 @@ def freeze(
     check_integer("draws", draws)
     check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
     check_number("level", level, above=0, below=1)
+    if conformal is not None:
+        conformal.check_mode(mode == "moments")
     model, meaning = net_and_likelihood(net, likelihood)
     check_noise(model)
     _check_evaluating(model)
@@ -465,7 +468,7 @@ class Graph(nn.Module):
             draws = torch.addcmul(found.mean, found.variance.sqrt(), self.normal)
             p = _reduced(likelihood, draws)
             mean, variance = likelihood.locations(found.mean), likelihood.locations(found.variance)
-            p = replace(p, mean=mean, output_variance=variance)
+            p = replace(p, mean=mean, output_variance=variance, analytic=True)
         else:
             if not self.takes_noise:
                 args = (*args, torch.randn(samples, args[0].shape[0], self.width))

@@ -3,8 +3,8 @@
 The network's own forward runs, on a `RandomTensor` from its first noisy module on. Every torch
 function of it has a rule for mean and variance, or raises an error that names the module. The rules
 take all elements of a tensor as independent, and as normal if a non-linearity needs their shape.
-So one noisy layer is exact, up to its first non-linearity. Below more layers the variance is too
-small: units that share the noise of the layers before them are correlated.
+One noisy layer is exact, up to its first non-linearity. After more layers the variance is usually
+too small, because units that share the noise of the layers before them are correlated.
 
 Wang & Manning 2013, "Fast dropout training", sec. 3; Frey & Hinton 1999 (rectified moments).
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial, singledispatch
+from functools import cache, partial, singledispatch
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -276,26 +276,21 @@ RULES: dict[str, Callable[..., Pair]] = {
 }  # fmt: skip
 
 
-class Analytic(nn.Module):
-    """Stands for a module with noise: passes on the moments of its output."""
+class Analytic:
+    """A module with noise whose forward gives the moments of its output."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor | RandomTensor, *args: Any, **kwargs: Any) -> RandomTensor:
+    def forward(self: Any, x: Tensor | RandomTensor, *args: Any, **kwargs: Any) -> RandomTensor:
         """Mean and variance of the noisy module's output."""
         if args or kwargs:
             raise UnsupportedError("a noisy module with several inputs")
-        if isinstance(x, RandomTensor):
-            return RandomTensor(through(self.module, *x.moments))
-        return RandomTensor(through(self.module, x, None))
+        moments = x.moments if isinstance(x, RandomTensor) else (x, None)
+        return RandomTensor(through(self, *moments))
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:  # what a network asks of its module
-            return getattr(super().__getattr__("module"), name)
+
+@cache
+def _analytic_kind(kind: Any) -> Any:
+    """A class of this name, so that code may ask for the class of its modules."""
+    return type(kind.__name__, (Analytic, kind), {"__module__": kind.__module__})
 
 
 @singledispatch
@@ -359,7 +354,12 @@ def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Pair:
 
 def analytic(quiet: nn.Module) -> nn.Module:
     """A network that carries moments, from a prepared one without noise."""
-    return replica(quiet, {m: Analytic(m) for m in quiet.modules() if is_random(m)})
+    twin = replica(quiet)
+    for module in twin.modules():
+        if is_random(module):
+            kind: Any = type(module)
+            module.__class__ = _analytic_kind(kind)
+    return twin
 
 
 def propagate(net: nn.Module, x: Tensor) -> Pair:
@@ -422,8 +422,7 @@ def _failing(net: nn.Module, x: Tensor) -> str:
             _run(net, x)
         except UnsupportedError:
             name, module = entered[-1] if entered else ("(net)", net)
-            inner = module.module if isinstance(module, Analytic) else module
-            return f"'{name}' ({type(inner).__name__})"
+            return f"'{name}' ({type(module).__name__})"
     return "the net"
 
 

@@ -272,6 +272,7 @@ class Engine:
                 reduction.result(),
                 mean=locations(found.mean),
                 output_variance=locations(found.variance),
+                analytic=True,
             )
 
     def _size(self, x: Tensor) -> Size:

@@ -135,6 +135,8 @@ def _functions(run: Run, samples: int, outputs: Sequence[str] | None) -> InUnits
 def _frozen(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> InUnits:
     """A run's net as `freeze` makes it."""
     likelihood, rule = _calibrated(run)
+    # The scores are of sampled predictions, which the smaller variance of moments would miss.
+    rule = rule if mode == "sample" else None
     predictor = freeze(
         run.net.eval(), mode, samples, likelihood=likelihood, conformal=rule, level=LEVEL
     )
@@ -164,7 +166,8 @@ def export_run(
         path: the file; it is there whole or not at all.
         samples: draws, of at least one where the mode is none of functions.
         mode: "functions" drawn from the posterior, all in the file; "moments", one pass that
-            carries mean and variance; "sample", draws as the layers' estimators, by the runtime.
+            carries mean and variance, whose interval is that of the predictive distribution and
+            not conformal; "sample", draws as the layers' estimators, by the runtime.
         outputs: which, in this order; all by default.
 
     Returns:
