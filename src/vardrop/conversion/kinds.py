@@ -46,6 +46,10 @@ class Kind(ABC):
         """The weights of a module that become noisy, or are gated."""
         return own_weights(module)
 
+    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+        """Which of the modules to change stay after all, and why: others have the same weight."""
+        return {}
+
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse what is selected and cannot be changed."""
         for name, module in changes.items():

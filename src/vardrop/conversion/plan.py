@@ -155,6 +155,8 @@ noisy_bias=False)
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
         steps.append(Step(name, module, why))
+    tied = kind.tied_reasons(net, {s.name: s.module for s in steps if not s.reason})
+    steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
     kind.check(net, {s.name: s.module for s in steps if not s.reason})
     told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
     return Plan(recipe, tuple(told), kind)
