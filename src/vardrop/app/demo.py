@@ -49,7 +49,7 @@ def _bar(label: str) -> Observer:
 
 
 def _table(plain: Run, sparse: Run) -> Table:
-    sizes = sparse.data.sizes()
+    sizes = sparse.data.sizes
     table = Table(
         title=f"scikit-learn digits: {sizes['train']} images to train, {sizes['test']} to test"
     )

@@ -249,10 +249,10 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
 @pytest.mark.parametrize(
     "verb, typed, told",
     [
-        ("runs.fit", "fit iris --out x", "stopped before it began."),
-        ("runs.fit", "fit iris --out h", "stopped. Go on with `vardrop fit --resume --out h`."),
-        ("runs.resume", "fit --resume --out h", "Go on with `vardrop fit --resume --out h`."),
-        ("cli.comparing.compare_methods", "compare iris --methods l0 --out 'a b'",
+        ("app.runs.fit", "fit iris --out x", "stopped before it began."),
+        ("app.runs.fit", "fit iris --out h", "stopped. Go on with `vardrop fit --resume --out h`."),
+        ("app.runs.resume", "fit --resume --out h", "Go on with `vardrop fit --resume --out h`."),
+        ("app.cli.compare.compare_methods", "compare iris --methods l0 --out 'a b'",
          "stopped. The same command with --out 'a b' goes on."),
     ],
 )  # fmt: skip

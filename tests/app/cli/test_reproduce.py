@@ -110,7 +110,7 @@ def test_missing_images_are_an_error_that_names_the_file(folder, capsys, monkeyp
     assert "train-images-idx3-ubyte.gz, but it is not there" in capsys.readouterr().err
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, monkeypatch):

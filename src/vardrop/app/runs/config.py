@@ -33,7 +33,7 @@ from vardrop._core.values import from_json, to_json
 # from the first to the fifth tenth of its epochs.
 VERSION = 3
 # How a user starts what Python sees as a file of this package.
-_PROGRAMS = {"cli/__main__.py": ["vardrop"], "vardrop/app/demo.py": ["vardrop", "demo"]}
+_PROGRAMS = {"cli/__main__.py": ["vardrop"], "app/demo.py": ["vardrop", "demo"]}
 FILES = (
     "config.json",
     "history.jsonl",

@@ -119,7 +119,7 @@ def _frame(run: Run, data: Any, known: Preprocessing) -> tuple[pandas.DataFrame,
     found = read_input(data, roles, known.text_columns)
     if not isinstance(found, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    return found.frame, found.name, found.checksum
+    return found.rows, found.name, found.checksum
 
 
 def _weight(run: Run, rows: _Rows) -> Tensor | None:
