@@ -48,7 +48,7 @@ def _bar(label: str) -> Observer:
 
 
 def _table(plain: Run, sparse: Run) -> Table:
-    sizes, small = sparse.data.sizes(), sparse.results["compression"]
+    sizes, small = sparse.data.sizes, sparse.results["compression"]
     before, after = small["weights_before"], small["weights_after"]
     title = f"scikit-learn digits: {sizes['train']} images to train, {sizes['test']} to test"
     table = Table("model", title=title)

@@ -342,6 +342,8 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         if len(self.classes_) < 2:
             raise ValueError(f"Expected at least 2 classes, but got the class {y[0]!r} alone.")
         weight = _weights(sample_weight, frame)
+        if weight is not None and len(np.unique(numbers[np.asarray(weight) > 0])) < 2:
+            raise ValueError("Expected at least 2 classes with a positive weight, but got fewer.")
         if self.class_weight is not None:
             own = compute_sample_weight(self.class_weight, y)
             weight = own if weight is None else weight * own

@@ -82,13 +82,12 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     ("data", "more", "told"),
     [
         (3, {}, "`data` to be a name, a file, a DataFrame with `target`"),
-        ((np.zeros(5), np.zeros(5)), {}, "a row per example"),
+        ((np.zeros(5), np.zeros(5)), {}, "`X` to be a table"),
         ((np.zeros((5, 2)), np.zeros(4)), {}, "one value for each of 5 rows"),
         ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "one class number for each of 5 inputs"),
-        (frame(), {"target": "price", "group": "street"}, "column 'street' for `group`"),
-        (frame(), {"target": "price", "shop": "a"}, "roles among"),
+        (frame(), {"target": "price", "group": "street"}, "to have the column 'street'"),
         (frame(), {}, "Expected a target for the DataFrame"),
-        (frame().iloc[:0], {"target": "price"}, "empty DataFrame"),
+        (frame().iloc[:0], {"target": "price"}, "only names of columns"),
         (frame(), {"target": "price", "test": (torch.zeros(5, 1, 2, 2), torch.zeros(5).long())},
          "of the kind of `data`"),
         (frame(), {"target": "price", "test": frame().drop(columns="b")}, "the test data to have"),
@@ -218,16 +217,16 @@ def test_the_latest_rows_are_tested():
 def test_parts_of_ones_own_are_kept():
     table, test = frame(60), frame(30).assign(a=9.0)
     found = load_dataset(table, target="price", test=test)
-    assert found.sizes() == {"train": 54, "validation": 6, "test": 30}
+    assert found.sizes == {"train": 54, "validation": 6, "test": 30}
     assert float(found.test.x[:, 0].std()) < 1e-6
-    column = ["train"] * 30 + ["valid"] * 10 + ["Test"] * 20
+    column = ["train"] * 30 + ["validation"] * 10 + ["Test"] * 20
     named = load_dataset(table.assign(part=column), target="price", split="part")
-    assert named.sizes() == {"train": 30, "validation": 10, "test": 20}
+    assert named.sizes == {"train": 30, "validation": 10, "test": 20}
     partly = load_dataset(
         table.assign(part=["test"] * 10 + [None] * 50), target="price", split="part"
     )
-    assert partly.sizes()["test"] == 10
-    assert partly.sizes()["validation"] == 5
+    assert partly.sizes["test"] == 10
+    assert partly.sizes["validation"] == 5
 
 
 # Runs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +17,13 @@ from vardrop.app.data.cifar import load_cifar10
 from vardrop.app.data.images import Images, ImageSet, idx_set
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
 from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers
-from vardrop.app.data.splits import (
-    PARTS,
-    Dataset,
-    Part,
-    Roles,
-    checksum,
-    parts_named,
-    split_rows,
-)
-from vardrop.app.data.tables import (
-    SUFFIXES,
-    check_target,
-    infer_task,
-    is_table,
-    learn_preprocessing,
-)
+from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, parts_named, split_rows
+from vardrop.app.data.tables import SUFFIXES, check_columns, fit_preprocessing, infer_task, is_table
 
 if TYPE_CHECKING:
     import pandas
 
-_TABLES: dict[str, Task] = {
-    "iris": "classification",
-    "wine": "classification",
-    "breast_cancer": "classification",
-    "diabetes": "regression",
-}
+_TABLES = ("iris", "wine", "breast_cancer", "diabetes")
 IMAGE_SETS: dict[str, ImageSet] = {
     "mnist": idx_set(
         "mnist",
@@ -78,7 +59,7 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
 
     >>> import vardrop as vd
     >>> vd.register_dataset("steps", lambda: ([[float(i)] for i in range(10)], [0, 1] * 5))
-    >>> vd.load_dataset("steps").sizes()
+    >>> vd.load_dataset("steps").sizes
     {'train': 7, 'validation': 1, 'test': 2}
     """
     if not isinstance(name, str) or name in dataset_names() or is_table(name):
@@ -123,119 +104,86 @@ def load_dataset(
             no rows are held out for the test.
         roles: what other columns are for, and how the cells of a file are read; see `Roles`.
 
-    >>> load_dataset("digits").sizes()
+    >>> load_dataset("digits").sizes
     {'train': 1258, 'validation': 180, 'test': 359}
     """
-    if unknown := sorted(set(roles) - {field.name for field in dataclasses.fields(Roles)}):
-        known = sorted({f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"})
-        raise VardropError(
-            f"Expected roles among {', '.join(known)}, but got {unknown}."
-            f"{nearest(unknown[0], known)}"
-        )
     wanted = Roles(target, task, tuple(drop), **roles)
-    without = "test" if test is False else None
-    own = {"validation": validation, "test": None if without else test}
-    if data is None:
-        raise VardropError(f"Expected `data` to be {KINDS}, but got None.")
     name = str(data) if isinstance(data, str | Path) else None
+    parts = {"train": data, "validation": validation, "test": None if test is False else test}
     if name in DATASETS:
-        _check_named(name, wanted, own)
-        return _load_named(name, directory, wanted, seed, without)
-    if name in _REGISTERED:
-        data = _REGISTERED[name]()
+        _check_named(name, wanted, [validation, parts["test"]])
+        parts["train"], own_test = _load_named(name, directory)
+        parts["test"] = own_test if test is None else None
+        wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
+    elif name in _REGISTERED:
+        parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
-        raise VardropError(
-            f"Expected data to be one of {', '.join(dataset_names())}, or a file that "
-            f"ends in {', '.join(SUFFIXES)}, but got {name!r}.{nearest(name, dataset_names())}"
-        )
-    return _join({"train": data, **own}, wanted, seed, name, without)
+        known, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
+        problem = f"Expected data to be one of {known}, or a file that ends in {endings}, but got "
+        raise VardropError(f"{problem}{name!r}.{nearest(name, dataset_names())}")
+    _check_reading(parts, wanted)
+    return _join(parts, wanted, seed, name, "test" if test is False else None)
 
 
-def _check_named(name: str, roles: Roles, own: dict[str, Any]) -> None:
-    """Raise for options that a data set of a known name does not have."""
-    task = _TABLES.get(name, "classification")
-    usual = Roles(task=roles.task if roles.task == task else None, stratify=roles.stratify)
-    asked = dataclasses.asdict(roles).items() - dataclasses.asdict(usual).items()
-    asked |= {(k, type(v).__name__) for k, v in own.items() if v is not None}
-    if asked:
-        wrong = ", ".join(f"{k}={v!r}" for k, v in sorted(asked, key=str))
-        raise VardropError(
-            f"Expected no `target`, `drop`, other parts or other task for the data {name}, whose "
-            f"target is known and whose task is {task}, but got {wrong}. They are for tables."
-        )
+def _check_named(name: str, roles: Roles, parts: list[Any]) -> None:
+    task = "regression" if name == "diabetes" else "classification"
+    asked = dataclasses.replace(roles, task=None if roles.task == task else roles.task)
+    if asked != Roles(stratify=roles.stratify) or any(part is not None for part in parts):
+        own = f"The data {name} have their own target and parts, and the task {task}"
+        raise VardropError(f"{own}. Leave out options that say otherwise: they are for tables.")
 
 
-def _load_named(
-    name: str, directory: str | Path | None, roles: Roles, seed: int, without: str | None
-) -> Dataset:
-    if name in _TABLES:
-        roles = Roles("target", _TABLES[name], stratify=roles.stratify)
-        return _split_table(_embedded(name), roles, seed, None, without)
+def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | None]:
+    """The data of a name, and their usual test set."""
     if name == "digits":
-        x, y = digits()
-        return _split_tensors(Tensors(x, y, name), checksum(x, y), roles, seed, None, without)
-    train, test = (load_images(name, split, directory) for split in ("train", "test"))
-    x, y = (torch.cat(pair) for pair in zip(train, test, strict=True))
-    parts = _parts({"train": len(train.y), "test": len(test.y)})
-    total = checksum(*train, *test)
-    return _split_tensors(Tensors(x, y, name), total, roles, seed, parts, without)
+        return digits(), None
+    if name not in _TABLES:
+        return load_images(name, "train", directory), load_images(name, "test", directory)
+    found = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
+    if "target_names" in found:
+        found.frame["target"] = [str(found.target_names[i]) for i in found.target]
+    return found.frame, None
+
+
+def _check_reading(parts: dict[str, Any], roles: Roles) -> None:
+    kinds = [type(d).__name__ for d in parts.values() if not isinstance(d, str | Path | None)]
+    if kinds and (roles.sep, roles.decimal, roles.thousands) != (None, ".", None):
+        raise VardropError(f"`sep`, `decimal` and `thousands` are for files, not for {kinds[0]}.")
 
 
 def _join(
     data: dict[str, Any], roles: Roles, seed: int, name: str | None, without: str | None
 ) -> Dataset:
     """All rows at once, with the part of those that were given for one."""
-    _check_reading(data.values(), roles)
     found = {"train": read_input(data["train"], roles)}
     texts = _text_columns(found["train"])
-    for part in ("validation", "test"):
-        if data[part] is not None:
-            found[part] = read_input(data[part], roles, texts)
-    tables = {part: one for part, one in found.items() if isinstance(one, Table)}
-    tensors = {part: one for part, one in found.items() if isinstance(one, Tensors)}
-    if tables and tensors:
+    others = {part: d for part, d in data.items() if part != "train" and d is not None}
+    found |= {part: read_input(d, roles, texts) for part, d in others.items()}
+    first, *more = found.values()
+    if any(type(one) is not type(first) for one in more):
         raise VardropError(f"Expected `validation` and `test` of the kind of `data`: {KINDS}.")
-    sums = [one.checksum for one in found.values()]
-    total = f"sha256:{hashlib.sha256(''.join(sums).encode()).hexdigest()}"
-    total = total if len(sums) > 1 else sums[0]
-    if tensors:
-        _check_tensors(roles)
-        parts = _parts({part: len(one.y) for part, one in tensors.items()})
-        x = torch.cat([one.x for one in tensors.values()])
-        y = torch.cat([one.y for one in tensors.values()])
-        joined = Tensors(x, y, name or tensors["train"].name)
-        return _split_tensors(joined, total, roles, seed, parts, without)
-    frames, train = {part: one.frame for part, one in tables.items()}, tables["train"]
-    _check_columns(frames, train.name)
-    parts = _parts({part: len(frame) for part, frame in frames.items()})
-    frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
-    table = Table(frame, name or train.name, train.target, total)
-    return _split_table(
-        table, dataclasses.replace(roles, target=train.target), seed, parts, without
-    )
+    sums = "".join(one.checksum for one in found.values())
+    total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if more else first.checksum
+    parts = [part for part, one in found.items() for _ in range(len(one.rows))] if more else None
+    if isinstance(first, Table):
+        frames: dict[str, pandas.DataFrame] = {part: one.rows for part, one in found.items()}
+        for part, frame in frames.items():
+            if absent := sorted(set(first.rows.columns) - set(frame.columns)):
+                raise VardropError(f"Expected the {part} data to have the columns {absent}.")
+        frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
+        table = Table(frame, name or first.name, total, first.target)
+        return _split_table(table, roles, seed, parts, without)
+    _check_tensors(roles)
+    tensors = [one for one in found.values() if isinstance(one, Tensors)]
+    x, y = torch.cat([one.rows for one in tensors]), torch.cat([one.y for one in tensors])
+    return _split_tensors(Tensors(x, name or first.name, total, y), roles, seed, parts, without)
 
 
 def _text_columns(data: Table | Tensors) -> list[str]:
     """The columns that are texts in the training file, and so in all other files."""
-    columns = data.frame.items() if isinstance(data, Table) else ()
+    columns = data.rows.items() if isinstance(data, Table) else ()
     infer = needed("pandas").api.types.infer_dtype
     return [str(name) for name, values in columns if infer(values, skipna=True) == "string"]
-
-
-def _parts(sizes: dict[str, int]) -> list[str] | None:
-    """The part of every row; None if all are to be split."""
-    if len(sizes) == 1:
-        return None
-    return [part for part, size in sizes.items() for _ in range(size)]
-
-
-def _check_reading(data: Iterable[Any], roles: Roles) -> None:
-    in_memory = [type(d).__name__ for d in data if d is not None and not isinstance(d, str | Path)]
-    if in_memory and (roles.sep, roles.decimal, roles.thousands) != (None, ".", None):
-        raise VardropError(
-            f"`sep`, `decimal` and `thousands` are for files, but got a {in_memory[0]}. Convert "
-            "its columns to numbers."
-        )
 
 
 def _check_tensors(roles: Roles) -> None:
@@ -244,37 +192,21 @@ def _check_tensors(roles: Roles) -> None:
         raise VardropError(f"Expected classes and no columns for tensors, but got {roles}.")
 
 
-def _check_columns(frames: dict[str, pandas.DataFrame], name: str) -> None:
-    for part, frame in frames.items():
-        if absent := sorted(set(frames["train"].columns) - set(frame.columns)):
-            raise VardropError(
-                f"Expected the {part} data to have the columns of {name}, but got none named "
-                f"{', '.join(map(repr, absent))}."
-            )
-
-
 def _split_tensors(
-    data: Tensors,
-    total: str,
-    roles: Roles,
-    seed: int,
-    parts: list[str] | None,
-    without: str | None,
+    data: Tensors, roles: Roles, seed: int, parts: list[str] | None, without: str | None
 ) -> Dataset:
-    x, y, name = data
+    y, strata = data.y, data.y if roles.stratify else None
+    rows = split_rows(len(y), seed, data.name, parts, strata, without=without)
     classes = tuple(map(str, range(int(y.max()) + 1)))
-    rows = split_rows(len(x), seed, name, parts, y if roles.stratify else None, without=without)
-    split = {part: Part(x[rows[part]], y[rows[part]]) for part in PARTS}
-    tested = checksum(rows["test"])
-    return Dataset(name, "image", "classification", classes, total, None, tested, **split)
+    about = {"name": data.name, "checksum": data.checksum, "classes": classes}
+    return _dataset(Part(data.rows, y), rows, kind="image", task="classification", **about)
 
 
 def _split_table(
     data: Table, roles: Roles, seed: int, parts: Sequence[str | None] | None, without: str | None
 ) -> Dataset:
-    table, name = data.frame, data.name
-    _check_present(table, roles, name)
-    target = check_target(table, roles.target, name)
+    table, name, checksum_, target = data
+    target = check_columns(table, dataclasses.replace(roles, target=target), name)
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     if roles.split is not None:
         parts = parts_named(table[roles.split], roles.split, name)
@@ -283,28 +215,21 @@ def _split_table(
     groups = None if roles.group is None else _codes(table[roles.group])
     times = None if roles.time is None else _times(table[roles.time], roles, name)
     rows = split_rows(len(table), seed, name, parts, classes, groups, times, without)
-    learned = learn_preprocessing(table, rows["train"].tolist(), roles, task, name, note)
-    everything = Part(
-        learned.inputs(table, name),
-        learned.targets(table[target], name),
-        None if roles.weight is None else row_weights(table[roles.weight], name),
-        groups if times is None else times.unique(return_inverse=True)[1],
-    )
-    split = {part: everything.take(rows[part]) for part in PARTS}
-    tested = checksum(rows["test"])
-    return Dataset(name, "table", task, learned.classes, data.checksum, learned, tested, **split)
+    roles = dataclasses.replace(roles, target=target)
+    learned = fit_preprocessing(table, rows["train"].tolist(), roles, task, name, note)
+    inputs, targets = learned.inputs(table, name), learned.targets(table[target], name)
+    weight = None if roles.weight is None else row_weights(table[roles.weight], name)
+    together = groups if times is None else times.unique(return_inverse=True)[1]
+    about = {"name": name, "checksum": checksum_, "classes": learned.classes}
+    whole = Part(inputs, targets, weight, together)
+    return _dataset(whole, rows, kind="table", task=task, preprocessing=learned, **about)
 
 
-def _check_present(table: pandas.DataFrame, roles: Roles, name: str) -> None:
-    single = ("id", "weight", "split", "group", "time")
-    asked = [("drop", c) for c in roles.drop] + [(role, getattr(roles, role)) for role in single]
-    for role, column in asked:
-        if column is not None and column not in table.columns:
-            known = ", ".join(map(repr, map(str, table.columns)))
-            raise VardropError(
-                f"Expected {name} to have the column '{column}' for `{role}`, but it has {known}."
-                f"{nearest(column, table.columns)}"
-            )
+def _dataset(whole: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
+    parts: dict[str, Any] = {part: whole.take(rows[part]) for part in PARTS}
+    sizes = {part: len(rows[part]) for part in PARTS}
+    shape, tested = tuple(whole.x.shape[1:]), checksum(rows["test"])
+    return Dataset(shape=shape, sizes=sizes, test_rows=tested, **parts, **about)
 
 
 def _codes(values: pandas.Series) -> Tensor:
@@ -314,26 +239,19 @@ def _codes(values: pandas.Series) -> Tensor:
 
 def _times(values: pandas.Series, roles: Roles, source: str) -> Tensor:
     """Numbers that rise with time."""
+    if bool(values.isna().any()):
+        raise VardropError(f"Expected a time in every row of column '{values.name}' of {source}.")
     if needed("pandas").api.types.is_numeric_dtype(values):
-        times = torch.tensor(to_numbers(values, source).to_numpy(copy=True))
-    else:
-        times = to_days(values, roles.date_format, source)
-    if bool(times.isnan().any()):
-        raise VardropError(
-            f"Expected a time in every row of column '{values.name}' of {source}, but row "
-            f"{int(times.isnan().int().argmax()) + 1} has none."
-        )
-    return times
+        return torch.tensor(to_numbers(values, source).to_numpy(copy=True))
+    return to_days(values, roles.date_format, source)
 
 
 def row_weights(values: pandas.Series, source: str) -> Tensor:
     """For how many rows each stands, (N,)."""
     weights = torch.tensor(to_numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
     if not bool((weights >= 0).all()) or float(weights.sum()) == 0:
-        raise VardropError(
-            f"Expected weights in column '{values.name}' of {source} that are at least 0 and not "
-            "all 0, one in every row."
-        )
+        column = f"column '{values.name}' of {source}"
+        raise VardropError(f"Expected weights in {column} in every row, at least 0, not all 0.")
     return weights
 
 
@@ -354,20 +272,8 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
         known = ", ".join(f"{n}/{s}" for n, found in IMAGE_SETS.items() for s in found.splits)
-        raise VardropError(
-            f"Expected an image set among {known}, but got {name}/{split}."
-            f"{nearest(name, IMAGE_SETS)}"
-        )
+        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
     return IMAGE_SETS[name].read(split, directory)
-
-
-def _embedded(name: str) -> Table:
-    found = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
-    table = found.frame
-    if _TABLES[name] == "classification":
-        table["target"] = [str(found.target_names[i]) for i in found.target]
-    total = f"sha256:{hashlib.sha256(table.to_csv().encode()).hexdigest()}"
-    return Table(table, name, "target", total)
 
 
 def load_out_of_distribution(
@@ -381,25 +287,19 @@ def load_out_of_distribution(
         directory: of the image sets.
     """
     if len(shape) != 3:
-        raise VardropError(
-            f"Expected a net on images to compare with {name!r}, but got inputs of shape {shape}."
-        )
+        raise VardropError(f"Expected a net on images to compare with {name!r}, not {shape}.")
     if name not in OUT_OF_DISTRIBUTION:
-        raise VardropError(
-            f"Expected other data among {', '.join(OUT_OF_DISTRIBUTION)}, but got {name!r}."
-            f"{nearest(name, OUT_OF_DISTRIBUTION)}"
-        )
-    if name == "photos":
-        x = _photos()
-    else:
-        x = digits().x if name == "digits" else load_images(name, "test", directory).x
+        known, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
+        raise VardropError(f"Expected other data among {known}, but got {name!r}.{hint}")
+    own = {"digits": digits, "photos": _photos}
+    x = own[name]().x if name in own else load_images(name, "test", directory).x
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
     return sized.expand(-1, shape[0], -1, -1).contiguous()
 
 
-def _photos() -> Tensor:
+def _photos() -> Images:
     found = needed("sklearn.datasets").load_sample_images()
-    pictures = torch.stack([torch.tensor(p) for p in found.images])
-    x = pictures.permute(0, 3, 1, 2).float() / 255
-    return x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 32, 32)
+    x = torch.stack([torch.tensor(p) for p in found.images]).permute(0, 3, 1, 2).float() / 255
+    patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
+    return Images(patches.reshape(-1, 3, 32, 32), torch.zeros(0))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from vardrop._core.errors import VardropError, needed
 from vardrop.app.data.splits import Roles, checksum
-from vardrop.app.data.tables import read_table
+from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:
     import pandas
@@ -29,23 +29,19 @@ KINDS = (
 class Table(NamedTuple):
     """Rows with named columns, one of them the target if that is known."""
 
-    frame: pandas.DataFrame
+    rows: pandas.DataFrame
     name: str
-    target: str | None
     checksum: str
+    target: str | None
 
 
 class Tensors(NamedTuple):
     """Inputs with more than two axes, such as images, and a class each."""
 
-    x: Tensor
-    y: Tensor
+    rows: Tensor
     name: str
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of both."""
-        return checksum(self.x, self.y)
+    checksum: str
+    y: Tensor
 
 
 def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | Tensors:
@@ -63,17 +59,15 @@ def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | 
         frame = read_table(data, roles, texts)
         with open(data, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Table(frame, str(data), roles.target, f"sha256:{digest}")
+        return Table(frame, str(data), f"sha256:{digest}", roles.target)
     if (table := to_frame(data)) is not None:
-        return Table(table, "the DataFrame", roles.target, _hash(table))
+        return Table(table, "the DataFrame", _hash(table), roles.target)
     if isinstance(data, DataLoader | torch.utils.data.Dataset):
         data = _collect(data)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise VardropError(f"Expected `data` to be {KINDS}, but got {type(data).__name__}.")
     x, y = data
-    if isinstance(x, Tensor) and x.dim() > 2:
-        return _read_tensors(x, y)
-    return _read_pair(x, y, roles.target)
+    return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
 
 
 def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
@@ -83,10 +77,8 @@ def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
         return frame
     values = _to_numpy(x)
     if values.ndim != 2 or values.shape[1] != len(names):
-        raise VardropError(
-            f"Expected an array with the {len(names)} columns of the training data, but got one of "
-            f"shape {values.shape}. Pass a DataFrame with their names."
-        )
+        shape = f"the shape {values.shape}. Pass a DataFrame with their names."
+        raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
     return needed("pandas").DataFrame(values, columns=list(names))
 
 
@@ -97,12 +89,7 @@ def to_frame(data: Any) -> pandas.DataFrame | None:
         data = pandas.DataFrame({name: data[name].to_list() for name in data.columns})
     if not isinstance(data, pandas.DataFrame):
         return None
-    if len(data) == 0:
-        raise VardropError("Expected `data` to have rows, but got an empty DataFrame.")
-    names = [str(name) for name in data.columns]
-    if len(set(names)) < len(names):
-        raise VardropError(f"Expected columns with different names, but got {names}.")
-    return data.set_axis(names, axis=1).reset_index(drop=True)
+    return check_frame(data, "the DataFrame")
 
 
 def _to_numpy(values: Any) -> Any:
@@ -114,56 +101,45 @@ def _read_pair(x: Any, y: Any, target: str | None) -> Table:
     if frame is None:
         inputs = _to_numpy(x)
         if inputs.ndim != 2:
-            raise VardropError(
-                f"Expected `X` to have a row per example and a column per input, but got an array "
-                f"of shape {inputs.shape}."
-            )
+            raise VardropError(f"Expected `X` to be a table, but got the shape {inputs.shape}.")
         frame = frame_of(inputs, [f"x{i}" for i in range(inputs.shape[1])])
     if values.shape not in ((len(frame),), (len(frame), 1)):
-        raise VardropError(
-            f"Expected `y` to have one value for each of {len(frame)} rows, but got an array of "
-            f"shape {values.shape}."
-        )
+        rows, shape = len(frame), values.shape
+        raise VardropError(f"Expected `y` to have one value for each of {rows} rows, not {shape}.")
     name = target or str(getattr(y, "name", None) or TARGET)
     while name in frame.columns:
         name += "_"
     frame = frame.assign(**{name: values.reshape(-1)})
-    return Table(frame, "the arrays", name, _hash(frame))
+    return Table(frame, "the arrays", _hash(frame), name)
 
 
-def _read_tensors(x: Tensor, y: Any) -> Tensors:
-    classes = torch.as_tensor(y)
-    if classes.is_floating_point() or classes.shape != x.shape[:1]:
+def _read_tensors(x: Any, y: Any) -> Tensors:
+    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
+    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
         raise VardropError(
-            f"Expected `y` to hold one class number for each of {len(x)} inputs of shape "
-            f"{tuple(x.shape[1:])}, but got {classes.dtype} of shape {tuple(classes.shape)}. "
-            "For other targets train with vardrop.ELBO."
+            f"Expected `y` to hold one class number for each of {len(inputs)} inputs, but got "
+            f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
         )
-    return Tensors(x.detach().float(), classes.long(), "the tensors")
+    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
-def _collect(data: Any) -> tuple[Tensor, Tensor]:
-    """All examples of a dataset, or all batches of a loader, as two tensors."""
-    batched, kind = isinstance(data, DataLoader), type(data).__name__
-    iterable = batched or isinstance(data, IterableDataset)
-    inputs, targets, total = [], [], 0
-    for item in data if iterable else (data[i] for i in range(len(data))):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise VardropError(
-                f"Expected examples (input, target) from {kind}, but got {type(item).__name__}."
-            )
-        x, y = (torch.as_tensor(part) for part in item)
-        total += x.nbytes
+def _collect(data: Any) -> tuple[Tensor, ...]:
+    """All examples of a dataset or a loader as two tensors."""
+    loader, kind = data if isinstance(data, DataLoader) else DataLoader(data, 1000), type(data)
+    batches, total = [], 0
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise VardropError(f"Expected examples (input, target) from {kind.__name__}.")
+        batches.append(batch)
+        total += batch[0].nbytes
         if total > LARGEST:
             raise VardropError(
-                f"Expected at most {LARGEST / 1e9:g} GB of inputs from {kind} to read into memory, "
-                "but got more. Train on its batches with `vardrop.tuning.train`."
+                f"{kind.__name__} has more than {LARGEST / 1e9:g} GB of inputs, too many to read "
+                "into memory. Train on its batches with `vardrop.tuning.train`."
             )
-        inputs.append(x if batched else x.unsqueeze(0))
-        targets.append(y if batched else y.unsqueeze(0))
-    if not inputs:
-        raise VardropError(f"Expected {kind} to have examples, but got none.")
-    return torch.cat(inputs), torch.cat(targets)
+    if not batches:
+        raise VardropError(f"Expected {kind.__name__} to have examples, but got none.")
+    return tuple(map(torch.cat, zip(*batches, strict=True)))
 
 
 def _hash(frame: pandas.DataFrame) -> str:

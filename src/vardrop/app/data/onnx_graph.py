@@ -55,15 +55,14 @@ def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> 
     for value in inside.graph.output:
         inner, value.name = value.name, _free_name(value.name, preprocessing)
         after.append(onnx.helper.make_node("Identity", [inner], [value.name]))
-    made = onnx.helper.make_graph(
-        [*graph.nodes, *inside.graph.node, *after],
-        "rows of a table",
-        [*graph.inputs, *others],
-        list(inside.graph.output),
-        [*graph.constants, *inside.graph.initializer],
-        value_info=inside.graph.value_info,
-    )
-    return _make_model(onnx, inside, made, preprocessing)
+    graph.nodes += [*inside.graph.node, *after]
+    for name, values in (("input", [*graph.inputs, *others]), ("node", graph.nodes)):
+        inside.graph.ClearField(name)
+        getattr(inside.graph, name).extend(values)
+    inside.graph.initializer.extend(graph.constants)
+    _describe(onnx, inside, preprocessing)
+    onnx.checker.check_model(inside)
+    return inside
 
 
 def _free_name(name: str, preprocessing: Preprocessing) -> str:
@@ -71,40 +70,25 @@ def _free_name(name: str, preprocessing: Preprocessing) -> str:
     return f"{name}_" if name in {column.name for column in preprocessing.columns} else name
 
 
-def _make_model(
-    onnx: Any, inside: onnx.ModelProto, graph: onnx.GraphProto, preprocessing: Preprocessing
-) -> onnx.ModelProto:
-    """The model around a graph, with what a reader has to know of it."""
-    versions = {o.domain: o.version for o in inside.opset_import}
-    versions["ai.onnx.ml"] = max(_LABELS, versions.get("ai.onnx.ml", 0))
-    made = onnx.helper.make_model(
-        graph,
-        producer_name="vardrop",
-        opset_imports=[onnx.helper.make_opsetid(*pair) for pair in versions.items()],
-        ir_version=inside.ir_version,
-        functions=inside.functions,
-    )
-    kinds = {c.name: type(c).__name__ for c in preprocessing.columns}
-    described = {
-        "columns": json.dumps(kinds, ensure_ascii=False),
-        "target": preprocessing.target,
-        "task": preprocessing.task,
-        "classes": json.dumps(preprocessing.classes, ensure_ascii=False),
-    }
-    metadata = {p.key: p.value for p in inside.metadata_props}
-    onnx.helper.set_model_props(made, {**metadata, **described})
-    onnx.checker.check_model(made)
-    return made
+def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -> None:
+    """Set the versions of operators, and what a reader has to know of the model."""
+    versions = {"ai.onnx.ml": _LABELS} | {o.domain: o.version for o in model.opset_import}
+    model.ClearField("opset_import")
+    model.opset_import.extend(onnx.helper.make_opsetid(*pair) for pair in versions.items())
+    model.producer_name = "vardrop"
+    columns = {column.name: type(column).__name__ for column in preprocessing.columns}
+    described = {"columns": columns, "classes": preprocessing.classes}
+    metadata = {p.key: p.value for p in model.metadata_props}
+    metadata |= {k: json.dumps(v, ensure_ascii=False) for k, v in described.items()}
+    metadata |= {"target": preprocessing.target, "task": preprocessing.task}
+    onnx.helper.set_model_props(model, metadata)
 
 
 def _check_width(first: onnx.ValueInfoProto, preprocessing: Preprocessing) -> None:
-    sizes = [d.dim_value for d in first.type.tensor_type.shape.dim]
-    if len(sizes) != 2 or sizes[1] not in (0, preprocessing.features):
-        raise VardropError(
-            f"Expected a graph whose first input has the shape (batch, {preprocessing.features}), "
-            f"as this preprocessing makes it, but got '{first.name.removeprefix(_NET)}' with "
-            f"{sizes}."
-        )
+    sizes, width = [d.dim_value for d in first.type.tensor_type.shape.dim], preprocessing.features
+    if len(sizes) != 2 or sizes[1] not in (0, width):
+        found = f"'{first.name.removeprefix(_NET)}' with {sizes}"
+        raise VardropError(f"Expected the first input to be (batch, {width}), but got {found}.")
 
 
 class _Graph:
@@ -157,18 +141,12 @@ class _Graph:
         return self.to_columns(*parts, *([missing] if column.missing else []))
 
     def _categories(self, column: CategoryColumn) -> str:
-        """Numbers from 1 on for an embedding, 0 for none; or one column of 0 and 1 each."""
-        numbers = list(range(1, 1 + len(column.categories)))
-        codes = self.add(
-            "LabelEncoder",
-            column.name,
-            domain="ai.onnx.ml",
-            keys_strings=column.categories,
-            values_int64s=numbers,
-            default_int64=0,
-        )
+        """One column of 0 and 1 each; or numbers from 1 on for an embedding, 0 for none."""
+        numbers = list(range(len(column.categories)))
+        labels: Any = {"keys_strings": column.categories, "values_int64s": numbers}  # -1 for others
+        codes = self.add("LabelEncoder", column.name, domain="ai.onnx.ml", **labels)
         if column.embedded:
-            return self.to_columns(codes)
+            return self.to_columns(self.add("Add", codes, self.constant(1, "int64")))
         upright = self.add("Unsqueeze", codes, self.constant([1], "int64"))
         equal = self.add("Equal", upright, self.constant([numbers], "int64"))
         return self.add("Cast", equal, to=self.onnx.TensorProto.FLOAT)

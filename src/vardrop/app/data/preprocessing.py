@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_number, check_type, nearest
+from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ class NumberColumn:
     std: float
     missing: bool
 
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
     @property
     def width(self) -> int:
         """How many columns of the tensor it has."""
@@ -48,11 +45,6 @@ class NumberColumn:
         numbers = _tensor(to_numbers(values, source))
         scaled = (torch.where(numbers.isnan(), self.median, numbers) - self.mean) / self.std
         return _stack([scaled], numbers.isnan(), self.missing)
-
-    def unseen(self, values: pandas.Series) -> str:
-        """Describe what these values have and the training rows had not; empty if nothing."""
-        count = 0 if self.missing else int(values.isna().sum())
-        return f"{count} missing values, replaced by the median" if count else ""
 
     def __str__(self) -> str:
         return f"median {self.median:.4g}{', with missing values' if self.missing else ''}"
@@ -70,11 +62,6 @@ class CategoryColumn:
     categories: tuple[str, ...]
     embedded: bool = False
 
-    def __post_init__(self) -> None:
-        _check_fields(self)
-        for category in self.categories:
-            check_type("categories", category, str, "texts")
-
     @property
     def width(self) -> int:
         """How many columns of the tensor it has."""
@@ -90,12 +77,6 @@ class CategoryColumn:
         """Its columns of the tensor, (N, width)."""
         codes = self.codes(values).unsqueeze(1)
         return (codes + 1 if self.embedded else codes == torch.arange(self.width)).float()
-
-    def unseen(self, values: pandas.Series) -> str:
-        """Describe what these values have and the training rows had not; empty if nothing."""
-        new = values[(self.codes(values) < 0).numpy() & values.notna().to_numpy()].map(str)
-        first = ", ".join(list(dict.fromkeys(new))[:3])
-        return f"{len(new)} rows with a new category ({first}), taken for none" if len(new) else ""
 
     def __str__(self) -> str:
         if not self.embedded:
@@ -118,9 +99,6 @@ class DateColumn:
     missing: bool
     date_format: str | None = None
 
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
     @property
     def periods(self) -> tuple[float, ...]:
         """The periods whose sine and cosine are columns, in days."""
@@ -139,34 +117,12 @@ class DateColumn:
         waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
         return _stack([(filled - self.mean) / self.std, *waves], days.isnan(), self.missing)
 
-    def unseen(self, values: pandas.Series) -> str:
-        """Describe what these values have and the training rows had not; empty if nothing."""
-        count = 0 if self.missing else int(values.isna().sum())
-        return f"{count} missing dates, replaced by the mean" if count else ""
-
     def __str__(self) -> str:
         return f"{self.date_format or 'ISO 8601'}{', with hours' if self.hours else ''}"
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
-_KINDS: dict[str, type[Column]] = {
-    "number": NumberColumn,
-    "category": CategoryColumn,
-    "date": DateColumn,
-}
-
-
-def _check_fields(column: Column) -> None:
-    """Raise for a field of another type than it is declared with; stored columns may be damaged."""
-    for field in fields(column):
-        value, kind = getattr(column, field.name), str(field.type)
-        if kind == "float":
-            check_number(field.name, value, above=0 if field.name == "std" else None)
-        elif kind == "bool":
-            check_type(field.name, value, bool, "true or false")
-        elif kind.startswith("str"):
-            allowed = str | None if "None" in kind else str
-            check_type(field.name, value, allowed, "a text")
+_KINDS: dict[str, Any] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
 
 
 @dataclass(frozen=True)
@@ -185,13 +141,6 @@ class Preprocessing:
     target_std: float = 1.0
     dropped: tuple[tuple[str, str], ...] = ()
     note: str = ""
-
-    def __post_init__(self) -> None:
-        check_choice("task", self.task, ("classification", "regression"))
-        check_number("target_mean", self.target_mean)
-        check_number("target_std", self.target_std, above=0)
-        for text in (self.target, *self.classes):
-            check_type("target", text, str, "the name of a column or a class")
 
     @property
     def features(self) -> int:
@@ -223,10 +172,8 @@ class Preprocessing:
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
         if missing := [c.name for c in self.columns if c.name not in table.columns]:
-            raise VardropError(
-                f"Expected {source} to have the columns of the training data, but got none named "
-                f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
-            )
+            names = f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
+            raise VardropError(f"Expected the columns of the training in {source}, but no {names}")
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
     def targets(self, values: pandas.Series, source: str) -> Tensor:
@@ -236,18 +183,24 @@ class Preprocessing:
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
         codes = torch.tensor([index.get(label(value), -1) for value in values])
-        if bool((codes < 0).any()):
-            row = int((codes < 0).int().argmax())
-            raise VardropError(
-                f"Expected the classes {', '.join(self.classes)} in column '{self.target}' of "
-                f"{source}, but got '{values.iloc[row]}' in row {row_number(values, row)}."
-            )
+        wanted = f"the classes {', '.join(self.classes)} in column '{self.target}' of {source}"
+        check_cells(values, (codes < 0).numpy(), wanted)
         return codes
 
     def unseen(self, table: pandas.DataFrame) -> list[str]:
         """A sentence on every column of a table that has what the training rows had not."""
-        notes = {column.name: column.unseen(table[column.name]) for column in self.columns}
-        return [f"Column '{name}': {text}." for name, text in notes.items() if text]
+        notes = []
+        for column in self.columns:
+            values = table[column.name]
+            if isinstance(column, CategoryColumn):
+                new = values[(column.codes(values) < 0).numpy() & values.notna().to_numpy()]
+                first = ", ".join(list(dict.fromkeys(map(str, new)))[:3])
+                text = f"{len(new)} rows with a new category ({first}), taken for none"
+            else:
+                new = [] if column.missing else values[values.isna()]
+                text = f"{len(new)} missing values, filled as in training"
+            notes += [f"Column '{column.name}': {text}."] if len(new) else []
+        return notes
 
     def resembles(self, other: Preprocessing) -> bool:
         """Whether another is the same, but for the last digits of its numbers."""
@@ -262,22 +215,16 @@ class Preprocessing:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocessing:
         """The preprocessing that `to_json` described."""
-        if data.get("version") != VERSION:
-            raise VardropError(
-                f"Expected preprocessing of version {VERSION}, but got {data.get('version')!r}."
-            )
+        if (version := data.get("version")) != VERSION:
+            raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
         stored = {name: value for name, value in data.items() if name != "version"}
-        stored["columns"] = tuple(_column_from_json(dict(c)) for c in data["columns"])
-        stored["dropped"] = tuple((name, why) for name, why in data["dropped"])
-        return cls(**{**stored, "classes": tuple(data["classes"])})
+        columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
+        stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
+        return cls(**{k: _tuple(v) for k, v in stored.items()})
 
 
-def _column_from_json(data: dict[str, Any]) -> Column:
-    kind = data.pop("kind")
-    check_choice("kind", kind, tuple(_KINDS))
-    if "categories" in data:
-        data["categories"] = tuple(data["categories"])
-    return _KINDS[kind](**data)
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -300,9 +247,8 @@ def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
 
 def label(value: Any) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value)
 
 
 def is_number(text: str) -> bool:
@@ -318,13 +264,8 @@ def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
     """A column as floats, missing values as NaN; an error shows the cells that are no numbers."""
     numbers = needed("pandas").to_numeric(values, errors="coerce").astype("float64")
     wrong = (numbers.isna() & values.notna()) | numbers.isin([math.inf, -math.inf])
-    _check_cells(
-        values,
-        wrong,
-        f"numbers in column '{values.name}' of {source}",
-        "If these are numbers of a file, set `decimal` or `thousands` (--decimal, --thousands); "
-        "otherwise correct the cells.",
-    )
+    remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
+    check_cells(values, wrong, f"numbers in column '{values.name}' of {source}", remedy)
     return numbers
 
 
@@ -341,21 +282,20 @@ def to_days(values: pandas.Series, date_format: str | None, source: str) -> Tens
     """Days since 2000-01-01, NaN for missing dates; an error shows the cells that are no dates."""
     pandas, dates = needed("pandas"), to_dates(values, date_format)
     kind = f"dates of the format {date_format!r}" if date_format else "ISO dates (2020-01-31)"
-    _check_cells(
-        values,
-        dates.isna() & values.notna(),
-        f"{kind} in column '{values.name}' of {source}",
-        "Set `date_format` (--date-format), such as %d/%m/%Y, or correct the cells.",
-    )
+    wanted = f"{kind} in column '{values.name}' of {source}"
+    remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
+    check_cells(values, dates.isna() & values.notna(), wanted, remedy)
     return _tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
 
 
-def _check_cells(values: pandas.Series, wrong: pandas.Series, wanted: str, remedy: str) -> None:
+def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = "") -> None:
+    """Raise for wrong cells; the error shows the first of them."""
     if bool(wrong.any()):
-        rows = wrong.to_numpy().nonzero()[0][:3]
-        cells = [f"'{values.iloc[row]}' in row {row_number(values, int(row))}" for row in rows]
-        more = f" ({int(wrong.sum())} cells in all)" if wrong.sum() > len(rows) else ""
-        raise VardropError(f"Expected {wanted}, but got {', '.join(cells)}{more}. {remedy}")
+        rows = needed("numpy").flatnonzero(wrong)
+        cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
+        more = f" ({len(rows)} in all)" if len(rows) > 3 else ""
+        problem = f"Expected {wanted}, but got {', '.join(cells)}{more}."
+        raise VardropError(f"{problem} {remedy}".rstrip())
 
 
 def row_number(values: pandas.Series, position: int) -> int:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data.preprocessing import Preprocessing, Task
+from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
 
 if TYPE_CHECKING:
     import pandas
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 Kind = Literal["image", "table"]
 PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
-_NAMES = {
-    **dict.fromkeys(("train", "training", "fit"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "holdout"), "test"),
-}
 _TRIES = 20  # random choices of groups, of which the one nearest to the wanted size is taken
 
 
@@ -112,18 +106,14 @@ class Roles:
     date_format: str | None = None
 
     def __post_init__(self) -> None:
-        if self.group is not None and self.time is not None:
-            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
         if self.sep == "\\t":  # as it is typed
             object.__setattr__(self, "sep", "\t")
-        marks = {"sep": self.sep, "decimal": self.decimal, "thousands": self.thousands}
-        for name, mark in marks.items():
-            if mark is not None and (not isinstance(mark, str) or len(mark) != 1):
-                raise VardropError(f"Expected `{name}` to be one character, but got {mark!r}.")
-        if self.decimal in (self.thousands, self.sep):
-            raise VardropError(
-                f"Expected `decimal` to differ from `sep` and `thousands`, but got {marks}."
-            )
+        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
+        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
+            named = "`sep`, `decimal` and `thousands`"
+            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
+        if self.group is not None and self.time is not None:
+            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
 
     @property
     def apart(self) -> tuple[str, ...]:
@@ -135,9 +125,8 @@ class Roles:
     def reading(self) -> str:
         """How the cells of a file are read, in one line."""
         sep = "found in the file" if self.sep is None else repr(self.sep)
-        thousands = "none" if self.thousands is None else repr(self.thousands)
-        dates = self.date_format or "ISO 8601"
-        return f"sep {sep}, decimal {self.decimal!r}, thousands {thousands}, dates {dates}"
+        marks = f"decimal {self.decimal!r}, thousands {self.thousands!r}"
+        return f"sep {sep}, {marks}, dates {self.date_format or 'ISO 8601'}"
 
 
 @dataclass(frozen=True)
@@ -167,40 +156,23 @@ class About:
         return len(self.classes) if self.task == "classification" else 1
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset(About):
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
     knows the way back. `test_rows` is a checksum of which rows the test part has.
     """
 
-    name: str
-    kind: Kind
-    task: Task
-    classes: tuple[str, ...]
-    checksum: str
-    preprocessing: Preprocessing | None
-    test_rows: str
     train: Part
     validation: Part
     test: Part
+    test_rows: str
 
     @property
     def about(self) -> About:
         """What is kept with a net."""
-        names = [field.name for field in dataclasses.fields(About)]
-        values = {name: getattr(self, name) for name in names if name != "sizes"}
-        return About(sizes=self.sizes(), **values)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.train.x.shape[1:])
-
-    def sizes(self) -> dict[str, int]:
-        """How many examples each part has."""
-        return {name: len(getattr(self, name).y) for name in PARTS}
+        return About(*(getattr(self, field.name) for field in dataclasses.fields(About)))
 
 
 def with_class_weight(
@@ -220,10 +192,8 @@ def with_class_weight(
     else:
         for name, weight in class_weight.items():
             factors[data.classes.index(name)] = weight
-    train, validation = (
-        Part(*part, (part.weights * factors[part.y]).float(), part.group)
-        for part in (data.train, data.validation)
-    )
+    parts = (data.train, data.validation)
+    train, validation = (Part(*p, (p.weights * factors[p.y]).float(), p.group) for p in parts)
     return dataclasses.replace(data, train=train, validation=validation)
 
 
@@ -251,99 +221,86 @@ def split_rows(
         without: a part that stays empty.
     """
     given = [None] * count if parts is None else list(parts)
-    found = {
-        part: torch.tensor([i for i, own in enumerate(given) if own == part], dtype=torch.long)
-        for part in _FRACTIONS
-    }
-    rest = torch.tensor([i for i, own in enumerate(given) if own not in found], dtype=torch.long)
+    found = {part: _positions(given, part) for part in _FRACTIONS}
+    rest = _positions(given, "train", None)
     wanted = [part for part in _FRACTIONS if len(found[part]) == 0 and part != without]
-    sizes = {part: max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted}
-    _check_count("rows", len(rest), sum(sizes.values()) + 1, name)
-    for kind, values in (("groups", groups), ("different times", times)):
-        if values is not None:
-            _check_count(kind, len(values[rest].unique()), len(wanted) + 1, name)
-    for position, part in enumerate(wanted):
-        held = _hold_out(rest, sizes[part], len(wanted) - position, seed, classes, groups, times)
-        found[part], rest = rest[held], rest[~held]
+    sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
+    blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
+    kind, values = next((kind, v[rest]) for kind, v in blocks.items() if v is not None)
+    if (number := len(values.unique())) <= len(wanted):
+        parted = f"{name} for training, validation and test, but got {number}"
+        raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
+    for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
+        left = len(wanted) - done  # groups or times that have to stay
+        if times is not None:
+            held = _latest(times[rest], size, left)
+        elif groups is not None:
+            held = _whole_groups(groups[rest], size, left, seed)
+        else:
+            strata = torch.zeros_like(rest) if classes is None else classes[rest]
+            held = _stratified(strata, size, seed)
+        mask = torch.zeros(len(rest), dtype=torch.bool).index_fill(0, held, True)
+        found[part], rest = rest[mask], rest[~mask]
     return {**found, "train": rest}
 
 
-def _check_count(kind: str, count: int, least: int, name: str) -> None:
-    if count < least:
-        raise VardropError(
-            f"Expected at least {least} {kind} to split {name} for training, validation and test, "
-            f"but got {count}. Give more data."
-        )
+def _positions(values: Sequence[str | None], *wanted: str | None) -> Tensor:
+    return torch.tensor([i for i, value in enumerate(values) if value in wanted]).long()
 
 
-def _hold_out(
-    rows: Tensor,
-    size: int,
-    left: int,
-    seed: int,
-    classes: Tensor | None,
-    groups: Tensor | None,
-    times: Tensor | None,
-) -> Tensor:
-    """A mask of about `size` rows to hold out, such that `left` groups or times stay."""
-    sklearn = needed("sklearn.model_selection")
-    held = torch.zeros(len(rows), dtype=torch.bool)
-    if times is not None:
-        levels, counts = times[rows].unique(return_counts=True)
-        latest = counts.flip(0).cumsum(0)[:-left]  # rows at the latest time, the latest two, ...
-        return times[rows] >= levels[-1 - int((latest - size).abs().argmin())]
-    if groups is not None:
-        total = len(groups[rows].unique())
-        number = min(max(1, round(size / len(rows) * total)), total - left)
-        splitter = sklearn.GroupShuffleSplit(_TRIES, test_size=number, random_state=seed)
-        chosen = [held for _, held in splitter.split(rows, groups=groups[rows].numpy())]
-        held[min(chosen, key=lambda found: abs(len(found) - size))] = True
-        return held
-    free, labels = torch.arange(len(rows)), None
-    if classes is not None:
-        counts = classes[rows].bincount()
-        several = counts[classes[rows]] > 1  # the only row of a class is trained on
-        free = free[several] if int(several.sum()) > size else free
-        fits = int((counts > 1).sum()) <= min(size, len(free) - size)
-        labels = classes[rows][free] if fits and bool(several[free].all()) else None
-    options = {"test_size": size, "random_state": seed, "stratify": labels}
-    held[sklearn.train_test_split(free.numpy(), **options)[1]] = True
-    return held
+def _latest(times: Tensor, size: int, left: int) -> Tensor:
+    """About `size` of the latest rows, so that no time is divided and `left` of them stay."""
+    levels, counts = times.unique(return_counts=True)
+    rows = counts.flip(0).cumsum(0)[:-left]  # at the latest time, the latest two, ...
+    return (times >= levels[-1 - int((rows - size).abs().argmin())]).nonzero().flatten()
+
+
+def _whole_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
+    """About `size` rows of random groups, so that `left` groups stay."""
+    total = len(groups.unique())
+    number = min(max(1, round(size / len(groups) * total)), total - left)
+    splitter = needed("sklearn.model_selection").GroupShuffleSplit
+    splits = splitter(_TRIES, test_size=number, random_state=seed).split(groups, groups=groups)
+    return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
+
+
+def _stratified(classes: Tensor, size: int, seed: int) -> Tensor:
+    """`size` rows, each class in proportion if there are enough; not the only row of a class."""
+    counts = classes.bincount()
+    several = (counts[classes] > 1).nonzero().flatten()
+    free = several if len(several) > size else torch.arange(len(classes))
+    fits = int((counts > 1).sum()) <= min(size, len(several) - size)
+    options = {"test_size": size, "random_state": seed, "stratify": classes[free] if fits else None}
+    split = needed("sklearn.model_selection").train_test_split
+    return torch.tensor(split(free.numpy(), **options)[1])
 
 
 def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     """The fold of each row, from 0 on; classes are spread evenly, groups are never divided."""
-    check_integer("folds", folds, 2)
-    kind, count = "rows", len(rows.y)
-    if rows.group is not None:
-        kind, count = "groups", len(rows.group.unique())
+    count = len(rows.y) if rows.group is None else len(rows.group.unique())
     if folds > count:
+        kind = "rows" if rows.group is None else "groups"
         raise VardropError(f"Expected `folds` to be at most {count}, the {kind}, but got {folds}.")
-    labels = rows.y if task == "classification" else torch.zeros(len(rows.y), dtype=torch.long)
+    numbers = torch.zeros(len(rows.y), dtype=torch.long)
+    labels = rows.y if task == "classification" else numbers
     if int(labels.bincount().max()) < folds:  # too few of every class to spread them
-        labels = torch.zeros_like(labels)
+        labels = numbers
     name = "StratifiedKFold" if rows.group is None else "StratifiedGroupKFold"
     splitter = getattr(needed("sklearn.model_selection"), name)
-    numbers = torch.empty(len(labels), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
         parts = splitter(folds, shuffle=True, random_state=seed).split(labels, labels, rows.group)
-        for number, (_, held) in enumerate(parts):
+        for number, held in enumerate([held for _, held in parts]):
             numbers[held] = number
     return numbers
 
 
 def parts_named(values: pandas.Series, column: str, source: str) -> list[str | None]:
     """The part that every row names; an empty cell names none."""
-    texts = values.fillna("").map(str).str.strip().str.lower()
-    unknown = (texts != "") & ~texts.isin(list(_NAMES))
-    if bool(unknown.any()):
-        row = int(unknown.to_numpy().argmax())
-        raise VardropError(
-            f"Expected train, validation or test in column '{column}' of {source}, but got "
-            f"'{values.iloc[row]}' in row {row + 1}."
-        )
-    return [_NAMES.get(text) for text in texts]
+    texts = values.map(lambda value: str(value).strip().lower(), na_action="ignore")
+    wrong = texts.notna() & ~texts.isin(PARTS)
+    check_cells(values, wrong, f"train, validation or test in column '{column}' of {source}")
+    return [text if isinstance(text, str) else None for text in texts]
 
 
 def checksum(*tensors: Tensor) -> str:

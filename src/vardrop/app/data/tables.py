@@ -31,12 +31,11 @@ from vardrop.app.data.splits import Roles
 if TYPE_CHECKING:
     import pandas
 
-_PARQUET = (".parquet", ".pq")
-SUFFIXES = (*(f"{t}{c}" for c in ("", ".gz", ".bz2", ".xz") for t in (".csv", ".tsv", ".txt")),
-            *_PARQUET)  # fmt: skip
+_TEXT, _PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+SUFFIXES = (*(f"{text}{packed}" for packed in ("", ".gz", ".bz2") for text in _TEXT), *_PARQUET)
 _DELIMITERS = ",;\t|"
 _MISSING = ("?", "-")  # besides pandas' own list
-_FEW_CATEGORIES, _MOST_CATEGORIES = 50, 100_000  # one column each; an embedding for all
+_FEW_CATEGORIES = 50  # up to which each has a column; more have an embedding
 _MOST_CLASSES = 50
 _CODES = 20  # numbers from 0 or 1 on without a gap, up to which they are names of classes
 _NAMES = 0.9  # fraction of different texts from which on a column names the rows
@@ -64,50 +63,47 @@ def read_table(
         roles: with `sep`, `decimal` and `thousands` of a CSV file; see `Roles`.
         texts: columns of a CSV file to read as texts, even if all their cells are numbers.
     """
-    path = Path(path)
+    path, pandas = Path(path), needed("pandas")
     if not is_table(path):
-        raise VardropError(
-            f"Expected a file that ends in {', '.join(SUFFIXES)}, but got {str(path)!r}."
-        )
+        endings = ", ".join(SUFFIXES)
+        raise VardropError(f"Expected a file that ends in {endings}, but got {str(path)!r}.")
     if not path.is_file():
         raise VardropError(f"Expected the file {path}, but it is not there.")
-    pandas = needed("pandas")
+    parquet = path.suffix.lower() in _PARQUET
     try:
-        if path.suffix.lower() in _PARQUET:
-            table = pandas.read_parquet(path)
-        else:
-            table = _read_csv(path, roles or Roles(), texts)
+        table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
     except pandas.errors.EmptyDataError:
         raise VardropError(f"Expected {path} to hold a table, but it is empty.") from None
     except (OSError, ValueError, EOFError, NotImplementedError, zlib.error) as broken:
-        if isinstance(broken, VardropError):
-            raise
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to be a table, but got: {reason}.") from broken
+    table = check_frame(table, str(path))
+    if all(map(is_number, table.columns)):
+        problem = f"the first line of {path} has numbers: {', '.join(table.columns[:5])}"
+        raise VardropError(f"Expected names of columns, but {problem}. Put a line above them.")
+    return table
+
+
+def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
+    """A table with texts as names and rows numbered from 0; an error if it cannot be used."""
+    names = [str(name).strip() for name in table.columns]
     if len(table) == 0:
-        raise VardropError(f"Expected {path} to have rows, but it has only a header.")
-    names = _column_names(table, path)
+        raise VardropError(f"Expected {source} to have rows, but it has only names of columns.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise VardropError(f"Expected columns of {source} with different names, but got {twice}.")
     return table.set_axis(names, axis=1).reset_index(drop=True)
 
 
 def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
     read = needed("pandas").read_csv
+    numbers = {"decimal": roles.decimal, "thousands": roles.thousands, "na_values": _MISSING}
     for encoding, errors in (("utf-16", "strict"), ("utf-8-sig", "strict"), ("cp1252", "replace")):
         options: dict[str, Any] = {"encoding": encoding, "encoding_errors": errors}
         try:
             options |= {"sep": roles.sep or _sniff(path, options), "skipinitialspace": True}
-            names = _column_names(read(path, nrows=0, **options), path)
-            return read(
-                path,
-                header=0,
-                names=names,
-                decimal=roles.decimal,
-                thousands=roles.thousands,
-                na_values=_MISSING,
-                dtype=dict.fromkeys(set(texts) & set(names), str),
-                low_memory=False,
-                **options,
-            )
+            header = read(path, nrows=0, **options).columns
+            types = {name: str for name in header if name.strip() in texts}
+            return read(path, dtype=types, low_memory=False, **numbers, **options)
         except UnicodeError:  # not of this encoding; without its mark a file is not UTF-16
             continue
     raise AssertionError("cp1252 replaces what it cannot decode")
@@ -123,46 +119,23 @@ def _sniff(path: Path, options: dict[str, Any]) -> str:
         return ","
 
 
-def _column_names(table: pandas.DataFrame, path: Path) -> list[str]:
-    """The names of the columns without blanks around them; an error if they are not usable."""
-    names = [str(name).strip() for name in table.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise VardropError(
-            f"Expected columns of {path} with different names, but got "
-            f"{', '.join(map(repr, twice))} more than once. Rename them."
-        )
-    if all(map(is_number, names)):
-        raise VardropError(
-            f"Expected the first line of {path} to name the columns, but got numbers: "
-            f"{', '.join(names[:5])}. Put a line with names above them."
-        )
-    return names
-
-
-def check_target(table: pandas.DataFrame, target: str | None, source: str) -> str:
-    """The name of the target column, if the table has it and it can be learned."""
-    known = ", ".join(map(repr, map(str, table.columns)))
-    if target is None:
-        raise VardropError(
-            f"Expected a target for {source}, but got none. Name one of its columns: {known}."
-        )
-    if target not in table.columns:
-        raise VardropError(
-            f"Expected {source} to have the target column '{target}', but it has {known}."
-            f"{nearest(target, table.columns)}"
-        )
-    values = table[target]
-    if bool((missing := values.isna()).any()):
-        raise VardropError(
-            f"Expected a value in every row of the target column '{target}' of {source}, but row "
-            f"{row_number(values, int(missing.to_numpy().argmax()))} has none ("
-            f"{int(missing.sum())} in all). Take out such rows."
-        )
-    if values.nunique() < 2:
-        raise VardropError(
-            f"Expected the target column '{target}' of {source} to vary, but it is constant."
-        )
-    return target
+def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
+    """The name of the target; an error if a column with a role is absent, or the target useless."""
+    names = ", ".join(map(repr, table.columns))
+    if roles.target is None:
+        raise VardropError(f"Expected a target for {source}, but got none. Name one of {names}.")
+    if absent := [column for column in roles.apart if column not in table.columns]:
+        problem = f"Expected {source} to have the column '{absent[0]}', but it has {names}."
+        raise VardropError(problem + nearest(absent[0], table.columns))
+    target = table[roles.target]
+    column, missing = f"the target column '{roles.target}' of {source}", target.isna()
+    if bool(missing.any()):
+        row = row_number(target, int(missing.to_numpy().argmax()))
+        found = f"row {row} has none ({int(missing.sum())} in all). Take out such rows."
+        raise VardropError(f"Expected a value in every row of {column}, but {found}")
+    if target.nunique() < 2:
+        raise VardropError(f"Expected {column} to vary, but it is constant.")
+    return roles.target
 
 
 def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
@@ -186,54 +159,48 @@ def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
     return "regression", ""
 
 
-def learn_preprocessing(
+def fit_preprocessing(
     table: pandas.DataFrame, rows: list[int], roles: Roles, task: Task, source: str, note: str = ""
 ) -> Preprocessing:
     """Learn the preprocessing from the training rows of a table; all rows name the classes."""
-    target, train = str(roles.target), table.iloc[rows]
-    names = [name for name in table.columns if name not in roles.apart]
+    target, names = str(roles.target), [n for n in table.columns if n not in roles.apart]
     if not names:
         raise VardropError(f"Expected {source} to have columns besides the target, but got none.")
-    columns, dropped = _learn_columns(train[names], table, roles.date_format, source)
+    columns, dropped = _learn_columns(table[names], rows, roles.date_format, source)
     if task == "regression":
-        _, mean, std = _scale(to_numbers(train[target], source), source)
+        _, mean, std = _scale(to_numbers(table[target], source).iloc[rows], source)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
-    classes = sorted({label(v) for v in table[target]}, key=_class_order)
+    classes = tuple(sorted({label(v) for v in table[target]}, key=_class_order))
     if len(classes) > _MOST_CLASSES:
-        raise VardropError(
-            f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}, but got "
-            f"{len(classes)}. For numbers, ask for a regression."
-        )
-    return Preprocessing(target, task, columns, tuple(classes), dropped=dropped, note=note)
+        problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
+        raise VardropError(f"{problem}, but got {len(classes)}. For numbers, ask for a regression.")
+    return Preprocessing(target, task, columns, classes, dropped=dropped, note=note)
 
 
 def _learn_columns(
-    train: pandas.DataFrame, table: pandas.DataFrame, date_format: str | None, source: str
+    table: pandas.DataFrame, rows: list[int], date_format: str | None, source: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """Each column, and those that are left out with the reason; one error for all that is wrong."""
     columns: list[Column] = []
-    dropped: list[tuple[str, str]] = []
+    dropped: dict[str, str] = {}
     problems: dict[str, str] = {}
-    for name, values in train.items():
+    for name, values in table.items():
         kind = _kind(values, date_format)
-        if reason := _drop_reason(values, kind):
-            dropped.append((str(name), reason))
+        if reason := _drop_reason(values.iloc[rows], kind):
+            dropped[str(name)] = reason
             continue
         try:
-            columns.append(_learn_column(values, kind, date_format, source))
-            columns[-1].apply(table[name], source)  # the other rows may have cells that it is not
+            columns.append(_learn_column(values, rows, kind, date_format, source))
         except VardropError as problem:
             problems[str(name)] = str(problem)
     if problems:
         typed = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
-        raise VardropError(
-            f"{' '.join(problems.values())} To leave columns out, use {typed} (in Python "
-            f"drop={list(problems)})."
-        )
+        remedy = f"To leave columns out, use {typed} (in Python drop={list(problems)})."
+        raise VardropError(f"{' '.join(problems.values())} {remedy}")
     if not columns:
-        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped)
+        reasons = ", ".join(f"'{name}' {why}" for name, why in dropped.items())
         raise VardropError(f"Expected {source} to have columns to learn from, but got: {reasons}.")
-    return tuple(columns), tuple(dropped)
+    return tuple(columns), tuple(dropped.items())
 
 
 def _kind(values: pandas.Series, date_format: str | None) -> Literal["number", "date", "category"]:
@@ -266,46 +233,31 @@ def _drop_reason(values: pandas.Series, kind: str) -> str:
     return ""
 
 
-def _learn_column(values: pandas.Series, kind: str, date_format: str | None, source: str) -> Column:
-    name = str(values.name)
+def _learn_column(
+    values: pandas.Series, rows: list[int], kind: str, date_format: str | None, source: str
+) -> Column:
+    """Read the cells of all rows; learn from the training rows."""
+    name, missing = str(values.name), bool(values.iloc[rows].isna().any())
     if kind == "date":
-        days = to_days(values, date_format, source)
-        there = days[~days.isnan()]
-        hours = bool((there != there.floor()).any())
-        std = float(there.std(correction=0)) or 1.0
-        return DateColumn(
-            name, float(there.mean()), std, hours, len(there) < len(days), date_format
-        )
+        days = to_days(values, date_format, source)[rows]
+        mean, hours = float(days.nanmean()), bool((days.nan_to_num() % 1 != 0).any())
+        std = float((days - mean).square().nanmean().sqrt()) or 1.0
+        return DateColumn(name, mean, std, hours, missing, date_format)
     if kind == "number":
-        numbers = to_numbers(values, source)
-        median, mean, std = _scale(numbers, source)
-        missing = bool(numbers.isna().any())
-        if std == 0 and not missing:
-            raise VardropError(
-                f"Expected column '{name}' of {source} to vary by more than rounding, but got a "
-                "standard deviation of 0."
-            )
+        median, mean, std = _scale(to_numbers(values, source).iloc[rows], source)
         return NumberColumn(name, median, mean, std or 1.0, missing)
-    categories = tuple(sorted({str(v) for v in values.dropna()}))
-    if len(categories) > _MOST_CATEGORIES:
-        raise VardropError(
-            f"Expected at most {_MOST_CATEGORIES} categories in column '{name}' of {source}, but "
-            f"got {len(categories)}, such as {categories[0]!r}."
-        )
+    categories = tuple(sorted({str(v) for v in values.iloc[rows].dropna()}))
     return CategoryColumn(name, categories, embedded=len(categories) > _FEW_CATEGORIES)
 
 
 def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
     """Median, mean and standard deviation, with the median for missing values, if finite."""
     with needed("numpy").errstate(over="ignore", invalid="ignore"):
-        median = float(values.median())
-        filled = values.fillna(median)
-        mean, std = float(filled.mean()), float(filled.std(ddof=0))
+        filled = values.fillna(values.median())
+        median, mean, std = float(values.median()), float(filled.mean()), float(filled.std(ddof=0))
     if not all(map(math.isfinite, (median, mean, std))):
-        raise VardropError(
-            f"Expected column '{values.name}' of {source} to have a finite median, mean and "
-            f"standard deviation, but got {median:g}, {mean:g} and {std:g}. Scale it down."
-        )
+        column = f"column '{values.name}' of {source}"
+        raise VardropError(f"Expected {column} to have a finite mean and scale. Scale it down.")
     return median, mean, std
 
 

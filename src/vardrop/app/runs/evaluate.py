@@ -246,13 +246,13 @@ def _rows_with_target(
     table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    if columns.target not in table.frame.columns:
+    if columns.target not in table.rows.columns:
         raise VardropError(
             f"Expected {table.name} to have the target column '{columns.target}' to score by, but "
-            f"it has {', '.join(map(repr, table.frame.columns))}. Rows without a target can be "
+            f"it has {', '.join(map(repr, table.rows.columns))}. Rows without a target can be "
             "predicted."
         )
-    there = table.frame[columns.target].notna()
+    there = table.rows[columns.target].notna()
     if not bool(there.any()):
         raise VardropError(
             f"Expected values in the target column '{columns.target}' of {table.name}, but got "
@@ -265,7 +265,7 @@ def _rows_with_target(
         )
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
-    frame = table.frame[there]
+    frame = table.rows[there]
     if set(names) <= set(frame.columns):
         notes += columns.unseen(frame)
     return frame, table.name, notes
