@@ -6,7 +6,9 @@ from vardrop._core.errors import VardropError, needed
 
 needed("transformers", "huggingface")
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from vardrop.integrations.huggingface import means, read_noise, write_noise
 from vardrop.likelihoods import Bernoulli, Categorical, Gaussian
 from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, constant
+from vardrop.tuning.processes import process_noise
 
 _LABELS = "labels"
 _DECODER_INPUTS = {"decoder_input_ids", "decoder_inputs_embeds"}
@@ -35,7 +38,8 @@ class ELBOTrainer(Trainer):
 
     Its arguments are those of the Trainer and, by name, the ones below. Weight decay leaves the
     noise alone, checkpoints keep it, and logs have the parts of the loss. In evaluation the noise
-    is off and the loss is the NLL, so that it can be compared whatever beta is.
+    is off and the loss is the NLL, so that it can be compared whatever beta is. Of several
+    processes, every one draws its own noise (see `vardrop.tuning.processes.process_noise`).
 
     Args:
         likelihood: of `labels` given the output. By default what the Trainer would take:
@@ -112,12 +116,21 @@ class ELBOTrainer(Trainer):
             return picked.squeeze(-1) if one and picked.shape == (*labels.shape, 1) else picked
 
         elbo.output = pick
-        found = elbo(given, labels[:, 1:] if self._next else labels)
+        with self._process_noise() if model.training else nullcontext():
+            found = elbo(given, labels[:, 1:] if self._next else labels)
         loss = found.nll
         if model.training:
             loss = found.loss
             self._parts = {"nll": found.nll.detach(), "kl": found.kl.detach()}
         return (loss, outputs[-1]) if return_outputs else loss
+
+    def _process_noise(self) -> AbstractContextManager[None]:
+        """Other noise in every process that gets other batches: the Trainer seeds them alike."""
+        mesh = self.accelerator.torch_device_mesh
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        same = math.prod(mesh[name].size() for name in ("tp", "cp") if name in names)
+        count = self.args.world_size // same
+        return process_noise(self.args.process_index // same, count, self.args.device)
 
     def _elbo(self, model: nn.Module, labels: Tensor) -> ELBO:
         """The objective of the model as it is wrapped now."""
