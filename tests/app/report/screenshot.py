@@ -17,7 +17,7 @@ COMMANDS = (
     "compress {0}",
     "report {0}",
 )
-WIDTH, HEIGHT = 1100, 1100
+WIDTH, HEIGHT = 1100, 1720
 
 
 def commanded(line):

@@ -74,11 +74,8 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         "notes": [_UNTESTED, *_notes(run)],
     }
     if len(data.test.y):
-        p, y, weight = (
-            run.predict(data.test.x, samples),
-            in_units(run, data.test.y),
-            data.test.weight,
-        )
+        p, weight = run.predict(data.test.x, samples), data.test.weight
+        y = in_units(run, data.test.y)
         results |= score_prediction(run, p, y, weight, results["known"])
         results["test_rows"] = data.test_rows
         arrays["log_prob"] = p.log_prob(y).double().flatten()
