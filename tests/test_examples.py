@@ -15,6 +15,7 @@ COMMANDS = {
     "fsdp2": (TORCHRUN, "torch", r"rank 1: 70914 of 141828 parameters, KL \d+, accuracy 0\.9"),
     "accelerate_loop": (TORCHRUN, "accelerate", r"2 processes, accuracy 0\.9"),
     "lightning_ddp": ([sys.executable], "lightning", r"'val_nll': 0\.\d+, 'sparsity': 0\.\d+"),
+    "smoke": ([sys.executable], "onnxruntime", r"all well"),
     "ray_train": ([sys.executable], "ray", r"'nll': 0\.\d+"),
 }
 

@@ -230,7 +230,9 @@ def fused_output(
         # Products of more than two axes are views inside torch, and a view that a function of two
         # outputs returns cannot be changed in place: the axes are restored outside.
         rows = x.flatten(0, -2)
-        noise = None if noise is None else noise.flatten(0, -2)
+        if noise is None:  # drawn in the shape of the output, whose examples run along axis 0
+            noise = normal_like(x.new_empty(*x.shape[:-1], weight.shape[0]))
+        noise = noise.flatten(0, -2)
         flat = _FusedOutput.apply(product, rows, weight, bias, variance, variance_bias, noise)
         return flat.unflatten(0, x.shape[:-1])
     return _FusedOutput.apply(product, x, weight, bias, variance, variance_bias, noise)

@@ -46,6 +46,8 @@ class Members(Loop):
     ([0, 1], 3)
     """
 
+    checks_noise = False  # the objective whose noise is read is not the one that is trained
+
     def __init__(
         self,
         elbos: Sequence[ELBO],

@@ -10,6 +10,7 @@ from vardrop.noisy import Noisy, modules_of
 
 _STEPS = 200  # a shorter training is not judged
 _MOVE = 0.3  # of a logarithm of a variance or of a rate, on average
+_LOGARITHMS = ("log_sigma2", "log_alpha")  # of variances, whose unit is known
 _ENTRIES = 1000  # of a tensor that are compared
 
 
@@ -40,7 +41,8 @@ class NoiseCheck:
 
 
 def _learned(module: Noisy) -> list[Tensor]:
-    return [t for t in module.noise_tensors() if t.requires_grad]
+    own = module.named_parameters(recurse=False)
+    return [p for name, p in own if name in _LOGARITHMS and p.requires_grad]
 
 
 def _entries(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class Loop:
             The model holds it after every epoch and at the end.
     """
 
+    checks_noise: ClassVar[bool] = True
+
     def __init__(
         self,
         elbo: ELBO,
@@ -100,7 +102,12 @@ class Loop:
                 steps += 1
                 if after_step is not None:
                     after_step()
-            if self.epoch + 1 == self.epochs and before == 0 and self.elbo.beta > 0:
+            if (
+                self.checks_noise
+                and self.epoch + 1 == self.epochs
+                and before == 0
+                and self.elbo.beta > 0
+            ):
                 noise.warn(steps)
             yield self._end_epoch()
 

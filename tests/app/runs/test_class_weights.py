@@ -12,7 +12,7 @@ import vardrop as vd
 from tests.app.cli.calling import call
 from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
-from vardrop.app.data.splits import weighed
+from vardrop.app.data.splits import with_class_weight
 from vardrop.app.runs import Settings, fit, load_run, resume
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.scores import class_scores, number_scores
@@ -34,7 +34,7 @@ def rare(seed=0, rows=2000, positives=12):
 
 def test_balanced_weights_are_scikit_learns():
     data = load_dataset(rare(rows=300, positives=40), target="ill")
-    found = weighed(data, "balanced")
+    found = with_class_weight(data, "balanced")
     known = torch.cat([data.train.y, data.validation.y]).numpy()
     given = torch.cat([found.train.weight, found.validation.weight]).numpy()
     assert given == pytest.approx(compute_sample_weight("balanced", known))
@@ -44,9 +44,9 @@ def test_balanced_weights_are_scikit_learns():
 def test_weights_by_class_multiply_those_of_the_rows():
     frame = rare(rows=300, positives=40).assign(often=2.0)
     data = load_dataset(frame, target="ill", weight="often")
-    found = weighed(data, {"yes": 5.0})
+    found = with_class_weight(data, {"yes": 5.0})
     assert found.train.weight.tolist() == [10.0 if y else 2.0 for y in data.train.y.tolist()]
-    balanced = weighed(data, "balanced").train
+    balanced = with_class_weight(data, "balanced").train
     sums = torch.bincount(balanced.y, balanced.weight)
     assert float(sums[0] / sums[1]) == pytest.approx(1, rel=0.05)  # of both parts, exactly
     assert torch.equal(found.test.weight, data.test.weight)

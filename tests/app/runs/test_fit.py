@@ -1,7 +1,6 @@
 """fit, resume, evaluate, compress: from data to a run in a directory and back."""
 
 import json
-from html import unescape
 
 import pandas as pd
 import pytest
@@ -195,7 +194,6 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     run = fit("digits", net, vd.sparse_vd(), exclude="3", **QUICK)
     assert run.net is net
     assert run.directory.parts[-2:] == ("runs", "digits-1")
-    assert f"vd.load_run('{run.directory}', net)" in unescape(run.report().read_text())
     assert type(net[3]) is nn.Linear
     with pytest.raises(vd.VardropError, match="has a net of your own \\(Sequential\\)"):
         load_run(run.directory)

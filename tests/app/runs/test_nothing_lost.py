@@ -84,8 +84,8 @@ def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
             resume(run, observer=Observer(), epochs=4)
         with pytest.raises(vd.VardropError, match="Expected the sizes of .* split in another way"):
             evaluate(load_run(run))
-    parted = catalog.parted
-    monkeypatch.setattr(catalog, "parted", lambda n, seed, *more: parted(n, 9, *more))
+    split_rows = catalog.split_rows
+    monkeypatch.setattr(catalog, "split_rows", lambda n, seed, *more: split_rows(n, 9, *more))
     with pytest.raises(vd.VardropError, match="the training rows of .* split in another way"):
         resume(run, observer=Observer(), epochs=4)
 
@@ -98,7 +98,7 @@ def test_pretraining_cannot_be_asked_for_after_it(run):
 
 @pytest.mark.parametrize("given", [{"target": "x"}, {"drop": ["x"]}, {"task": "regression"}])
 def test_named_data_take_no_columns(tmp_path, given):
-    with pytest.raises(vd.VardropError, match=f"for the data iris.* but got {next(iter(given))}="):
+    with pytest.raises(vd.VardropError, match="The data iris have their own target"):
         fit("iris", "mlp", out=tmp_path / "r", **given, **QUICK)
     assert list(tmp_path.iterdir()) == []
     assert fit("iris", "mlp", out=tmp_path / "r", task="classification", **QUICK).results

@@ -35,6 +35,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    _check_state(state, parameters)
     for number, parts in state.items():
         like = parameters[number]
         state[number] = {name: _laid_out(value, like) for name, value in parts.items()}
@@ -47,6 +48,18 @@ def _laid_out(value: Tensor, like: Tensor) -> Tensor:
     if value.shape != like.shape or is_sharded(like):
         return value
     return torch.empty_like(like, dtype=value.dtype).copy_(value)
+
+
+def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
+    """Every parameter has the same parts, each a number or in the shape of the parameter."""
+    names = {tuple(sorted(parts)) for parts in state.values()}
+    fits = len(names) <= 1 and all(
+        0 <= index < len(parameters) and value.shape in ((), parameters[index].shape)
+        for index, parts in state.items()
+        for value in parts.values()
+    )
+    if not fits:
+        raise ValueError("the state of an optimizer of other parameters")
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
