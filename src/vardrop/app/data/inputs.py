@@ -52,7 +52,7 @@ def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | 
         roles: with the target, and how the cells of a file are read.
         texts: columns of a file to read as texts, see `read_table`.
 
-    >>> read_input(([[1.0, 2.0], [3.0, 4.0]], [0, 1]), Roles()).frame.columns.tolist()
+    >>> read_input(([[1.0, 2.0], [3.0, 4.0]], [0, 1]), Roles()).rows.columns.tolist()
     ['x0', 'x1', 'target']
     """
     if isinstance(data, str | Path):

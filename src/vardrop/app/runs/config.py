@@ -186,8 +186,7 @@ def command(arguments: Sequence[str]) -> str:
     if program.name in ("", "-c") or "ipykernel" in program.name:
         return "Python"
     name = ["python", program.name] if program.suffix == ".py" else [program.name]
-    ours = {"cli/__main__.py": ["vardrop"], "app/demo.py": ["vardrop", "demo"]}
-    return shlex.join([*ours.get("/".join(program.parts[-2:]), name), *arguments[1:]])
+    return shlex.join([*_PROGRAMS.get("/".join(program.parts[-2:]), name), *arguments[1:]])
 
 
 def versions() -> dict[str, str]:
