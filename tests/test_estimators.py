@@ -95,6 +95,7 @@ def test_mean_and_variance(kind, estimator):
         vd.variance_layer("gaussian"),
         vd.variance_layer("gaussian", vd.flipout),
         vd.variance_layer("sign"),
+        vd.variance_layer("sign", vd.per_example),
         vd.variance_layer("uniform"),
         vd.variance_layer("uniform", vd.weight_sample),
         vd.variance_layer("sign", estimator=LocalReparameterization(central_limit=True)),
