@@ -78,7 +78,7 @@ def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_bala
     recall = [run.results["by_class"][1]["recall"] for run in (plain, balanced)]
     assert recall[1] > recall[0]
     mean = [float(run.predict(run.data.test.x).probs[:, 1].mean()) for run in (plain, balanced)]
-    assert mean[0] < 0.02 < mean[1]  # probabilities of data with other frequencies
+    assert mean[1] > 3 * mean[0]  # data with other frequencies; 4.2 to 6.2 for four tables
     assert "The classes were weighed in training" in " ".join(balanced.results["notes"])
     assert "weighed" not in " ".join(plain.results["notes"])
     majority = [run.results["baseline"] for run in (plain, balanced)]

@@ -261,7 +261,6 @@ def test_a_run_predicts_where_its_data_are_not(tmp_path):
     [
         (["/lib/vardrop/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
         (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
-        (["/lib/vardrop/app/demo.py"], "vardrop demo"),
         (["study.py", "3"], "python study.py 3"),
         (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], "Python"),
         ([""], "Python"),

@@ -411,7 +411,11 @@ def reproduce(
     elif quick:
         raise typer.Exit(command.quick(directory, name, results, force))
     else:
-        command.run(directory, name, kept, force)
+        try:
+            command.run(directory, name, kept, force)
+        except KeyboardInterrupt:
+            text = "stopped. The same command continues from the last checkpoint."
+            raise VardropError(text) from None
 
 
 def experiments_directory(given: Path | None = None, beside: Path = _BESIDE) -> Path:

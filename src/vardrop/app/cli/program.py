@@ -67,7 +67,7 @@ def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 def _describe(error: BaseException) -> tuple[str, int]:
     """One line about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "stopped. `fit --resume` and `reproduce` continue from the last checkpoint.", 1
+        return "stopped before it ended.", 1
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""

@@ -23,7 +23,7 @@ from vardrop.recipes import BaseRecipe
 
 VERSION = 1
 # How a user starts what Python sees as a file of this package.
-_PROGRAMS = {"vardrop/__main__.py": ["vardrop"], "cli/__main__.py": ["vardrop"]}
+_PROGRAMS = {"vardrop/__main__.py": ["vardrop"]}
 TRIALS = "trials"  # the directory of trainings that only serve to choose
 # What says something of the best net, and goes when that changes.
 ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.vdp")
