@@ -4,8 +4,7 @@ STAMP := .venv/installed
 
 # A file or folder of every package, in under a minute.
 QUICK := tests/_core tests/conversion tests/gates tests/heads tests/metrics \
-	tests/app/runs/test_rows.py tests/app/runs/test_scores.py tests/compression/test_shrink.py \
-	tests/compression/test_threshold.py tests/diagnostics/test_alpha.py tests/diagnostics/test_transition.py \
+	tests/app/runs/test_scores.py tests/compression/test_shrink.py tests/compression/test_threshold.py \
 	tests/experiments/test_runner.py tests/functional/test_fused.py tests/functional/test_log_uniform.py \
 	tests/functional/test_unit_interval.py tests/integrations/test_lightning.py tests/layers/test_goldens.py \
 	tests/layers/test_ties.py tests/objective/test_elbo.py tests/objective/test_sharing.py \
@@ -16,7 +15,7 @@ QUICK := tests/_core tests/conversion tests/gates tests/heads tests/metrics \
 .PHONY: demo docs quick test slow coverage check format pictures bench bench-quick clean
 
 demo: $(STAMP)
-	$(BIN)/python -m vardrop.app.demo
+	$(BIN)/vardrop demo
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK)
@@ -46,7 +45,7 @@ docs: $(STAMP)
 	@echo build/site/index.html
 
 pictures: $(STAMP)
-	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m docs.pictures
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/tutorials/write.py
 	$(BIN)/python -m tests.app.report.screenshot
 	$(BIN)/vardrop reproduce --page

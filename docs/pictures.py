@@ -1,6 +1,6 @@
 """The pictures of the explanations and of the README, drawn from the library itself.
 
-python docs/pictures.py [NAME ...]     writes docs/images/NAME.png
+python -m docs.pictures [NAME ...]     writes docs/images/NAME.png
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments.diagnostics import gradient_variance, permute_variances
 from vardrop.app.data import load_out_of_distribution
 from vardrop.tuning import train
 
@@ -102,7 +103,7 @@ def local() -> Any:
         for size in sizes:
             parts = zip(data.train.x.split(size), data.train.y.split(size), strict=True)
             batches = [(x, y) for x, y in parts if len(x) == size]
-            values = vd.gradient_variance(
+            values = gradient_variance(
                 elbo.net, batches, estimator=estimator, repeats=max(1, size // 8)
             )
             found.append(values["1.weight"].value)
@@ -154,7 +155,7 @@ def variance() -> Any:
     left.set(xlabel="draws of the weights", ylabel="test accuracy", ylim=(0.9, 1))
     left.set_xticks(numbers)
     left.set_xticklabels([str(n) for n in numbers])
-    shuffled = vd.permute_variances(net, torch.Generator().manual_seed(0))
+    shuffled = permute_variances(net, torch.Generator().manual_seed(0))
     scores = [accuracy(net), accuracy(net, mode="mean"), accuracy(shuffled)]
     bars = right.bar(
         ["64 draws", "the means", "variances\nshuffled"], scores, color=[BLUE, GREY, GREY]

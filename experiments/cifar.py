@@ -17,12 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from experiments.diagnostics import accuracies
 from experiments.lee_bb import prune
 from experiments.neklyudov_uses import attack_curve
 from experiments.trainings import Watch, batches, error, images
 from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.diagnostics import accuracies
 from vardrop.noisy import relevance
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.recipes import beta_bernoulli, binary_dropout, dropmax, sparse_vd, variance_layer

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from experiments.louizos import Split, load_split, rate_factor
+from experiments.random_code import RandomCode, write_code
 from experiments.trainings import Record, Watch, error, lenet5, mlp
-from vardrop.coding import RandomCode
-from vardrop.compression import load, pack
+from vardrop.compression import load
 from vardrop.conversion import convert
 from vardrop.estimators import local_reparameterization, weight_sample
 from vardrop.objective import ELBO, Categorical, ELBOParts, parameter_groups
@@ -38,9 +38,11 @@ from vardrop.tuning import Epoch, Loop
 _FULL = {"lenet5": (20, 50, 500), "lenet300": (300, 100)}
 _DENSE = {"lenet5": 4 * 431_080, "lenet300": 4 * 266_610}  # bytes of float32
 _READ = """
+from pathlib import Path
 from experiments.havasi import full_net
-from vardrop.compression import save, unpack
-save(unpack({path!r}, into=full_net({net!r})), {out!r})
+from experiments.random_code import read_code
+from vardrop.compression import save
+save(read_code(Path({path!r}), full_net({net!r})), {out!r})
 """
 
 
@@ -98,7 +100,7 @@ def coded_bytes(
         )
         curve = (watch or Watch()).fit("code", loop, _measure(elbo, split))
         code.close(nearest=True)
-        return {"figures": _figures(model, code, net, split), "curve": curve}
+        return {"figures": _figures(code, net, split), "curve": curve}
 
 
 def _noisy(model: nn.Module) -> nn.Module:
@@ -156,17 +158,16 @@ def _measure(elbo: CodedELBO, split: Split) -> Callable[[Epoch], Record]:
     return measure
 
 
-def _figures(model: nn.Module, code: RandomCode, net: str, split: Split) -> dict[str, float]:
+def _figures(code: RandomCode, net: str, split: Split) -> dict[str, float]:
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "net.vdp"
-        report = pack(model, path, method="random_code", code=code)
+        path = Path(folder) / "net.vdr"
+        size = write_code(code, path)
         found = _read_elsewhere(path, net)
-        assert path.stat().st_size == report.bytes
     return {
         "error of the file, %": error(found, *split.test),
         "validation error of the file, %": error(found, *split.validation),
-        "bytes": float(report.bytes),
-        "times fewer bytes": _DENSE[net] / report.bytes,
+        "bytes": float(size),
+        "times fewer bytes": _DENSE[net] / size,
         "weights": float(code.layout.weights),
         "bits per weight": code.block_bits * code.layout.blocks / code.layout.weights,
     }

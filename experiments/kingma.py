@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from experiments.diagnostics import gradient_variance
 from experiments.trainings import Record, Watch, error, images, mlp
 from vardrop import functional
 from vardrop.conversion import convert
-from vardrop.diagnostics import gradient_variance
 from vardrop.estimators import (
     Estimator,
     flipout,

@@ -27,10 +27,7 @@ from vardrop.compression import (
     ShrinkPlan,
     Threshold,
     choose_threshold,
-    compare,
-    export_onnx,
     fine_tune,
-    masked,
     pack,
     plan_shrink,
     sparsify,
@@ -38,6 +35,7 @@ from vardrop.compression import (
 )
 from vardrop.compression.running import accuracy, race
 from vardrop.conversion import convert
+from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
 from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian
@@ -92,7 +90,7 @@ def packed_bytes(
         chosen, plan, small = _shrunk(model, split, max_drop)
         found = _figures(model, plan, small, net, split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(model, small, chosen, net, split, Path(directory))
+            found |= _details(small, chosen, net, split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
@@ -131,7 +129,7 @@ def fewer_channels(
         _fine_tune(small, split.train, fine_tune_epochs, seed)
         found = _figures(model, plan, small, "lenet5", split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(model, small, chosen, "lenet5", split, Path(directory))
+            found |= _details(small, chosen, "lenet5", split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
@@ -257,20 +255,18 @@ def _weights(net: nn.Module) -> int:
 
 
 def _details(
-    model: nn.Module,
     small: nn.Module,
     chosen: Threshold,
     net: str,
     split: Split,
     directory: Path,
 ) -> dict[str, Any]:
-    """Layer by layer what is left, the best seconds of a pass, and a table of scores and costs."""
+    """Layer by layer what is left, the best seconds of a pass, and the sweep of thresholds."""
     # Dead means are denormal numbers, which are slow: time a dense net with fresh weights instead.
     full, x = NETS[net]().eval(), split.test.x
     files = {"dense": directory / "dense.onnx", "small": directory / "small.onnx"}
     export_onnx(full, files["dense"], x[:1])
     export_onnx(small, files["small"], x[:1])
-    other = images("notmnist", "test").x - split.mean
     return {
         "layers": {"dense": _layers(full), "small": _layers(small)},
         "latency": {
@@ -279,7 +275,6 @@ def _details(
             )
             for b in (256, 1)
         },
-        "comparison": dataclasses.asdict(compare(masked(model, 3.0)[0], small, split.test, other)),
         "threshold": float(chosen),
         "sweep": [dataclasses.asdict(point) for point in chosen.points],
     }

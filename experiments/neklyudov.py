@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.diagnostics import accuracies, transition
 from experiments.trainings import Record, Watch, batches, images, learned
 from vardrop.app.data import Images
 from vardrop.conversion import convert, to_variance
-from vardrop.diagnostics import accuracies, transition
 from vardrop.estimators import local_reparameterization
 from vardrop.metrics import accuracy
 from vardrop.noisy import evaluating, kl, log_alpha, sampling

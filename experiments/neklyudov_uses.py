@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.diagnostics import Accuracies, accuracies
 from experiments.neklyudov import HIDDEN, small_net
 from experiments.trainings import Watch, images, learned
 from vardrop._core.errors import VardropError
 from vardrop.app.data import Images
 from vardrop.conversion import convert
-from vardrop.diagnostics import Accuracies, accuracies
 from vardrop.noisy import evaluating, sampling
 from vardrop.objective import ELBO, Categorical, Gaussian
 from vardrop.recipes import Recipe, binary_dropout, variance_layer

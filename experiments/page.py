@@ -20,7 +20,6 @@ from vardrop.app.report.pictures.canvas import (
     OTHERS,
     SMALL,
     axes,
-    legend,
     png,
     short,
     tidy,
@@ -248,7 +247,8 @@ def _curves(row: Row) -> Axes:
     _scale(ax, spec.get("log", ""))
     tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
     if len(colours) > 1:
-        legend(ax)
+        for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
+            text.set_parse_math(False)
     return ax
 
 

@@ -176,7 +176,7 @@ class Seed:
         path = None if folder is None else folder / "trained" / CHECKPOINT
         if path is not None and path.is_file():
             self.done += 1
-            net.load_state_dict(read_tensors(path, True)[0])
+            net.load_state_dict(read_tensors(path)[0])
             return net.eval()
         net = fit(net)
         if path is not None:

@@ -283,7 +283,7 @@ class _Kept:
         return found
 
     def _read(self, choice: Choice, parts: Sequence[Part], path: Path) -> list[list[ELBO]]:
-        method, (tensors, _) = self.method, read_tensors(path, True)
+        method, (tensors, _) = self.method, read_tensors(path)
         found = [[method.objective(choice, p) for _ in range(method.members)] for p in parts]
         for name, elbo in _named(found):
             own = {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}

@@ -2,9 +2,9 @@
 
 One small ResNet per seed, trained on Fashion-MNIST. From it, for as many epochs each: the plain net
 trained on, with and without a temperature; the same with dropout before its last layer and after
-its blocks, predicted by Monte Carlo; `vardrop.fine_tune` of a noisy copy; the plain net with noise
-laid around its last layer (`vardrop.laplace`). And five plain nets from other starts, together.
-Temperatures, and every setting, come from images 30 000 to 35 000 of the training set.
+its blocks, predicted by Monte Carlo; `vardrop.fine_tune` of a noisy copy. And five plain nets from
+other starts, together. Temperatures, and every setting, come from images 30 000 to 35 000 of the
+training set.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from experiments.trainings import Watch, images
 from vardrop import metrics
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.objective import ELBO
 from vardrop.prediction import Prediction, calibrate, predict
 from vardrop.priors import Normal
 from vardrop.recipes import bayes_by_backprop, mc_dropout, sparse_vd
-from vardrop.tuning import fine_tune, laplace
+from vardrop.tuning import fine_tune
 
 _BATCH, _HELD_OUT, _RATE, _MEMBERS = 128, 5000, 0.1, 5
 _Pair = tuple[Tensor, Tensor]
@@ -49,7 +48,7 @@ def tuned_resnet(
     later = slice(examples, examples + _HELD_OUT)
     held = everything.x[later], everything.y[later]
     digits = images("mnist", "test", tested).x
-    parts = Seed(seed, watch or Watch(), 8)
+    parts = Seed(seed, watch or Watch(), 7)
     start = parts.trained(_new(seed), lambda n: train(n, x, y, dense_epochs, lr, seed))
 
     def scored(net: nn.Module, likelihood: Any, draws: int) -> Part:
@@ -72,11 +71,6 @@ def tuned_resnet(
         elbo = fine_tune(net, _Shuffled(x, y), epochs=epochs, validation=held, lr=lr)
         return scored(elbo.net, elbo.likelihood, samples)
 
-    def last_layer() -> Part:
-        net = convert(plain(), bayes_by_backprop(), where="last")
-        elbo: ELBO = laplace(net, list(zip(x.split(_BATCH), y.split(_BATCH), strict=True)), held)
-        return scored(elbo.net, elbo.likelihood, samples)
-
     def together() -> Part:
         total = dense_epochs + epochs
         others = [train(_new(100 * seed + k), x, y, total, lr, seed + k) for k in range(1, members)]
@@ -90,7 +84,6 @@ def tuned_resnet(
         "MC dropout": dropped,
         "sparse VD": lambda: tuned(sparse_vd()),
         "Bayes by Backprop": lambda: tuned(bayes_by_backprop(Normal(learned=True))),
-        "Laplace, last layer": last_layer,
         f"ensemble of {members}": together,
     }
     found = {

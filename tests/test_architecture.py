@@ -17,7 +17,7 @@ def lines(indent):
 
 def entries(folder):
     """The modules and packages of a folder, as the page writes them."""
-    modules = {path.name for path in folder.glob("*.py") if not path.name.startswith("__")}
+    modules = {path.name for path in folder.glob("*.py") if path.name != "__init__.py"}
     return modules | {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
 
 

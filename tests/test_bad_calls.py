@@ -249,60 +249,15 @@ CALLS: dict[str, tuple[Any, str]] = {
     "alpha threshold": (lambda: vd.alpha_summary(noisy(), NAN), "`threshold` to be a finite number"),
     "sparsity threshold": (lambda: vd.sparsity(noisy(), "x"), "`threshold` to be a finite number"),
     "sparsity no net": (lambda: vd.sparsity(None), "`net` to be a torch.nn.Module"),
-    "noise_level activation": (
-        lambda: vd.noise_level(noisy(), X, "zz"), "`activation` to be one of 'identity', 'relu'",
+    "kappa loader": (
+        lambda: vd.kappa(noisy(), [1, 2]), "`loader` to yield pairs .* but got 1",
     ),
-    "gradients no net": (lambda: vd.gradient_variance(None, []), "`net` to be a torch.nn.Module"),
-    "gradients loader": (
-        lambda: vd.gradient_variance(noisy(), [1, 2]), "`loader` to yield pairs .* but got 1",
-    ),
-    "gradients no loader": (
-        lambda: vd.gradient_variance(noisy(), None), "`loader` to be an iterable of batches",
-    ),
-    "gradients estimator": (
-        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, estimator="x"), "`estimator` to be an",
-    ),
-    "gradients num_data": (
-        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, num_data=0), "`num_data` to be an int",
-    ),
-    "gradients repeats": (
-        lambda: vd.gradient_variance(noisy(), [(X, Y)] * 4, repeats=0), "`repeats` to be an integer",
-    ),
-    "gradients of an iterator": (
-        lambda: vd.gradient_variance(noisy(), iter([(X, Y)] * 4), repeats=2),
-        "gone through 2 times, but got an iterator",
-    ),
-    "covariance repeats": (
-        lambda: vd.likelihood_covariance(noisy(), [(X, Y)], repeats=-1), "`repeats` to be an integer",
-    ),
-    "covariance num_data": (
-        lambda: vd.likelihood_covariance(noisy(), [(X, Y)] * 3, num_data=0.5), "`num_data` to be an",
+    "kappa no loader": (
+        lambda: vd.kappa(noisy(), None), "`loader` to be an iterable of batches",
     ),
     "kappa probes": (lambda: vd.kappa(noisy(), [(X, Y)], probes=1.5), "`probes` to be an integer"),
     "kappa generator": (
         lambda: vd.kappa(noisy(), [(X, Y)], generator=3), "`generator` to be a torch.Generator",
-    ),
-    "permutations": (
-        lambda: vd.permutation_test(noisy(), lambda net: 1.0, permutations=0), "`permutations` to be",
-    ),
-    "permutation score": (
-        lambda: vd.permutation_test(noisy(), lambda net: "x"), r"`score\(net\)` to be a finite number",
-    ),
-    "permutation score nan": (
-        lambda: vd.permutation_test(noisy(), lambda net: NAN), r"`score\(net\)` to be a finite number",
-    ),
-    "permutation generator": (
-        lambda: vd.permute_variances(noisy(), generator=3), "`generator` to be a torch.Generator",
-    ),
-    "permute no net": (lambda: vd.permute_variances(None), "`net` to be a torch.nn.Module"),
-    "transition samples": (
-        lambda: vd.transition(noisy(), [(X, Y)], samples=1.5), "`samples` to be an integer",
-    ),
-    "transition labels": (
-        lambda: vd.transition(noisy(), [(X, Y[:, None])]), r"shape \(8,\) in `loader`, but got \(8, 1\)",
-    ),
-    "estimate level": (
-        lambda: vd.diagnostics.Estimate(1.0, 0.1, 5).interval(2), "`level` to be .* below 1",
     ),
     "fit data": (lambda: vd.fit(None), "`data` to be a name, a file, a DataFrame"),
     "load_run path": (lambda: vd.load_run(None), "`path` to be the directory that fit wrote"),

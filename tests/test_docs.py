@@ -99,7 +99,7 @@ def test_figures_are_those_of_the_files_that_a_row_names():
 
 
 def test_every_block_of_code_is_run():
-    spoken = {"python", "sh", "js", ""}  # js: tests/compression/test_browser.py
+    spoken = {"python", "sh", "js", ""}  # js: tests/test_export_browser.py
     for page in {*PAGES, *WRITTEN, *BESIDE}:
         fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)[::2]
         assert set(fences) <= spoken, page.name

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as TF
 
 import vardrop as vd
+from experiments.diagnostics import noise_level
 from tests.statistics import assert_mean, assert_variance
 from vardrop.estimators import LocalReparameterization
 
@@ -287,7 +288,7 @@ def test_moments_where_a_mask_serves_all_weights_of_an_input(make, shape, adds):
     assert layer.posterior.adds_variances(layer.weight, layer.axes) == adds
     if not adds:
         for verb in (lambda: vd.predict(layer, x, mode="moments", likelihood=vd.Gaussian(1.0)),
-                     lambda: vd.noise_level(layer, x)):  # fmt: skip
+                     lambda: noise_level(layer, x)):  # fmt: skip
             with pytest.raises(vd.VardropError, match="share noise|independent noise"):
                 verb()
         return
@@ -319,20 +320,3 @@ def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
     if not advice and isinstance(prior, vd.Normal):
         with pytest.raises(vd.VardropError, match="entropy is not known"):
             vd.Recipe(posterior, vd.MonteCarlo(prior), vd.weight_sample)
-
-
-def test_the_deviation_of_version_0_1_is_the_perturbation():
-    with pytest.deprecated_call(match="`deviation` of Former is called `perturbation`") as told:
-
-        @dataclass(frozen=True)
-        class Former(vd.AdditiveGaussian):
-            def deviation(self, weight, noise, tensors):
-                return 3 * noise
-
-    assert told[0].filename == __file__
-    net = vd.convert(nn.Linear(2, 1, bias=False), vd.Recipe(Former(), estimator=vd.weight_sample))
-    noise = torch.tensor([[1.0, -1.0]])
-    assert torch.equal(net.noisy_tensors()["weight"].perturbation(noise), 3 * noise)
-    with pytest.deprecated_call(match="`deviation` is called"):
-        q = vd.ZeroMean()
-        assert q.deviation(net.weight, noise, {"sigma": noise}).tolist() == [[1.0, 1.0]]

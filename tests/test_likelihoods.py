@@ -113,42 +113,10 @@ def test_an_objective_brings_its_likelihood() -> None:
     own = vd.ELBO(net, lambda output, y: output.mean(), num_data=10)
     with pytest.raises(vd.VardropError, match="Expected `likelihood` to be one of vardrop's"):
         net_and_likelihood(own, None)
+    with pytest.raises(vd.VardropError, match="one of vardrop's.*but got 'gaussian'"):
+        net_and_likelihood(net, "gaussian")
     with pytest.raises(vd.VardropError, match="a torch.nn.Module or an ELBO, but got 3"):
         net_and_likelihood(3, None)
-
-
-@pytest.mark.parametrize(
-    "word, std, expected",
-    [
-        ("categorical", None, vd.Categorical),
-        ("bernoulli", None, vd.Bernoulli),
-        ("heteroscedastic", None, vd.HeteroscedasticGaussian),
-        ("gaussian", None, vd.Values),
-        ("gaussian", 0.5, vd.Gaussian),
-        (None, 0.0, vd.Categorical),
-    ],
-)
-def test_words_are_translated_with_a_warning(
-    word: str | None, std: float | None, expected: type[Likelihood]
-) -> None:
-    with pytest.warns(DeprecationWarning, match="Words for likelihoods and `noise_std`"):
-        _, found = net_and_likelihood(nn.Linear(2, 1), word, std)
-    assert type(found) is expected
-    if std:
-        assert float(found.std) == pytest.approx(std)
-
-
-def test_unknown_words_are_refused() -> None:
-    with (
-        pytest.warns(DeprecationWarning, match="Words for likelihoods"),
-        pytest.raises(vd.VardropError, match="`likelihood` to be one of gaussian, categorical"),
-    ):
-        net_and_likelihood(nn.Linear(2, 1), "poisson")
-    with (
-        pytest.warns(DeprecationWarning, match="Words for likelihoods"),
-        pytest.raises(vd.VardropError, match="`noise_std` to be a finite number and at least 0"),
-    ):
-        net_and_likelihood(nn.Linear(2, 1), "gaussian", -1.0)
 
 
 @pytest.mark.parametrize(

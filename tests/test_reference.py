@@ -47,7 +47,7 @@ def test_every_room_of_scores_and_rules_is_whole():
     for room in (vd.metrics, vd.heads):
         names = [n for n, value in vars(room).items() if callable(value) and n[0] != "_"]
         public = [n for n in names if getattr(room, n).__module__.startswith("vardrop")]
-        assert len(public) > 10
+        assert len(public) > 8
         assert missing(public, "\n".join(f"`{path}`" for path in entries())) == []
 
 

@@ -2,7 +2,7 @@
 # # 1 How sure is a trained net?
 #
 # You have a trained net. It gives probabilities, and you do not know whether to believe them. This
-# tutorial takes a small convolutional net on 8 × 8 digits through four ways to find out, from the
+# tutorial takes a small convolutional net on 8 × 8 digits through three ways to find out, from the
 # cheapest on, and scores them by what counts: are the probabilities honest, are errors unsure, and are
 # strangers (patches of photographs) noticed?
 
@@ -88,23 +88,13 @@ likelihood = vd.calibrate(dropped, validation.x, validation.y, seed=0)
 score("MC dropout", lambda x: vd.predict(dropped, x, likelihood=likelihood, seed=0))
 
 # %% [markdown]
-# ## 3. Laplace: noise around the last layer
-#
-# As much noise as the curvature of the loss allows, its width chosen on the validation rows. No training.
-
-# %%
-batches = list(zip(x.split(40), y.split(40), strict=True))
-held_out = (validation.x, validation.y)
-last = vd.convert(copy.deepcopy(net), vd.bayes_by_backprop(), where="7")
-around = vd.laplace(last, batches, held_out)
-score("Laplace", lambda x: vd.predict(around, x, seed=0))
-
-# %% [markdown]
-# ## 4. Fine-tuning: noise that is learned
+# ## 3. Fine-tuning: noise that is learned
 #
 # All weights get a variance, and a few epochs of the ELBO learn it together with the weights.
 
 # %%
+batches = list(zip(x.split(40), y.split(40), strict=True))
+held_out = (validation.x, validation.y)
 noisy = vd.convert(copy.deepcopy(net), vd.bayes_by_backprop())
 tuned = vd.fine_tune(noisy, batches, validation=held_out, epochs=10)
 score("fine-tuned", lambda x: vd.predict(tuned, x, seed=0))

@@ -17,9 +17,7 @@ log E p(y | draw), in log space throughout.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,7 +26,7 @@ from torch.nn import functional
 
 from vardrop._core.checks import check_number, check_tensor, check_type, shown
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import take_scalars, whole
+from vardrop._core.sharding import whole
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
 
@@ -361,10 +359,6 @@ class Gaussian(Likelihood):
         else:
             self.register_buffer("log_std", value)
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        take_scalars(self, state, prefix)
-        super()._load_from_state_dict(state, prefix, *more)
-
     @property
     def std(self) -> Tensor:
         """The standard deviation of the targets as it is now, detached."""
@@ -535,7 +529,7 @@ class Objective(Protocol):
 
 
 def net_and_likelihood(
-    net: nn.Module | Objective, likelihood: Likelihood | str | None, noise_std: float | None = None
+    net: nn.Module | Objective, likelihood: Likelihood | None
 ) -> tuple[nn.Module, Likelihood]:
     """What a verb works on: from an objective, or from a net and a likelihood beside it.
 
@@ -554,42 +548,11 @@ def net_and_likelihood(
         raise VardropError(
             f"Expected `net` to be a torch.nn.Module or an ELBO, but got {shown(net)}."
         )
-    return model, _as_likelihood(given, noise_std)
-
-
-_WORDS: dict[str, Callable[[], Likelihood]] = {
-    "categorical": Categorical,
-    "bernoulli": Bernoulli,
-    "heteroscedastic": HeteroscedasticGaussian,
-}
-
-
-def _as_likelihood(given: Any, noise_std: float | None) -> Likelihood:
-    if noise_std is not None or isinstance(given, str):
-        warnings.warn(
-            "Words for likelihoods and `noise_std` go with the next version: pass an object, "
-            "likelihood=vardrop.Gaussian(std), or the ELBO in the place of the net.",
-            DeprecationWarning,
-            stacklevel=4,
-        )
-        return _from_words(given, noise_std or 0.0)
     if given is None:
-        return Categorical()
+        given = Categorical()
     if not isinstance(given, Likelihood):
         raise VardropError(
             "Expected `likelihood` to be one of vardrop's, such as vardrop.Categorical(), but got "
             f"{shown(given)}. Pass likelihood= what the output means."
         )
-    return given
-
-
-def _from_words(given: Any, noise_std: float) -> Likelihood:
-    check_number("noise_std", noise_std, at_least=0)
-    if given == "gaussian":
-        return Gaussian(noise_std) if noise_std else Values()
-    if given is None or isinstance(given, Likelihood):
-        return given or Categorical()
-    if given not in _WORDS:
-        known = ", ".join(("gaussian", *_WORDS))
-        raise VardropError(f"Expected `likelihood` to be one of {known}, but got {given!r}.")
-    return _WORDS[given]()
+    return model, given

@@ -8,7 +8,7 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import is_sharded, is_spread, local_part, take_scalars, total
+from vardrop._core.sharding import is_sharded, is_spread, local_part, total
 from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -32,9 +32,10 @@ Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
 
-# A layer that was passed through so often while its parameters changed is being trained; steps
-# that gather gradients, or draws of one step, change no parameters in between.
+# A layer whose parameters change in the second half of so many passes is being trained; steps that
+# gather gradients, or draws of one step, change no parameters in between.
 _PASSES = 100
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 _LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
 _NO_KL = (
     f"A noisy net is being trained, but nobody asked for its KL in {_PASSES} passes: nothing then "
@@ -182,7 +183,7 @@ class Noisy(nn.Module):
     transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a replica starts without
     encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
     _passes: float = 0  # noisy passes with gradients since the KL was last asked for
-    _updates: int = 0  # of the parameters, at the first of these passes
+    _checksums: tuple[int, ...] = ()  # of the parameters, halfway through these passes
 
     @property
     def is_sampling(self) -> bool:
@@ -213,15 +214,17 @@ class Noisy(nn.Module):
 
     def count_pass(self) -> None:
         """Count a noisy pass, to warn where parameters are trained and nobody asks for the KL."""
-        if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return
+        if not (self.training and torch.is_grad_enabled()):
             return
         state = vars(self)  # what nn.Module does on setting an attribute is slow
         state["_passes"] = passes = self._passes + 1
-        if passes == 1:
-            state["_updates"] = self._parameter_updates()
+        if passes == _PASSES // 2:  # which steps that ask for the KL do not reach
+            state["_checksums"] = self._parameter_checksums()
         elif passes == _PASSES:
             state["_passes"] = 0
-            if self._parameter_updates() != self._updates and self._owes_kl():
+            if self._parameter_checksums() != self._checksums and self._owes_kl():
                 state["_passes"] = -math.inf  # once
                 warnings.warn(_NO_KL, stacklevel=2)
 
@@ -230,16 +233,18 @@ class Noisy(nn.Module):
         if not torch.compiler.is_compiling():
             vars(self)["_passes"] = 0
 
-    def _parameter_updates(self) -> int:
-        return sum(p._version for p in self.parameters() if p.requires_grad)
+    def _parameter_checksums(self) -> tuple[int, ...]:
+        """The sum of the bits of every parameter that is trained, which any update changes.
+
+        A fused optimizer does not raise a tensor's version.
+        """
+        trained = (p.detach() for p in self.parameters() if p.requires_grad)
+        own = (p.to_local() if is_sharded(p) else p for p in trained)
+        return tuple(int(p.view(_BITS[p.element_size()]).sum()) for p in own)
 
     def _owes_kl(self) -> bool:
         """Whether this module has a KL, which training should count."""
         return True
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        take_scalars(self, state, prefix)
-        super()._load_from_state_dict(state, prefix, *more)
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
         """The noisy tensors of this module by name, as they are now; views, not to be kept."""
@@ -256,6 +261,10 @@ class Noisy(nn.Module):
     def noise_tensors(self) -> Iterator[Tensor]:
         """Parameters that describe noise or its prior, of this module alone."""
         yield from ()
+
+    def noise_names(self) -> Iterable[str]:
+        """Names in the module's state of all tensors of its noise; the means are not among them."""
+        return ()
 
 
 def modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
@@ -457,7 +466,10 @@ class _Replica:
         twin = object.__new__(type(module))
         self.copies[id(module)] = twin
         state = vars(twin)
-        for name, value in list(vars(module).items()):
+        transient = module.transient if isinstance(module, Noisy) else ()
+        for name, value in vars(module).copy().items():  # another thread may set attributes
+            if name in transient:
+                continue
             if type(value) in _ATOMS:
                 state[name] = value
             else:
@@ -465,8 +477,6 @@ class _Replica:
         state.pop("_compiled_call_impl", None)  # it would call the original
         if "_flat_weights" in state:  # of recurrent layers, which follow their parameters
             state["_flat_weights"] = list(state["_flat_weights"])
-        for name in module.transient if isinstance(module, Noisy) else ():
-            state.pop(name, None)
         return twin
 
     def own(self, value: Any) -> Any:

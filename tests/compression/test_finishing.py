@@ -4,9 +4,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.compression.nets import Residual
-from vardrop import compression
 from vardrop._core.errors import VardropError
-from vardrop.compression import compare, fine_tune, reestimate_batchnorm
+from vardrop.compression import fine_tune, reestimate_batchnorm
 
 
 def test_fine_tuning_lowers_the_loss_and_keeps_zeros():
@@ -41,25 +40,3 @@ def test_batchnorm_statistics_are_those_of_the_data():
     assert net.norm.momentum == 0.1
     with pytest.raises(VardropError, match="Expected `net` to have BatchNorm"):
         reestimate_batchnorm(nn.Linear(2, 2), [])
-
-
-@torch.no_grad()
-def test_comparison_table():
-    net = nn.Linear(4, 3)
-    x, y, ood = torch.randn(60, 4), torch.randint(0, 3, (60,)), 10 * torch.randn(40, 4)
-    result = compare(net, net, (x, y), ood)
-    found = result.before
-    assert found.accuracy == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
-    assert found.nll == pytest.approx(float(functional.cross_entropy(net(x), y)), rel=1e-5)
-    inside, outside = (torch.special.entr(net(t).softmax(1)).sum(1) for t in (x, ood))
-    above = (outside[:, None] > inside).double().mean()
-    assert found.auroc == pytest.approx(float(above), abs=1e-6)
-    assert (found.macs, found.bytes) == (12, result.after.bytes)
-    assert {"accuracy", "auroc", "latency"} <= set(str(result).split())
-    assert "auroc" not in str(compare(net, net, (x, y)))
-    with pytest.deprecated_call(match="called `ood`"):
-        assert compare(net, net, (x, y), foreign=ood).before.auroc == found.auroc
-    with pytest.deprecated_call(match="Measurements now"):
-        assert isinstance(found, compression.Figures)
-    with pytest.raises(AttributeError, match="no attribute 'Figurines'"):
-        _ = compression.Figurines

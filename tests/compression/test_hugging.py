@@ -196,8 +196,6 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
     widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
     assert all(width % SIZE == 0 for width in widths)
     assert sum(widths) < 2 * WIDTH
-    both = vd.compare(net, small.net, batches[2:])
-    assert (both.before.macs, both.after.macs) == (small.before.macs, small.after.macs)
 
 
 def test_a_noisy_model_loses_what_its_gates_close():

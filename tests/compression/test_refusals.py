@@ -174,13 +174,6 @@ def test_sparsify():
         vd.sparsify(mlp(), torch.zeros(1, 9))
 
 
-def test_compare():
-    with pytest.raises(VardropError, match="Expected `after` to be a torch.nn.Module"):
-        vd.compare(mlp(), None, (X, Y))
-    with pytest.raises(VardropError, match="Expected `test` to be two tensors or batches"):
-        vd.compare(mlp(), mlp(), None)
-
-
 def test_fine_tune():
     net, loss = mlp(), nn.functional.cross_entropy
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

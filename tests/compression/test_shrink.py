@@ -305,8 +305,10 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
     net[2].weight = net[0].weight
     vd.convert(net, recipe)
     with torch.no_grad():
-        for parameter in (p for n, p in net.named_parameters() if ".gate." in n):
-            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        for name, parameter in net.named_parameters():
+            if ".gate." in name:  # other numbers in every layer
+                end = 0.1 * (1 + int(name[0]))
+                parameter.add_(torch.linspace(-2.0, end, parameter.numel()).view_as(parameter))
     never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
     plan = plan_shrink(net, torch.zeros(1, 4), never)
     assert_equal(net, plan.apply(net), (4,))

@@ -28,11 +28,6 @@ class Attention(nn.Module):
         return attend(self.query(x), x, x, dropout=0.0 if not self.training else self.dropout.p)
 
 
-class RareCall(Attention):
-    def upcast(self, weights):
-        return self.dropout(weights)
-
-
 class Called(nn.Module):
     def __init__(self):
         super().__init__()
@@ -73,33 +68,34 @@ class OwnRate(nn.Module):
         return self.after(attend(self.query(x), x, x, rate))
 
 
-def reasons(net):
-    return {s.name: s.reason for s in vd.plan(net, vd.mc_dropout()).steps}
+X = torch.randn(2, 3, 4)
 
 
-@pytest.mark.parametrize("kind", [Attention, RareCall, Decorated])
-def test_a_rate_that_is_handed_on_is_not_claimed(kind):
-    net = nn.Sequential(kind(), nn.Dropout(0.5))
-    found = reasons(net)
-    assert "hands on its rate `p`" in found["0.dropout"]
-    assert "set its p to 0" in found["0.dropout"]
+def reasons(net, x=None):
+    return {s.name: s.reason for s in vd.plan(net, vd.mc_dropout(), example_input=x).steps}
+
+
+@pytest.mark.parametrize("kind", [Attention, Decorated, OwnRate])
+def test_dropout_in_the_code_of_a_module_is_found_by_a_pass(kind):
+    net = nn.Sequential(kind(), nn.Dropout(0.5)).eval()
+    found = reasons(net, X)
+    assert "its own code draws dropout of 0.5" in found["0"]
+    assert "call a dropout module instead" in found["0"]
     assert found["1"] == ""
-    vd.convert(net, vd.mc_dropout())
-    assert type(net[0].dropout) is nn.Dropout
-    assert type(net[1]) is vd.gates.Dropout
+    assert "0" not in reasons(net)  # without an example
+    assert "0" not in reasons(nn.Sequential(kind(rate=0.0), nn.Dropout(0.5)), X)
 
 
 def test_what_plan_says_is_true_of_the_net():
     """The switch leaves alone what plan skips, and reaches all that it claims."""
-    x = torch.randn(2, 3, 4)
-    for kind in (Attention, Called, PassedOn, OwnRate):
+    for kind in (Called, PassedOn, OwnRate):
         net = nn.Sequential(kind(), nn.Dropout(0.5))
-        claimed = [s.name for s in vd.plan(net, vd.mc_dropout()).changes]
+        plan = vd.plan(net, vd.mc_dropout(), example_input=X)
         vd.convert(net, vd.mc_dropout()).eval()
-        for name in claimed:
-            only = net.get_submodule(name)
-            with vd.sampling(only):
-                assert not torch.equal(net(x), net(x)), (kind, name)
+        for step in plan.changes:
+            with vd.sampling(step.module):
+                assert not torch.equal(net(X), net(X)), (kind, step.name)
+        assert [s.name for s in plan.skips] == (["0"] if kind is OwnRate else [])
 
 
 @pytest.mark.parametrize("kind", [Called, PassedOn])
@@ -111,20 +107,6 @@ def test_one_module_with_two_owners_is_claimed_where_one_calls_it():
     net = nn.ModuleDict({"attention": Attention(), "called": Called()})
     net["called"].dropout = net["attention"].dropout
     assert reasons(net)["attention.dropout"] == ""
-
-
-def test_a_rate_of_the_owner_is_named():
-    found = reasons(nn.Sequential(OwnRate()))
-    assert "reads its rate `attention_dropout` while it is in training mode" in found["0"]
-    assert found["0.after"] == ""
-    assert "0" not in reasons(nn.Sequential(OwnRate(rate=0.0)))
-
-
-def test_a_net_with_nothing_to_switch_says_so_once():
-    net = nn.Sequential(*[Attention() for _ in range(12)])
-    with pytest.raises(vd.VardropError, match="'0.dropout' .Dropout.,.* and 4 more: the mod") as e:
-        vd.convert(net, vd.mc_dropout())
-    assert str(e.value).count("hands on its rate") == 1
 
 
 def test_a_net_without_dropout_gets_its_advice_once():
@@ -196,7 +178,7 @@ def test_a_subclass_of_torchs_attention_is_not_claimed():
     class Own(nn.MultiheadAttention):
         pass
 
-    assert "runs inside one torch function" in reasons(nn.Sequential(Own(4, 2, dropout=0.5)))["0"]
+    assert "a subclass may ask for the mode" in reasons(nn.Sequential(Own(4, 2, dropout=0.5)))["0"]
 
 
 def test_a_rate_of_zero_is_no_dropout():
@@ -232,3 +214,157 @@ def test_the_switch_of_code_is_seen_by_the_compiler():
         assert not torch.equal(compiled(x), compiled(x))
     assert torch.equal(compiled(x), compiled(x))
     torch.testing.assert_close(compiled(x), net(x))
+
+
+# ---- dropout in code that no switch reaches: predictions would be without it
+
+
+@pytest.mark.parametrize("recipe", [vd.mc_dropout(), vd.bayes_by_backprop()])
+def test_prediction_refuses_dropout_that_it_would_leave_out(recipe):
+    net = vd.convert(nn.Sequential(OwnRate(), nn.Dropout(0.5), nn.Linear(4, 2)), recipe).eval()
+    with pytest.raises(vd.VardropError, match=r"dropout of 0.5 in the code of module '0' .OwnRate"):
+        vd.predict(net, X, samples=4)
+    with pytest.raises(
+        vd.VardropError, match=r"torch.nn.Dropout\(0.5\); or, .*register_functional"
+    ):
+        next(iter(vd.predict_batches(net, [X], samples=4)))
+    vd.predict(net, X, mode="mean")
+    net[0].attention_dropout = 0.0
+    vd.predict(net, X, samples=4)
+    net[0].attention_dropout = 0.25  # after the net was looked at
+    with pytest.raises(vd.VardropError, match="dropout of 0.25 in the code"):
+        vd.predict(net, X, samples=4)
+
+
+def test_a_frozen_net_refuses_it_too():
+    net = vd.convert(nn.Sequential(OwnRate(), nn.Linear(4, 2)), vd.mc_dropout()).eval()
+    with pytest.raises(vd.VardropError, match="in the code of module '0'"):
+        vd.freeze(net)(X)
+
+
+def test_dropout_that_code_always_draws_is_part_of_predictions():
+    class Always(nn.Module):
+        def forward(self, x):
+            return functional.dropout(x, 0.5)
+
+    net = vd.convert(nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1), Always()), vd.mc_dropout())
+    assert reasons(net, X)["2"]
+    net[1].p = 0.0
+    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+
+
+class Learning(nn.BatchNorm1d):
+    """Writes into what it holds whenever it is in training mode."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.inner, self.count = nn.Linear(4, 4), 0
+        self.average = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x):
+        if self.training:
+            self.count += 1
+            self.steps += 1
+            self.inner.weight.data[0] = 7.0
+            self.inner.bias.data = self.inner.bias.data + 1
+            torch.lerp(self.average, x.mean(0), 0.5, out=self.average)
+        return functional.dropout(super().forward(self.inner(x)), 0.5, self.training)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_pass_that_looks_for_dropout_leaves_the_net_alone(mode):
+    net, x = nn.Sequential(Learning(), nn.BatchNorm1d(4), nn.Dropout(0.1)).train(mode), X.flatten(1)
+    x = x[:, :4].repeat(3, 1)
+    before, kept = copy.deepcopy(net.state_dict()), x.clone()
+    generator = torch.get_rng_state()
+    assert vd.gates.find_functional_dropout(net, x) == {"0": 0.5}
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert all(m.training is mode for m in net.modules())
+    assert net[0].count == 0
+    assert torch.equal(x, kept)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functional.dropout,
+        functional.dropout2d,
+        functional.alpha_dropout,
+        functional.feature_alpha_dropout,
+        lambda x, p, on: x * torch.bernoulli(torch.full_like(x, 1 - p)) if on else x,
+        lambda x, p, on: x * torch.empty_like(x).bernoulli_(1 - p) if on else x,
+        lambda x, p, on: functional.scaled_dot_product_attention(x, x, x, dropout_p=p * on),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.5, 0.1])
+def test_every_function_is_found_with_its_rate(function, rate):
+    class Code(nn.Module):
+        def forward(self, x):
+            return function(x, rate, self.training)
+
+    assert vd.gates.find_functional_dropout(nn.Sequential(Code()), torch.randn(2, 3, 4, 4)) == {
+        "0": rate
+    }
+
+
+def test_other_noise_of_training_is_no_dropout():
+    class Jitter(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x) if self.training else x
+
+    net = vd.convert(nn.Sequential(Jitter(), nn.Dropout(0.5)), vd.mc_dropout())
+    vd.predict(net, X, samples=2)
+    assert vd.gates.find_functional_dropout(net, X) == {}
+
+
+class Registered(OwnRate):
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Derived(Registered):
+    pass
+
+
+def test_a_registered_class_follows_the_switch(tmp_path):
+    vd.gates.register_functional_dropout(Registered, lambda m: {"rate": m.attention_dropout})
+    net = nn.Sequential(Registered(0.25), nn.Linear(4, 2)).eval()
+    plain = net(X)
+    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+    net[0].after.p = 0.0
+    vd.convert(net, vd.mc_dropout())
+    assert type(net[0]).__name__ == "SwitchedRegistered"
+    assert torch.equal(net(X), plain)
+    with vd.sampling(net):
+        assert not torch.equal(net(X), net(X))
+    assert vd.predict(net, X, samples=8, seed=0, likelihood=vd.Values()).std.max() > 0
+    vd.save_noisy(net, tmp_path / "net")
+    again = nn.Sequential(Registered(0.25), nn.Linear(4, 2))
+    again[0].after.p = 0.0
+    assert type(vd.load_noisy(tmp_path / "net", again)[0]) is type(net[0])
+    assert type(vd.revert(net)[0]) is Registered
+    assert "a subclass may ask for the mode" in reasons(nn.Sequential(Derived()))["0"]
+
+
+class Detector(nn.Module):
+    """Cannot run in training mode with inputs alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, targets=None):
+        if self.training and targets is None:
+            raise ValueError("no targets")
+        return self.drop(x)
+
+
+def test_code_that_cannot_run_in_training_mode_says_the_remedy():
+    net = vd.convert(Detector(), vd.mc_dropout())
+    with pytest.raises(ValueError, match="no targets") as raised:
+        vd.predict(net, X, samples=2)
+    assert "register_functional_dropout(kind, lambda module: {})" in raised.value.__notes__[0]
+    vd.gates.register_functional_dropout(Detector, lambda module: {})
+    assert vd.predict(net, X, samples=2).probs.shape == X.shape

@@ -99,54 +99,6 @@ def test_dependent_gates_come_back_with_a_frozen_base(tmp_path):
     assert not again[0].gate.raw_b.requires_grad
 
 
-ESTIMATOR = (
-    '{"type": "LocalReparameterization", "version": 1, "floor": 1e-08, "central_limit": false}'
-)
-OLD = json.loads(
-    """{"format": "vardrop noisy net 1", "modules": {
-    "0": {"type": "Linear", "recipe": {"type": "Recipe", "version": 1,
-        "posterior": {"type": "AdditiveGaussian", "version": 1, "log_sigma2": -10.0},
-        "prior": {"type": "LogUniform", "version": 1, "form": "exact"}, "estimator": ESTIMATOR,
-        "gate": null, "noisy_bias": false, "existing": false, "head": null}},
-    "3": {"type": "Dropout", "rate": 0.3, "recipe": {"type": "Recipe", "version": 1,
-        "posterior": null, "prior": null, "estimator": ESTIMATOR,
-        "gate": null, "noisy_bias": false, "existing": true, "head": null}},
-    "4": {"type": "Linear", "recipe": {"type": "Recipe", "version": 1,
-        "posterior": null, "prior": null, "estimator": ESTIMATOR,
-        "gate": {"type": "DependentBetaBernoulli", "version": 1,
-            "base": {"type": "BetaBernoulli", "version": 1, "alpha": 0.0001, "a": 0.3133, "b": 1.0,
-                "temperature": 0.1, "threshold": 0.001},
-            "joint": false, "scale": 1.0, "shift": 1.0, "std": 1.0, "prior_std": 2.23606797749979},
-        "noisy_bias": false, "existing": false, "head": null}},
-    "5": {"type": "DropMax", "recipe": {"type": "Recipe", "version": 1,
-        "posterior": null, "prior": null, "estimator": ESTIMATOR, "gate": null,
-        "noisy_bias": false, "existing": false,
-        "head": {"type": "DropMaxRule", "version": 1, "temperature": 0.1, "inference": "q"}}}},
-    "tied": {}, "frozen": ["1.num_batches_tracked", "1.running_mean", "1.running_var",
-        "4.gate.batches", "4.gate.raw_a", "4.gate.raw_b", "4.gate.running_mean",
-        "4.gate.running_var"]}""".replace("ESTIMATOR", ESTIMATOR)
-)
-
-
-def test_a_file_from_before_heads_and_switched_dropout_were_kinds_of_their_own(tmp_path):
-    net = trained(plain(), vd.mc_dropout())
-    trained(net, vd.beta_bernoulli(), where="4")
-    trained(net, vd.dependent_beta_bernoulli(), where="4")
-    trained(net, vd.dropmax(), where="5")
-    trained(net, vd.sparse_vd(), where="0")
-    vd.save_noisy(net, tmp_path / "net")
-    tensors, now = read_tensors(tmp_path / "net")
-    assert now["modules"].keys() == OLD["modules"].keys()
-    assert now["frozen"] == OLD["frozen"]
-    write_tensors(tmp_path / "old", tensors, OLD)
-    again = vd.load_noisy(tmp_path / "old", into=plain())
-    same(net, again)
-    assert again[5].rule == vd.heads.DropMaxRule()
-    assert again[4].gate.noise == vd.DependentBetaBernoulli()
-    twice = vd.load_noisy(tmp_path / "old", into=again)  # noisy in the way of the file
-    same(net, twice)
-
-
 class Tied(nn.Module):
     def __init__(self, tie=True):
         super().__init__()

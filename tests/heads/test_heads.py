@@ -385,30 +385,6 @@ def test_a_failed_pass_leaves_the_head_as_it_was() -> None:
     assert net(H).shape == (8, 4)
 
 
-FORMER = {
-    "DropMax": (DropMaxRule(0.2, inference="p"), {"temperature": 0.2, "inference": "p"}),
-    "Softmax": (SoftmaxRule(), {}),
-    "SampledSoftmax": (SampledSoftmaxRule(0.5), {"share": 0.5}),
-    "ClassDropout": (ClassDropoutRule(0.3), {"drop_rate": 0.3}),
-    "DeterministicAttention": (AttentionRule(), {}),
-    "Sparsemax": (SparsemaxRule(), {}),
-}
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_former_names_build_a_head_and_warn(name: str) -> None:
-    rule, options = FORMER[name]
-    assert getattr(vd, name) is getattr(vd.heads, name)
-    with pytest.warns(
-        DeprecationWarning, match=rf"vardrop.heads.{type(rule).__name__}\(\)"
-    ) as told:
-        head = getattr(vd, name)(5, 4, bias=False, **options)
-    assert told[0].filename == __file__
-    assert type(head) is Head
-    assert (head.in_features, head.num_classes, head.bias, head.rule) == (5, 4, None, rule)
-    assert list(head.state_dict()) == ["weight", *(f"{b}.weight" for b in rule.branches)]
-
-
 def test_another_thread_gets_log_probabilities_while_the_objective_runs() -> None:
     """The objective asks for features; nobody else must get them from the same head."""
     inside, done = threading.Event(), threading.Event()
@@ -474,13 +450,3 @@ def test_sparsemax_of_many_narrow_classes(dtype):
     probs, _ = sparsemax(logits)
     expected, _ = sparsemax(logits.double())
     torch.testing.assert_close(probs.double(), expected, rtol=0, atol=float(torch.finfo(dtype).eps))
-
-
-def test_the_share_of_version_0_1_is_the_fraction():
-    former = {"type": "SampledSoftmaxRule", "version": 1, "share": 0.3}
-    assert vd.from_json(former) == SampledSoftmaxRule(0.3)
-    assert vd.from_json(vd.to_json(SampledSoftmaxRule(0.3))) == SampledSoftmaxRule(0.3)
-    with pytest.deprecated_call(match="called `fraction`"):
-        assert vd.sampled_softmax(share=0.3) == vd.sampled_softmax(0.3)
-    with pytest.deprecated_call(match="goes in the next version"):
-        assert vd.SampledSoftmax(5, 4, share=0.3).rule == SampledSoftmaxRule(0.3)

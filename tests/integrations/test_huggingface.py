@@ -1,9 +1,9 @@
 """Models of transformers: what plan says, the recipes, files."""
 
 import copy
-import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import vardrop as vd
+from vardrop._core.files import write_tensors
+from vardrop.conversion import noise_names
 from vardrop.noisy import Noisy, noisy_modules
 from vardrop.testing import check_layer
 
@@ -19,6 +21,7 @@ pytest.importorskip("transformers")
 
 from tests.integrations.models import MODELS, batch_of, one_row
 from tests.statistics import z_bound
+from vardrop.integrations import huggingface
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 
 RECIPES = {
@@ -112,6 +115,99 @@ def test_what_plan_says_is_noisy_draws_noise(name, recipe, attention):
     if recipe != "concrete_dropout":  # the mean of a relaxed gate is not quite one
         assert torch.equal(mean, before)
     torch.testing.assert_close(logits(vd.revert(model), batch), mean)
+
+
+# What `mc_dropout` puts under the switch: how many modules of a name, their class and their rate.
+SWITCHED = {
+    "bert": {
+        "bert.embeddings.dropout": (1, "Dropout p=0.1"),
+        "bert.encoder.layer.*.attention.self": (2, "SwitchedBertSelfAttention dropout.p=0.1"),
+        "bert.encoder.layer.*.attention.self.dropout": (2, "Dropout p=0.1"),
+        "bert.encoder.layer.*.attention.output.dropout": (2, "Dropout p=0.1"),
+        "bert.encoder.layer.*.output.dropout": (2, "Dropout p=0.1"),
+        "dropout": (1, "Dropout p=0.1"),
+    },
+    "distilbert": {
+        "distilbert.embeddings.dropout": (1, "Dropout p=0.1"),
+        "distilbert.transformer.layer.*.attention": (
+            2,
+            "SwitchedDistilBertSelfAttention dropout.p=0.1",
+        ),
+        "distilbert.transformer.layer.*.attention.dropout": (2, "Dropout p=0.1"),
+        "distilbert.transformer.layer.*.ffn.dropout": (2, "Dropout p=0.1"),
+        "dropout": (1, "Dropout p=0.2"),
+    },
+    "gpt2": {
+        "transformer.drop": (1, "Dropout p=0.1"),
+        "transformer.h.*.attn": (2, "SwitchedGPT2Attention attn_dropout.p=0.1"),
+        "transformer.h.*.attn.attn_dropout": (2, "Dropout p=0.1"),
+        "transformer.h.*.attn.resid_dropout": (2, "Dropout p=0.1"),
+        "transformer.h.*.mlp.dropout": (2, "Dropout p=0.1"),
+    },
+    "vit": {
+        "vit.embeddings.dropout": (1, "Dropout p=0.1"),
+        "vit.layers.*.attention": (2, "SwitchedViTAttention attention_dropout=0.1"),
+        "vit.layers.*.dropout": (2, "Dropout p=0.1"),
+    },
+    "t5": {
+        "encoder.block.*.layer.*.SelfAttention": (2, "SwitchedT5Attention dropout=0.1"),
+        "encoder.block.*.layer.*.dropout": (4, "Dropout p=0.1"),
+        "encoder.block.*.layer.*.DenseReluDense.dropout": (2, "Dropout p=0.1"),
+        "encoder.dropout": (1, "Dropout p=0.1"),
+        "decoder.block.*.layer.*.SelfAttention": (2, "SwitchedT5Attention dropout=0.1"),
+        "decoder.block.*.layer.*.dropout": (6, "Dropout p=0.1"),
+        "decoder.block.*.layer.*.EncDecAttention": (2, "SwitchedT5Attention dropout=0.1"),
+        "decoder.block.*.layer.*.DenseReluDense.dropout": (2, "Dropout p=0.1"),
+        "decoder.dropout": (1, "Dropout p=0.1"),
+    },
+    "llama": {
+        "model.layers.*.self_attn": (2, "SwitchedLlamaAttention attention_dropout=0.1"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_dropout_under_the_switch(name):
+    found = {}
+    for path, module in noisy_modules(vd.convert(MODELS[name](), vd.mc_dropout())).items():
+        rates = vd.gates.functional_dropout_rates(module) or {"p": module.p}
+        told = " ".join([type(module).__name__, *(f"{n}={rate}" for n, rate in rates.items())])
+        pattern = re.sub(r"\b\d+\b", "*", path)
+        count, before = found.get(pattern, (0, told))
+        assert before == told
+        found[pattern] = count + 1, told
+    assert found == SWITCHED[name]
+
+
+def test_no_dropout_of_the_models_is_left_in_their_code():
+    for name, make in MODELS.items():
+        assert vd.gates.find_functional_dropout(make(), batch_of(name)) == {}
+
+
+def test_a_plain_model_is_predicted_with_the_dropout_of_its_attention():
+    model = MODELS["t5"]()  # whose attention has a rate of its own
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    found = vd.predict(model, batch_of("t5"), 4, output=one_row, likelihood=vd.Values())
+    assert found.std.max() > 0
+
+
+class OwnHead(torch.nn.Module):
+    """A model of transformers in a class of one's own, with dropout as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = MODELS["distilbert"]()
+
+    def forward(self, **batch):
+        return torch.nn.functional.dropout(self.model(**batch).logits, 0.3, self.training)
+
+
+def test_dropout_around_a_model_is_not_left_out_without_a_word():
+    net = vd.convert(OwnHead(), vd.mc_dropout())
+    with pytest.raises(vd.VardropError, match=r"dropout of 0.3 in the code of .*\(OwnHead\)"):
+        vd.predict(net, batch_of("distilbert"), samples=2)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -231,7 +327,6 @@ def test_a_fresh_process_loads_the_same_means_and_posteriors(tmp_path):
     for name, model in models.items():
         trained(model, name, batches[name])
         save_pretrained(model, tmp_path / name)
-        assert not hasattr(model.config, "vardrop")
         torch.save(batches[name], tmp_path / name / "batch.pt")
     root = str(Path(__file__).parent.parent.parent)
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -288,20 +383,44 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     with pytest.raises(vd.VardropError, match="damaged|checksum"):
         from_pretrained(type(model), tmp_path)
     (tmp_path / "noise.safetensors").write_bytes(data)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["vardrop"]["modules"]["classifier"]["recipe"] = 7
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got others"):
+    write_tensors(tmp_path / "noise.safetensors", {"x": torch.zeros(1)}, {"format": "another"})
+    with pytest.raises(vd.VardropError, match="to be what save_pretrained wrote, but got another"):
         from_pretrained(type(model), tmp_path)
-    del config["vardrop"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(vd.VardropError, match="to have recipes under `vardrop`, but got none"):
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, "dropmax"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_names_of_the_noise_are_those_that_a_plain_model_lacks(name, recipe):
+    plain = MODELS[name]()
+    recipe = RECIPES.get(recipe) or vd.dropmax()
+    noisy_one = vd.convert(copy.deepcopy(plain), recipe)
+    assert noise_names(noisy_one) == noisy_one.state_dict().keys() - plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_new_means_with_the_noise_of_an_earlier_save_are_refused(shards, tmp_path, monkeypatch):
+    model = noisy("bert", "sparse_vd")
+    save_pretrained(model, tmp_path, **shards)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight.add_(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface, "write_noise", interrupt)  # between the two files
+        with pytest.raises(KeyboardInterrupt):
+            save_pretrained(model, tmp_path, **shards)
+    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
         from_pretrained(type(model), tmp_path)
+    save_pretrained(model, tmp_path, **shards)
+    again = from_pretrained(type(model), tmp_path)
+    assert torch.equal(vd.kl(again).detach(), vd.kl(model).detach())
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_other_nets_are_no_checkpoints_of_transformers(tmp_path):
     with pytest.raises(
-        vd.VardropError, match="`model` to be a model of transformers, but got a Lin"
+        vd.VardropError, match="to be a model of transformers or PEFT, but got a Lin"
     ):
         save_pretrained(vd.convert(torch.nn.Linear(2, 2), vd.sparse_vd()), tmp_path)
     with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):

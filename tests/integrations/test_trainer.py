@@ -1,5 +1,8 @@
 """The Trainer of transformers with the ELBO."""
 
+import math
+import shutil
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -12,7 +15,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from tests.integrations.models import MODELS
-from vardrop.integrations.huggingface import from_pretrained
+from vardrop.integrations.huggingface import from_pretrained, read_noise
 from vardrop.integrations.trainer import ELBOTrainer
 
 
@@ -125,6 +128,137 @@ def test_a_model_of_language_is_asked_for_the_next_word(tmp_path):
     assert trainer.state.log_history[-1]["train_loss"] > 0
 
 
+STILL = vd.bayes_by_backprop(log_sigma2=-60.0)
+
+
+def still(name="bert", **config):
+    """A model whose noise is too small to see, without dropout."""
+    model = MODELS[name]()
+    for key, value in config.items():
+        setattr(model.config, key, value)
+    torch.manual_seed(0)
+    model = vd.convert(type(model)(model.config), STILL)
+    for m in model.modules():
+        if isinstance(m, torch.nn.Dropout):
+            m.p = 0.0
+    return model
+
+
+def labelled(labels):
+    return [{**e, "labels": y} for e, y in zip(examples(len(labels)), labels, strict=True)]
+
+
+def loss_of(trainer, data):
+    """The NLL of all examples, and the loss of the model itself: a mean over labels."""
+    batch = trainer.data_collator(data)
+    with torch.no_grad():
+        model = trainer.model.eval()
+        return float(trainer.compute_loss(model, batch)), float(model(**batch).loss)
+
+
+VALUES = torch.linspace(-1, 2, 16)
+SEVERAL = torch.stack([VALUES > 0, VALUES > 1, VALUES < 0], 1).float()
+
+
+@pytest.mark.parametrize("config", [{}, {"problem_type": "multi_label_classification"}])
+def test_labels_for_every_class_have_a_bernoulli_likelihood(config, tmp_path):
+    data = labelled(SEVERAL)
+    trainer = ELBOTrainer(still(**config), arguments(tmp_path), train_dataset=data)
+    ours, theirs = loss_of(trainer, data)  # the binary cross entropy of transformers
+    assert isinstance(trainer.likelihood, vd.Bernoulli)
+    assert abs(ours - 3 * theirs) < 1e-5
+    trainer.train()
+
+
+def test_classes_have_a_categorical_likelihood(tmp_path):
+    trainer = trainer_of(tmp_path)
+    ours, theirs = loss_of(trainer, examples())
+    assert isinstance(trainer.likelihood, vd.Categorical)
+    assert abs(ours - theirs) < 1e-5
+
+
+REGRESSIONS = {
+    "one value": ({"num_labels": 1}, VALUES),
+    "in a column": ({"num_labels": 1}, VALUES[:, None]),
+    "three values": ({"problem_type": "regression"}, torch.stack([VALUES, -VALUES, VALUES], 1)),
+}
+
+
+@pytest.mark.parametrize("learned", [None, vd.Gaussian(std=2.0)], ids=["default", "fixed"])
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_values_have_a_gaussian_likelihood(name, learned, tmp_path):
+    config, values = REGRESSIONS[name]
+    data = labelled(values)
+    trainer = ELBOTrainer(
+        still(**config), arguments(tmp_path), train_dataset=data, likelihood=learned
+    )
+    ours, theirs = loss_of(trainer, data)  # the mean squared error of transformers
+    count = values[0].numel()
+    std = trainer.likelihood.std
+    expected = count * (theirs / (2 * std**2) + std.log() + 0.5 * math.log(2 * math.pi))
+    assert abs(ours - expected) < 1e-4
+    trainer.train()
+    moved = learned is None
+    assert (trainer.likelihood.std != std) == moved
+
+
+def test_the_noise_of_values_is_trained_as_in_a_loop(tmp_path):
+    """The model stays, so the optimizer fits the deviation alone; two batches make a step."""
+    model, data = still(num_labels=1), labelled(VALUES)
+    options = {"num_train_epochs": 6, "learning_rate": 0.0, "lr_scheduler_type": "constant"}
+    options |= {"optim": "sgd", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    trainer = ELBOTrainer(model, arguments(tmp_path, **options), train_dataset=data)
+    trainer.train()
+    likelihood = vd.Gaussian(learned=True)
+    optimizer = torch.optim.SGD(likelihood.parameters(), lr=1e-2)
+    batch = trainer.data_collator(data)
+    with torch.no_grad():
+        output = model.eval()(batch["input_ids"]).logits.squeeze(-1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        likelihood(output, batch["labels"]).backward()
+        optimizer.step()
+    torch.testing.assert_close(trainer.likelihood.std, likelihood.std, rtol=1e-5, atol=0)
+    assert abs(likelihood.std - 1) > 1e-3
+
+
+def test_a_checkpoint_keeps_the_noise_of_values(tmp_path):
+    options = {"num_train_epochs": 2, "learning_rate": 1e-2, "save_strategy": "epoch"}
+    options |= {"per_device_train_batch_size": 4}
+    found = []
+    for start in (None, str(tmp_path / "checkpoint-4")):
+        args = arguments(tmp_path, **options)
+        trainer = ELBOTrainer(still(num_labels=1), args, train_dataset=labelled(VALUES))
+        trainer.train(resume_from_checkpoint=start)
+        found.append({**trainer.model.state_dict(), **trainer.likelihood.state_dict()})
+    assert all(torch.equal(v, found[1][k]) for k, v in found[0].items())
+    other = ELBOTrainer(still(num_labels=3), arguments(tmp_path), train_dataset=examples(16))
+    with pytest.raises(vd.VardropError, match=r"the parameters \['log_std'\] of .*, but got None"):
+        other._fill_likelihood(read_noise(start)[1], start)
+
+
+def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
+    data = [{**e, "labels": e["input_ids"][:4]} for e in examples(16)]
+    args = arguments(tmp_path, num_train_epochs=1)
+    trainer = ELBOTrainer(still("t5", dropout_rate=0.0), args, train_dataset=data)
+    ours, theirs = loss_of(trainer, data)
+    assert abs(ours - 4 * theirs) < 1e-4
+    trainer.train()
+    size = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 8}
+    words = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.WhisperConfig(
+        **size, **words, **heads, num_mel_bins=4, decoder_start_token_id=3
+    )
+    whisper = vd.convert(transformers.WhisperForConditionalGeneration(config), STILL)
+    trainer = ELBOTrainer(whisper, args, train_dataset=data)
+    batch = {"input_features": torch.randn(2, 4, 16), "labels": torch.ones(2, 3, dtype=torch.long)}
+    with pytest.raises(vd.VardropError, match="Expected `decoder_input_ids` in the batch of Whisp"):
+        trainer.compute_loss(whisper, batch)
+    shifted = {**batch, "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
+    assert trainer.compute_loss(whisper, shifted) > 0
+
+
 def test_the_best_model_is_loaded_with_its_noise(tmp_path, caplog):
     options = {"num_train_epochs": 2, "save_strategy": "epoch", "eval_strategy": "epoch"}
     trainer = trainer_of(tmp_path, **options, load_best_model_at_end=True, learning_rate=1e-2)
@@ -144,8 +278,11 @@ def test_bad_calls_are_refused(tmp_path):
     smooth = arguments(tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(vd.VardropError, match="no `label_smoothing_factor`, but got one"):
         ELBOTrainer(noisy, smooth, train_dataset=data)
-    with pytest.raises(vd.VardropError, match="`likelihood` to have no parameters, but got Gauss"):
-        ELBOTrainer(noisy, args, train_dataset=data, likelihood=vd.Gaussian(learned=True))
+    learned = vd.Gaussian(learned=True)
+    optimizers = torch.optim.SGD(noisy.parameters(), lr=0.1), None
+    own = ELBOTrainer(noisy, args, train_dataset=data, likelihood=learned, optimizers=optimizers)
+    with pytest.raises(vd.VardropError, match="`optimizers` to have the parameters of Gaussian"):
+        own.train()
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -163,6 +300,18 @@ def test_bad_calls_are_refused(tmp_path):
     wrong = {"input_ids": data[0]["input_ids"][None], "labels": torch.tensor([7])}
     with pytest.raises(vd.VardropError, match="to lie in 0..2, but got 7..7"):
         trainer.compute_loss(noisy, wrong)
+
+
+def test_a_checkpoint_with_means_of_another_save_is_refused(tmp_path):
+    trainer = trainer_of(tmp_path, num_train_epochs=2, save_strategy="epoch")
+    trainer.train()
+    first, second = (tmp_path / f"checkpoint-{step}" for step in (4, 8))
+    shutil.copy(second / "model.safetensors", first)
+    again = trainer_of(tmp_path, num_train_epochs=2)
+    before = {k: v.clone() for k, v in again.model.state_dict().items()}
+    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
+        again.train(resume_from_checkpoint=str(first))
+    assert all(torch.equal(v, before[k]) for k, v in again.model.state_dict().items())
 
 
 def test_a_checkpoint_of_another_conversion_is_refused(tmp_path):

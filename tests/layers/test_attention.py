@@ -166,3 +166,12 @@ def test_what_attention_refuses():
         noisy(x, x, x, key_padding_mask=hidden)
     with pytest.raises(vd.VardropError, match="`attn_mask` where `is_causal`"):
         noisy(x, x, x, is_causal=True)
+
+
+def test_a_padded_sequence_has_a_key_left_with_add_zero_attn():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
+    q, padded = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [True] * 3])
+    expected = layer(q, q, q, key_padding_mask=padded)[0]
+    noisy = vd.convert(layer, vd.bayes_by_backprop()).eval()
+    torch.testing.assert_close(noisy(q, q, q, key_padding_mask=padded)[0], expected)

@@ -52,11 +52,11 @@ def test_what_a_noisy_embedding_cannot_have(options, match):
         vd.Embedding(5, 3, **options)
 
 
-def net_and_step(recipe, loss, frozen=False, inside=1):
+def net_and_step(recipe, loss, frozen=False, inside=1, lr=1e-4, **options):
     net = vd.convert(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), recipe)
     last = nn.Linear(3, 3)
     net.requires_grad_(not frozen)
-    optimizer = torch.optim.Adam([*net.parameters(), *last.parameters()], lr=1e-4)
+    optimizer = torch.optim.Adam([*net.parameters(), *last.parameters()], lr=lr, **options)
 
     def step():
         optimizer.zero_grad()
@@ -83,9 +83,10 @@ OWING = {
 }
 
 
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("recipe", OWING)
-def test_a_net_that_is_trained_without_its_kl_warns_once(recipe):
-    net, step = net_and_step(OWING[recipe], without_kl)
+def test_a_net_that_is_trained_without_its_kl_warns_once(recipe, options):
+    net, step = net_and_step(OWING[recipe], without_kl, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(250):
@@ -113,6 +114,8 @@ QUIET = {
     "many passes per step": (OWING["sparse_vd"], gathered, {}),
     "gradients gathered": (OWING["sparse_vd"], with_kl, {"inside": 3}),
     "frozen": (OWING["sparse_vd"], without_kl, {"frozen": True}),
+    "nothing changes": (OWING["sparse_vd"], without_kl, {"lr": 0.0}),
+    "fused, with the KL": (OWING["sparse_vd"], with_kl, {"fused": True}),
     "no prior": (vd.Recipe(vd.AdditiveGaussian()), without_kl, {}),
     "a gate without a KL": (vd.binary_dropout(0.3), without_kl, {}),
     "a gate with fixed noise": (vd.gaussian_dropout(0.3, kind="A"), without_kl, {}),
@@ -125,6 +128,17 @@ def test_no_false_alarm(case):
     _, step = net_and_step(recipe, loss, **options)
     for _ in range(8 if loss is gathered else 120):
         step()
+
+
+def test_no_alarm_inside_a_transform_which_hides_values():
+    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
+
+    def loss(values, x):
+        return torch.func.functional_call(net, values, (x,)).sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0), randomness="different")
+    for _ in range(120):
+        each(dict(net.named_parameters()), X)
 
 
 def test_no_alarm_where_nothing_is_updated():

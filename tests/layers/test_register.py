@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.diagnostics import noise_level
 from vardrop.compression import masked
-from vardrop.diagnostics import kappa, noise_level, sparsity
 from vardrop.layers import NOISY_TYPES
+from vardrop.layers.alpha import sparsity
+from vardrop.prediction.kappa import kappa
 from vardrop.testing import CHECKS, RECIPES
 
 

@@ -118,3 +118,26 @@ BAD = [
 def test_bad_input(call, match):
     with pytest.raises(vd.VardropError, match=match):
         call()
+
+
+def test_a_loss_that_sums_over_examples_is_an_error():
+    net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    elbo = vd.ELBO(net, torch.nn.CrossEntropyLoss(reduction="sum"), 8)
+    with pytest.raises(vd.VardropError, match="a mean over examples"):
+        elbo(x, y)
+    mean = vd.ELBO(net, torch.nn.CrossEntropyLoss(), 8)
+    assert bool(mean(x, y).loss.isfinite())
+
+
+def test_a_head_over_positions_needs_the_classes_last():
+    torch.manual_seed(0)
+    x = torch.randint(7, (12, 6))
+    net = torch.nn.Sequential(torch.nn.Embedding(7, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5))
+    vd.convert(net, vd.dropmax())
+    with pytest.raises(vd.VardropError, match="class_axis=-1"):
+        vd.ELBO(net, vd.Categorical(), 12)(x, x % 5)
+    elbo = vd.ELBO(net, vd.Categorical(class_axis=-1), 12)
+    elbo(x, x % 5).loss.backward()
+    probs = vd.predict(elbo, x, 8, seed=0).probs
+    torch.testing.assert_close(probs.sum(-1), torch.ones(12, 6))

@@ -343,19 +343,6 @@ def test_tensor_parallel_has_the_gradients_of_the_single_process(name, found):
         assert_near(found[rank]["seeds", name], gradients(elbo), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["concrete_dropout", "bayes_by_backprop-learned_prior"])
-def test_files_whose_scalars_have_no_axis_load(name):
-    elbo = vd.ELBO(make(name).net, vd.Gaussian(0.5, learned=True), 20)
-    scalars = {k for k, p in elbo.named_parameters() if p.shape == (1,)}
-    assert len(scalars) == 3
-    before = {k: t.view(()) if k in scalars else t for k, t in elbo.state_dict().items()}
-    other = vd.ELBO(make(name).net, vd.Gaussian(2.0, learned=True), 20)
-    other.load_state_dict(before)
-    assert float(other.likelihood.std) == pytest.approx(0.5)
-    assert {p.dim() for p in other.parameters()} >= {1, 2}
-    torch.testing.assert_close(other.state_dict(), elbo.state_dict())
-
-
 def test_ways_that_need_a_copy_are_refused_for_spread_nets(found):
     assert "refused" in found[0]
     assert "mode='sample' or 'mean' with draw='estimator'" in found[0]["refused"]

@@ -50,6 +50,37 @@ def test_certain_classes_stay_in_range() -> None:
     assert fit_temperature(p, p.probs.argmax(1)) < 0.01  # never wrong: as cold as it gets
 
 
+@pytest.mark.parametrize("likelihood", [vd.Categorical(), vd.Gaussian(0.5)], ids=repr)
+def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.Likelihood) -> None:
+    torch.manual_seed(0)
+    net = vd.convert(nn.Linear(4, 3), vd.bayes_by_backprop()).eval()
+    x, given = torch.randn(40, 4), {"likelihood": likelihood}
+    y = torch.randint(3, (40,)) if likelihood.class_axis is not None else torch.randn(40, 3)
+    sampled, moments = predict(net, x, seed=0, **given), predict(net, x, mode="moments", **given)
+    by_draws, by_moments = conformal(sampled, y), conformal(moments, y)
+    for rule, same, other, mode in (
+        (by_draws, sampled, moments, "moments"),
+        (by_moments, moments, sampled, "sample"),
+    ):
+        apply = rule.classes if same.classifies else rule.interval
+        apply(same)
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+            apply(other)
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+            vd.freeze(net, mode, conformal=rule, **given)
+    joined = predict(net, x.split(20), mode="moments", **given)
+    with pytest.raises(VardropError, match='but got mode="moments"'):
+        (by_draws.classes if joined.classifies else by_draws.interval)(joined)
+
+
+def test_a_prediction_by_moments_is_not_rescaled() -> None:
+    net = vd.convert(nn.Linear(4, 1), vd.bayes_by_backprop()).eval()
+    given = {"mode": "moments", "likelihood": vd.Gaussian(0.5)}
+    p = predict(net, torch.randn(3, 4), **given)
+    with pytest.raises(VardropError, match=r'mode="moments".*likelihood=p.likelihood.scaled'):
+        p.rescaled(1.0)
+
+
 @pytest.mark.parametrize("level", [0.8, 0.95])
 def test_conformal_sets_cover_as_promised(level: float) -> None:
     fresh, y = overconfident(400, seed=0)
@@ -174,3 +205,12 @@ def test_a_prediction_is_tempered_in_log_space() -> None:
     assert float(p.probs[0, 0]) == 0.0
     expected = torch.tensor([[0.0, 2.0]]).softmax(1)
     torch.testing.assert_close(apply_temperature(p, 100.0), expected)
+
+
+@pytest.mark.parametrize("std", [0.1, 1.0, 10.0])
+def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
+    torch.manual_seed(0)
+    x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
+    error = 0.0098 * torch.randn(50, 1)
+    found = vd.calibrate(net, x, net(x).detach() + error, vd.Gaussian(std=std))
+    assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)

@@ -244,6 +244,7 @@ def test_what_comes_before_the_first_noise_runs_once() -> None:
     net = nn.Sequential(Counting(5, 6), nn.ReLU(), nn.Linear(6, 3))
     vd.convert(net, RECIPES["posterior"], where="2")
     for wrapped in (net, Wrapped(net)):
+        predict(wrapped, inputs(), 1)  # the first call looks for dropout in the code of Counting
         Counting.rows = 0
         predict(wrapped, inputs(), 32)
         assert Counting.rows == 2 + 4  # two rows to see the shapes, and the batch

@@ -241,50 +241,6 @@ def test_a_net_with_nan_predicts_nothing() -> None:
         predict(net, torch.ones(2, 2))
 
 
-class TestDeprecated:
-    """Arguments of version 0.1 warn and do what they did."""
-
-    net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop(log_sigma2=-2.0))
-    x = torch.ones(3, 2)
-
-    def test_words_and_noise_std(self) -> None:
-        with pytest.warns(DeprecationWarning, match="Words for likelihoods and `noise_std`"):
-            old = predict(self.net, self.x, 8, likelihood="gaussian", noise_std=0.5, seed=0)
-        new = predict(self.net, self.x, 8, likelihood=vd.Gaussian(0.5), seed=0)
-        assert torch.equal(old.draws, new.draws)
-        assert torch.equal(old.std, new.std)
-
-    def test_auto(self) -> None:
-        with pytest.warns(DeprecationWarning, match="the layers decide, not the cost"):
-            old = predict(self.net, self.x, 8, draw="auto", likelihood=vd.Values(), seed=0)
-        assert torch.equal(
-            old.draws, predict(self.net, self.x, 8, likelihood=vd.Values(), seed=0).draws
-        )
-
-    def test_chunk_and_progress(self) -> None:
-        with pytest.warns(DeprecationWarning, match="`memory` decides how much runs at once"):
-            predict(self.net, self.x, 8, chunk=3, likelihood=vd.Values())
-        with pytest.warns(DeprecationWarning, match="`progress` has no effect"):
-            predict(self.net, self.x, 8, progress=True, likelihood=vd.Values())
-        with pytest.warns(DeprecationWarning, match="`progress` has no effect"):
-            vd.distil(self.net, self.x, nn.Linear(2, 1), epochs=1, progress=True)
-
-    def test_selective(self) -> None:
-        kappa = {"": torch.tensor([[1.0, 0.0]])}
-        options = {"mode": "selective", "threshold": 0.5, "likelihood": vd.Values()}
-        with pytest.warns(DeprecationWarning, match='mode="selective" goes'):
-            p = predict(self.net, self.x, 2000, kappa=kappa, seed=0, **options)
-        assert_variance(p.draws, torch.full((3, 1), math.exp(-2.0)).double())
-        with pytest.raises(vd.VardropError, match='Expected mode="selective" with `threshold`'):
-            predict(self.net, self.x, threshold=0.5)
-
-    def test_unknown_arguments(self) -> None:
-        with pytest.raises(TypeError, match="unexpected keyword argument 'chunks'"):
-            predict(self.net, self.x, chunks=3)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
-            vd.distil(self.net, self.x, nn.Linear(2, 1), epoch=3)
-
-
 def test_an_objective_predicts_with_its_own_likelihood() -> None:
     net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
     elbo = vd.ELBO(net, vd.Gaussian(0.3, learned=True), num_data=10)

@@ -1,4 +1,4 @@
-"""Noise fine-tuned or laid around the weights of a trained net, and the width of its likelihood."""
+"""Noise fine-tuned on a trained net, and the width of its likelihood."""
 
 import math
 
@@ -116,9 +116,8 @@ def test_a_noisy_net_is_tuned_by_its_elbo_and_calibrated():
     assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.05
 
 
-@pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variational_dropout("B", per="layer")])
-def test_noise_that_nobody_trained_starts_low_and_other_noise_stays(recipe):
-    net = vd.convert(trained(), recipe)
+def test_rates_that_nobody_trained_start_low_and_others_stay():
+    net = vd.convert(trained(), vd.variational_dropout("B", per="layer"))
     noise = {n: t for n, t in net.named_parameters() if n.endswith(("log_sigma2", "log_alpha"))}
     before = {n: t.detach().clone() for n, t in noise.items()}
     vd.fine_tune(net, data()[:1], epochs=1, lr=1e-9)
@@ -165,41 +164,33 @@ def test_what_fine_tune_refuses():
         vd.fine_tune(noisy, broken)
 
 
-# ---- without training
+def _images(count, seed):
+    """Three classes of 8 x 8 images, a bright row each."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 3
+    x = torch.randn(count, 1, 8, 8, generator=generator)
+    x[torch.arange(count), 0, 2 * y] += 1.0
+    return x, y
 
 
-def test_laplace_has_the_variances_of_a_linear_model():
+def test_fine_tuning_moves_the_noise():
     torch.manual_seed(0)
-    x, std = torch.randn(500, 3) * torch.tensor([1.0, 2.0, 0.5]), 0.3
-    net = nn.Linear(3, 1, bias=False)
-    y = (net(x) + std * torch.randn(500, 1)).detach()
+    x, y = _images(400, 0)
+    net = torch.nn.Sequential(
+        *(torch.nn.Flatten(), torch.nn.Linear(64, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
+    )
     vd.convert(net, vd.bayes_by_backprop())
-    elbo = vd.laplace(net, list(zip(x.split(5), y.split(5), strict=True)), (x, y), vd.Gaussian(std))
-    exact = x.square().sum(0).double() / std**2
-    precision = 1 / net.variance().detach()[0].double() - exact
-    tau = 10 ** round(math.log10(precision.median()))
-    # A mean of squares of normal numbers over 100 batches, 16 draws, 4 probes: 6 standard errors.
-    assert ((precision - tau) / exact).abs().max() < 6 * math.sqrt(2 / (100 * 16 * 4))
-    assert elbo.num_data == 500
+    before = net[1].log_sigma2.detach().clone()
+    vd.fine_tune(net, list(zip(x.split(20), y.split(20), strict=True)), epochs=10)
+    assert float((net[1].log_sigma2.detach() - before).abs().mean()) > 1
 
 
-def test_laplace_in_the_last_layer_keeps_the_means_and_helps():
-    net, (x, y) = trained(), problem(1000, seed=2)
-    plain = -float(vd.predict(net, x, mode="mean").log_prob(y).mean())
-    before = net[2].weight.detach().clone()
-    vd.convert(net, vd.bayes_by_backprop(), where="2")
-    elbo = vd.laplace(net, data(), problem(300, seed=1))
-    assert torch.equal(before, net[2].weight)
-    assert -float(vd.predict(elbo, x, seed=0).log_prob(y).mean()) < plain - 0.02
-
-
-def test_what_laplace_refuses():
-    pair = problem(20)
-    net = vd.convert(trained(), vd.variational_dropout())
-    with pytest.raises(vd.VardropError, match="AdditiveGaussian posterior.*bayes_by_backprop"):
-        vd.laplace(net, data(), pair)
-    gated = vd.convert(trained(), vd.binary_dropout(0.2))
-    with pytest.raises(vd.VardropError, match="gates or heads only"):
-        vd.laplace(gated, data(), pair)
-    with pytest.raises(vd.VardropError, match="`data` to give batches"):
-        vd.laplace(vd.convert(trained(), vd.sparse_vd()), [], pair)
+def test_noise_that_cannot_move_is_a_warning():
+    x, y = _images(400, 0)
+    net = vd.convert(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), vd.sparse_vd()
+    )
+    elbo = vd.ELBO(net, vd.Categorical(), 400)
+    optimizer = torch.optim.Adam(elbo.parameters(), lr=1e-4)
+    with pytest.warns(UserWarning, match="hardly moved in 240 steps"):
+        list(vd.tuning.train(elbo, optimizer, x, y, epochs=12, batch_size=20))

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -171,13 +170,12 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
     return {**found, "sha256": _checksum(found)}
 
 
-def unsealed(value: Any, source: str, required: bool = False) -> dict[str, Any]:
-    """The content of a sealed object; an error where it is not what was sealed.
+def unsealed(value: Any, source: str) -> dict[str, Any]:
+    """The content of a sealed object; an error if its checksum is missing or does not match.
 
     Args:
         value: what was read.
         source: where from, for the error.
-        required: whether an object without a checksum is an error too.
     """
     if not isinstance(value, dict):
         raise VardropError(
@@ -185,8 +183,6 @@ def unsealed(value: Any, source: str, required: bool = False) -> dict[str, Any]:
             "It is damaged."
         )
     content = {k: v for k, v in value.items() if k != "sha256"}
-    if "sha256" not in value and not required:
-        return content
     if value.get("sha256") != _checksum(content):
         raise VardropError(
             f"Expected the checksum of {source} to match its content, but it does not. It is "
@@ -250,13 +246,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) ->
     write_atomically(path, content)
 
 
-def read_tensors(path: Path, required: bool = False) -> tuple[dict[str, Tensor], Any]:
-    """Read the tensors and the values that `write_tensors` wrote; a damaged file is an error.
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """Read the tensors and the values that `write_tensors` wrote.
 
-    Args:
-        path: the file.
-        required: whether a file without a checksum is an error too. Otherwise it is taken for one
-            of version 0.1, which wrote none, and read with a warning.
+    A damaged file, or one without a checksum, is an error.
     """
     library = needed("safetensors", "compress")
     if not path.is_file():
@@ -271,12 +264,7 @@ def read_tensors(path: Path, required: bool = False) -> tuple[dict[str, Tensor],
         raise VardropError(
             f"Expected {path} to be a safetensors file, but got: {broken}. It is damaged."
         ) from broken
-    if set(metadata) <= {"values"} and not required:
-        warnings.warn(
-            f"{path} has no checksum: it was written by version 0.1, and damage cannot be seen.",
-            stacklevel=2,
-        )
-    elif metadata.get("sha256") != digest(text, tensors):
+    if metadata.get("sha256") != digest(text, tensors):
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )

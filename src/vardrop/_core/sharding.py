@@ -30,7 +30,8 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     if type(tensor) in _PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")  # to import it takes a second
-    return module is not None and isinstance(tensor, module.DTensor)
+    kind = getattr(module, "DTensor", None)  # absent too while another thread imports it
+    return kind is not None and isinstance(tensor, kind)
 
 
 def is_spread(net: nn.Module) -> bool:
@@ -42,17 +43,19 @@ def is_spread(net: nn.Module) -> bool:
     if "torch.distributed.tensor" not in sys.modules:  # most nets, and quickly told
         return False
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        kinds = fsdp.FSDPModule, fsdp.FullyShardedDataParallel
-        if any(isinstance(m, kinds) for m in net.modules()):
-            return True
+    # Another thread may be importing it: no module of this net can be of a type that is not there.
+    names = ("FSDPModule", "FullyShardedDataParallel")
+    kinds = tuple(kind for name in names if (kind := getattr(fsdp, name, None)) is not None)
+    if any(isinstance(m, kinds) for m in net.modules()):
+        return True
     return any(map(is_sharded, net.parameters()))
 
 
 def called_through(root: nn.Module, method: str) -> Callable[..., Any]:
     """A method of a module as a forward pass of it, for which a sharded one gathers its tensors."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and isinstance(root, fsdp.FSDPModule) and method not in vars(root):
+    kind = getattr(fsdp, "FSDPModule", None)
+    if fsdp and kind and isinstance(root, kind) and method not in vars(root):
         fsdp.register_fsdp_forward_method(root, method)
     found: Callable[..., Any] = getattr(root, method)
     return found
@@ -157,12 +160,3 @@ def square_sum(weight: Tensor) -> Tensor:
     if not is_sharded(weight):
         return weight.square().sum()
     return total(weight.to_local().square().sum(), weight)
-
-
-def take_scalars(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Let files whose scalars have no axis load: what is sharded needs one, of length 1."""
-    own = (*module._parameters.items(), *module._buffers.items())
-    for name, tensor in own:
-        stored = state.get(prefix + name)
-        if stored is not None and stored.dim() == 0 and tensor is not None and tensor.dim() == 1:
-            state[prefix + name] = stored.view(1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import warnings
 from abc import ABC
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -43,15 +42,6 @@ class Value:
     """
 
     version: ClassVar[int] = 1
-
-    @classmethod
-    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """The description, as of now, of what an earlier `version` describes by these fields.
-
-        None where that version is not known. Fields are as `to_json` gives them, and the result
-        may be of another type.
-        """
-        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,9 +112,9 @@ def _words(kind: Any) -> str:
 def to_json(value: Value) -> dict[str, Any]:
     """Describe a value by plain dictionaries, numbers and strings.
 
-    >>> from vardrop import AdditiveGaussian, to_json
-    >>> to_json(AdditiveGaussian(log_sigma2=-8.0))
-    {'type': 'AdditiveGaussian', 'version': 1, 'log_sigma2': -8.0}
+    >>> from vardrop import LogUniform, to_json
+    >>> to_json(LogUniform())
+    {'type': 'LogUniform', 'version': 1, 'form': 'exact'}
     """
     check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -155,10 +145,6 @@ def _built(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
     cls, version = _type_named(fields.pop("type", None)), fields.pop("version", None)
-    if type(version) is int and version < cls.version:
-        newer = cls.upgraded(version, fields)
-        if newer is not None:
-            return _built(newer)
     _check_version(cls, version)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [k for k in fields if k not in known]:
@@ -167,29 +153,15 @@ def _built(data: Any) -> Value:
             f"but got {shown(unknown)}."
         )
     values = {k: _built(v) if isinstance(v, dict) else v for k, v in fields.items()}
-    _check_whole(cls, set(values))
+    if absent := sorted(known - set(values)):
+        raise VardropError(
+            f"Expected the description of {cls.__name__} to have all its fields, but {absent} are "
+            "missing. It is damaged, or was not written by vardrop.to_json."
+        )
     for name, kind in _kinds(cls).items():
         if name in values:
             _check_field(name, values[name], kind)
     return cls(**values)
-
-
-def _check_whole(cls: type[Value], given: set[str]) -> None:
-    """Warn of fields that a release before this one did not have, and that keep their default."""
-    absent = [f for f in dataclasses.fields(cls) if f.name not in given]
-    needed = [f.name for f in absent if not _has_default(f)]
-    if needed:
-        raise VardropError(f"Expected the fields of {cls.__name__} to be whole, but {needed} lack.")
-    if absent:
-        warnings.warn(
-            f"The description of {cls.__name__} lacks {[f.name for f in absent]}, which take their "
-            "defaults: an earlier release wrote it, or it is damaged.",
-            stacklevel=4,
-        )
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return not (field.default is field.default_factory is dataclasses.MISSING)
 
 
 def _type_named(name: Any) -> type[Value]:

@@ -29,11 +29,11 @@ from sklearn.utils.validation import (
     check_is_fitted,
     validate_data,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop._core.checks import check_number
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.app.runs import Run, compress, fit, load_run, method_named
+from vardrop.app.runs import Run, compress, fit, load_run
 from vardrop.app.runs.callbacks import Observer, ProgressBar
 from vardrop.app.runs.held_out import CHOICE
 from vardrop.app.store import BEST
@@ -57,35 +57,6 @@ class _Estimator(BaseEstimator):
 
     _task: Any
 
-    def __init__(
-        self,
-        module: nn.Module | Sequence[int] | None = None,
-        recipe: BaseRecipe | str | None = "auto",
-        *,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        beta: float | None = None,
-        folds: int | None = None,
-        samples: int = 32,
-        device: str = "cpu",
-        random_state: Any = None,
-        warm_start: bool = False,
-        verbose: bool = False,
-    ) -> None:
-        self.module = module
-        self.recipe = recipe
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.beta = beta
-        self.folds = folds
-        self.samples = samples
-        self.device = device
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -103,13 +74,11 @@ class _Estimator(BaseEstimator):
             more["weight"] = _free("weight", table)
             table = table.assign(**{more["weight"]: weight})
         directory = Path(tempfile.mkdtemp(prefix="vardrop-"))
-        own = self.recipe
-        recipe = method_named(own) if isinstance(own, str) and own != "auto" else own
         try:
-            found = fit(
+            run = fit(
                 table,
                 self._net(),
-                recipe if isinstance(recipe, BaseRecipe | None) else "auto",
+                self.recipe,
                 out=directory / "run",
                 target=column,
                 task=self._task,
@@ -124,7 +93,7 @@ class _Estimator(BaseEstimator):
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        self._keep(found, directory)
+        self._keep(run, directory)
 
     def _keep(self, run: Run, directory: Path) -> None:
         self.run_, self._directory = run, directory
@@ -152,14 +121,8 @@ class _Estimator(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None."
             )
-        checked, y = validate_data(
-            self,
-            X,
-            y,
-            ensure_all_finite="allow-nan",
-            ensure_min_samples=_FEWEST,
-            y_numeric=y_numeric,
-        )
+        options = {"ensure_all_finite": "allow-nan", "ensure_min_samples": _FEWEST}
+        checked, y = validate_data(self, X, y, y_numeric=y_numeric, **options)
         return self._table(checked), y
 
     def _frame(self, X: Any, reset: bool = False) -> pandas.DataFrame:
@@ -209,21 +172,23 @@ class _Estimator(BaseEstimator):
         """Write the fitted estimator to one file with a checksum; no pickle is in it."""
         check_is_fitted(self, "run_")
         state = self.__getstate__()
-        files = {n: _bytes(content) for n, content in state["_files"].items()}
+        files = {
+            n: torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            for n, content in state["_files"].items()
+        }
         values = {k: v for k, v in state.items() if k not in ("_files", "module", "recipe")}
         write_tensors(Path(path), files, {"class": type(self).__name__, **_plain(values)})
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
         """Read what `save` wrote; with a fresh `module` where it was fitted with one."""
-        tensors, values = read_tensors(Path(path), required=True)
+        tensors, values = read_tensors(Path(path))
         if values.pop("class", None) != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
-        found = cls(module)
-        found.__setstate__({**_arrays(values), "module": module, "_files": {
-            name: bytes(t.tolist()) for name, t in tensors.items()
-        }})  # fmt: skip
-        return found
+        files = {name: t.numpy().tobytes() for name, t in tensors.items()}
+        estimator = cls(module)
+        estimator.__setstate__({**_arrays(values), "module": module, "_files": files})
+        return estimator
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -293,21 +258,7 @@ class VardropRegressor(RegressorMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        super().__init__(
-            module,
-            recipe,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            beta=beta,
-            folds=folds,
-            samples=samples,
-            device=device,
-            random_state=random_state,
-            warm_start=warm_start,
-            verbose=verbose,
-        )
-        self.heteroscedastic = heteroscedastic
+        _assign(self, locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VardropRegressor:
         """Fit to rows and values; a row of weight 2 counts as two."""
@@ -381,21 +332,7 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         warm_start: bool = False,
         verbose: bool = False,
     ) -> None:
-        super().__init__(
-            module,
-            recipe,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            beta=beta,
-            folds=folds,
-            samples=samples,
-            device=device,
-            random_state=random_state,
-            warm_start=warm_start,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+        _assign(self, locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VardropClassifier:
         """Fit to rows and classes; a row of weight 2 counts as two."""
@@ -405,6 +342,8 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         if len(self.classes_) < 2:
             raise ValueError(f"Expected at least 2 classes, but got the class {y[0]!r} alone.")
         weight = _weights(sample_weight, frame)
+        if weight is not None and len(np.unique(numbers[np.asarray(weight) > 0])) < 2:
+            raise ValueError("Expected at least 2 classes with a positive weight, but got fewer.")
         if self.class_weight is not None:
             own = compute_sample_weight(self.class_weight, y)
             weight = own if weight is None else weight * own
@@ -432,6 +371,11 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         u = generator.random_sample((len(cumulated), n_samples))
         which = (u[:, :, None] > cumulated[:, None, :-1]).sum(2)
         return self.classes_[which]
+
+
+def _assign(estimator: _Estimator, arguments: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor as they are, as scikit-learn asks."""
+    estimator.__dict__.update({k: v for k, v in arguments.items() if k != "self"})
 
 
 def _generator(random_state: Any) -> np.random.RandomState:
@@ -466,10 +410,6 @@ def _weights(sample_weight: Any, frame: pandas.DataFrame) -> Any:
     if not found.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return found
-
-
-def _bytes(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run directory as data: what was run, how it went, what came out, and arrays for pictures."""
+"""Read a run directory: what was run, its training history, its results, arrays for pictures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_integer, check_number
@@ -19,25 +17,13 @@ from vardrop._core.files import read_json, read_tensors, unsealed
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 STANDING = "checkpoint.json"
+SIZES = ("weights", "weights_left", "packed_bytes", "seconds")
 Record = dict[str, Any]
-_PARTS = {
-    "metrics": dict,
-    "baseline": dict,
-    "held_out": dict,
-    "against": dict,
-    "ood": dict,
-    "compression": dict,
-    "curve": list,
-    "layers": list,
-    "notes": list,
-    "by_class": list,
-    "confusion": list,
-}
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One run: its directory and the content of its files; a file that is absent reads as empty."""
+    """The content of a run directory; a missing file reads as empty."""
 
     path: Path
     config: Mapping[str, Any]
@@ -48,52 +34,75 @@ class StoredRun:
 
     @property
     def target(self) -> str:
-        """What is predicted, as the column is called; empty where that is not known."""
-        found = self.preprocessing.get("target") or (self.config.get("data") or {}).get("target")
-        return str(found or "")
-
-    @property
-    def unit(self) -> float:
-        """The deviation of the target, by which it was scaled for the training."""
-        found = self.preprocessing.get("target_std", 1.0)
-        return float(found) if self.task != "classification" and found > 0 else 1.0
-
-    def label(self, layer: str) -> str:
-        """A layer for people: the kind beside a name that is but a number."""
-        known = {row.get("name"): row.get("kind") for row in self.results.get("layers") or []}
-        kind = known.get(layer) or "layer"
-        return f"{kind} {layer}" if layer.isdigit() else layer
+        """The name of the column that is predicted; empty if it has none."""
+        data = self.config.get("data") or {}
+        return str(self.preprocessing.get("target") or data.get("target") or "")
 
     @property
     def task(self) -> str | None:
-        """ "classification" or "regression", where the results say so."""
+        """ "classification" or "regression"; None before the run was evaluated."""
         return self.results.get("task")
 
+    @property
+    def unit(self) -> float:
+        """The standard deviation by which the target was scaled for training."""
+        return float(self.preprocessing.get("target_std") or 1.0)
+
+    @property
+    def seconds(self) -> float:
+        """The time that training took."""
+        return sum(float(row.get("seconds") or 0) for row in self.history)
+
+    @property
+    def stopped(self) -> str:
+        """How far training came if it was interrupted; empty if it was not."""
+        settings, done = self.config.get("settings") or {}, len(self.history)
+        epochs = (settings.get("epochs") or 0) + (settings.get("pretrain") or 0)
+        if settings.get("patience") is not None or done >= epochs:
+            return ""
+        return f"was stopped after {done} of {epochs} epochs"
+
+    def sizes(self) -> dict[str, Any]:
+        """Weights, weights left by compression or pruning, bytes of the packed file, seconds."""
+        counts = {str(row["name"]): int(row["weights"]) for row in self.results.get("layers") or []}
+        compression, removed = self.results.get("compression") or {}, self.fractions()
+        left = compression.get("weights_after")
+        if left is None and removed:
+            pruned = sum(removed.get(name, 0.0) * count for name, count in counts.items())
+            left = sum(counts.values()) - round(pruned)
+        seconds = round(self.seconds, 2) if self.history else None
+        sizes = (sum(counts.values()) or None, left, compression.get("packed_bytes"), seconds)
+        return {k: v for k, v in zip(SIZES, sizes, strict=True) if v is not None}
+
+    def label(self, layer: str) -> str:
+        """The name of a layer, with its type if the name is only a number."""
+        types = {row.get("name"): row.get("kind") for row in self.results.get("layers") or []}
+        return f"{types.get(layer) or 'layer'} {layer}" if layer.isdigit() else layer
+
     def layers(self, prefix: str) -> dict[str, Tensor]:
-        """The arrays called `<prefix>.<layer>`, by layer."""
-        start = prefix + "."
-        found = {k.removeprefix(start): v for k, v in self.arrays.items() if k.startswith(start)}
-        # The file keeps no order; the history lists the layers as the net has them.
-        known = list((self.history[-1].get("sparsity") or {}) if self.history else ())
-        rank = {name: i for i, name in enumerate(known)}
-        return {k: found[k] for k in sorted(found, key=lambda k: (rank.get(k, len(rank)), k))}
+        """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
+        found = self.sets(prefix, ".")
+        # The file keeps no order; the history lists the layers in the order of the model.
+        order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
+        rank = {name: i for i, name in enumerate(order)}
+        return {k: found[k] for k in sorted(found, key=lambda k: rank.get(k, len(rank)))}
 
     def fractions(self) -> dict[str, float]:
-        """The fraction of the weights of each layer that pruning removes, where that is known."""
+        """The fraction of the weights of each layer that pruning removes."""
         pruned = self.layers("weight_pruned")
         if not pruned and self.history:
             return dict(self.history[-1].get("sparsity") or {})
         return {name: float((w == 0).double().mean()) for name, w in pruned.items()}
 
-    def sets(self, prefix: str) -> dict[str, Tensor]:
-        """The arrays called `<prefix>_<name>`, by name."""
-        start = prefix + "_"
-        names = sorted(k for k in self.arrays if k.startswith(start))
-        return {k.removeprefix(start): self.arrays[k] for k in names}
+    def sets(self, prefix: str, separator: str = "_") -> dict[str, Tensor]:
+        """The arrays called `<prefix><separator><name>`, by name."""
+        start = prefix + separator
+        names = sorted(name for name in self.arrays if name.startswith(start))
+        return {name.removeprefix(start): self.arrays[name] for name in names}
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read a run directory; config.json must be there, the other files may be absent.
+    """Read a run directory; config.json is required, the other files may be missing.
 
     Args:
         path: the directory that `vardrop fit` wrote.
@@ -103,81 +112,44 @@ def read_run(path: Path) -> StoredRun:
             f"Expected `{path}` to be a run directory, but got no file {path / 'config.json'}. "
             "Pass the directory that `vardrop fit --out` wrote."
         )
-    config, results = _object(path / "config.json"), path / "results.json"
-    columns = path / "preprocessing.json"
-    return StoredRun(
-        path=path,
-        config=config,
-        history=read_history(path),
-        results=_results(results) if results.is_file() else {},
-        arrays=_arrays(path / "arrays.safetensors", _checked(config)),
-        preprocessing=_preprocessing(columns) if columns.is_file() else {},
-    )
+    arrays = path / "arrays.safetensors"
+    tensors = read_tensors(arrays)[0] if arrays.is_file() else {}
+    names = ("config.json", "results.json", "preprocessing.json")
+    config, results, preprocessing = (_read_sealed(path / name) for name in names)
+    return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
 
 
-def _broken(path: Path, wanted: str, found: object) -> VardropError:
-    return VardropError(
-        f"Expected `{path}` to hold {wanted}, but got {found}. "
-        "The file is damaged; restore it or run the command again."
-    )
+def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
+    """Runs by the name of their directory, or by its path if the names are not distinct."""
+    names = [run.path.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.path) for run in runs]
+    return dict(zip(names, runs, strict=True))
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object, which is what was sealed, where it carries a checksum."""
+def make_directory(path: Path) -> Path:
+    """Make a directory with its parents, unless it is there; the directory."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise _broken(path, "a JSON object", error) from error
-    if not isinstance(found, dict):
-        raise _broken(path, "a JSON object", type(found).__name__)
-    return unsealed(found, str(path), _checked(found))
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise VardropError(
+            f"Expected to make the directory {path}, but got: {failure.strerror}."
+        ) from failure
+    return path
 
 
-def _checked(config: Mapping[str, Any]) -> bool:
-    """Whether the files of a run carry checksums: those of version 0.1, and drawn ones, do not."""
-    version = config.get("version", 1)
-    return isinstance(version, int) and version >= 2
-
-
-def _results(path: Path) -> dict[str, Any]:
-    """The results, once every known part has its type."""
-    found = _object(path)
-    for part, kind in _PARTS.items():
-        if not isinstance(found.get(part) or kind(), kind):
-            raise _broken(path, f"`{part}` as a JSON {kind.__name__}", found[part])
-    for row in found.get("layers") or []:
-        if not isinstance(row, dict) or not isinstance(row.get("weights"), int):
-            raise _broken(path, "`layers` with a number of weights each", row)
-    return found
-
-
-def _preprocessing(path: Path) -> dict[str, Any]:
-    """What was found in a table, once the parts that are shown have their types."""
-    found = _object(path)
-    if not isinstance(found.get("target_std", 1.0), int | float):
-        raise _broken(path, "`target_std` as a number", found["target_std"])
-    return found
-
-
-def _arrays(path: Path, checked: bool) -> dict[str, Tensor]:
-    if not path.is_file():
-        return {}
-    if checked:
-        return read_tensors(path, required=True)[0]
-    try:
-        return load(path.read_bytes())
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise _broken(path, "tensors in the safetensors format", error) from error
+def _read_sealed(path: Path) -> Record:
+    return unsealed(read_json(path), str(path)) if path.is_file() else {}
 
 
 def read_standing(directory: Path) -> Record | None:
-    """The values of the checkpoint without its tensors; None where there are none."""
+    """The values of the checkpoint without its tensors; None if there is no checkpoint."""
     path = directory / STANDING
-    return check_standing(path, unsealed(read_json(path), str(path))) if path.is_file() else None
+    return check_standing(path, _read_sealed(path)) if path.is_file() else None
 
 
 def check_standing(path: Path, values: Any) -> Record:
-    """The values of a checkpoint, if they are such as a recorder writes; else an error."""
+    """The values of a checkpoint, if a recorder could have written them; else an error."""
     with reading_checkpoint(path):
         check_choice("phase", values["phase"], ("pretrain", "fit"))
         for name in ("epoch", "position", "waited"):
@@ -187,31 +159,27 @@ def check_standing(path: Path, values: Any) -> Record:
                 check_number("best", number)
         check_integer("batch_size", values.get("batch_size", 1))
         check_integer("first_epoch", values.get("first_epoch", 0), 0)
-    found: Record = values
-    return found
+    checked: Record = values
+    return checked
 
 
 @contextmanager
 def reading_checkpoint(path: Path) -> Iterator[None]:
-    """What fails inside is told as an error of the file."""
+    """Report errors inside as errors of the file."""
     try:
         yield
-    except VardropError as wrong:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = str(error) if isinstance(error, VardropError) else f"{reason}. It is damaged."
         raise VardropError(
-            f"Expected {path} to hold a checkpoint of this run, but got: {wrong}"
-        ) from wrong
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as wrong:
-        reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
-        raise VardropError(
-            f"Expected {path} to hold a checkpoint of this run, but got: {reason}. It is damaged, "
-            "or of another net."
-        ) from wrong
+            f"Expected {path} to hold a checkpoint of this run, but got: {reason}"
+        ) from error
 
 
 def read_history(directory: Path) -> list[Record]:
-    """The records of all epochs; a last line that was cut short by a crash is left out.
+    """The records of all epochs, without a last line that a crash cut short.
 
-    An absent file is an empty history; one that lacks an epoch before the checkpoint is damaged.
+    A missing file is an empty history. A file that lacks an epoch before the checkpoint is damaged.
     """
     path = directory / HISTORY
     if not path.is_file():
@@ -227,11 +195,9 @@ def read_history(directory: Path) -> list[Record]:
             raise _damaged(path, f"{broken} in line {number}") from broken
         records.append(unsealed(record, f"{path}, line {number}"))
         epoch = records[-1].get("epoch")
-        if type(epoch) is not int or epoch < 0:
-            raise _damaged(path, f"the epoch {epoch!r} in line {number}")
         follows = len(records) == 1 or epoch == records[-2]["epoch"] + 1
-        if "sha256" in record and not follows:
-            raise _damaged(path, f"the epoch {epoch} in line {number}")
+        if type(epoch) is not int or epoch < 0 or not follows:
+            raise _damaged(path, f"the epoch {epoch!r} in line {number}")
     standing = read_standing(directory) or {}
     done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
@@ -239,8 +205,8 @@ def read_history(directory: Path) -> list[Record]:
     return records
 
 
-def _damaged(path: Path, found: str) -> VardropError:
+def _damaged(path: Path, problem: str) -> VardropError:
     return VardropError(
-        f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {found}. It "
-        "is damaged; remove the file to go on without the curves."
+        f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {problem}. "
+        "It is damaged; remove the file to continue without the curves."
     )

@@ -1,21 +1,11 @@
-"""Compression: relevance, threshold, shrink, sparse execution, files, export, and afterwards."""
-
-import warnings
-from typing import Any
+"""Compression: relevance, threshold, shrink, sparse execution, files, and afterwards."""
 
 from vardrop.compression.comparing import (
-    Comparison as Comparison,
-    Measurements as Measurements,
     Point as Point,
     Threshold as Threshold,
     choose_threshold as choose_threshold,
-    compare as compare,
 )
 from vardrop.compression.files import (
-    Draws as Draws,
-    export_onnx as export_onnx,
-    export_package as export_package,
-    export_program as export_program,
     load as load,
     save as save,
 )
@@ -43,11 +33,3 @@ from vardrop.compression.shrinking import (
     plan_shrink as plan_shrink,
     shrink as shrink,
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Figures":
-        raise AttributeError(f"module 'vardrop.compression' has no attribute {name!r}")
-    text = "vardrop.compression.Figures is Measurements now; the name goes with the next version"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return Measurements

@@ -1,37 +1,21 @@
-"""Nets on data: the threshold that held-out data allow, and two nets side by side."""
+"""The threshold that held-out data allow."""
 
 from __future__ import annotations
 
 import math
-import tempfile
-import warnings
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop import metrics
-from vardrop._core.calls import untouched
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, needed
-from vardrop.compression.files import densify, save
 from vardrop.compression.masks import masked, rules
 from vardrop.compression.packing import packed_bytes
-from vardrop.compression.running import (
-    Data,
-    Metric,
-    as_inputs,
-    batches,
-    called,
-    first_rows,
-    outputs,
-    score,
-    seconds,
-)
-from vardrop.compression.shrinking import layer_costs, planned
-from vardrop.noisy import Relevance, evaluating
+from vardrop.compression.running import Data, Metric, as_inputs, batches, first_rows, score
+from vardrop.compression.shrinking import planned
+from vardrop.noisy import Relevance
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
@@ -183,93 +167,4 @@ def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -
     raise VardropError(
         f"Expected a threshold with `{kind}` within {limit}, but the nearest is {best}. "
         "Loosen the budget, or train longer."
-    )
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """What one classifier scores and costs; `auroc` is of its entropy out of distribution."""
-
-    accuracy: float
-    nll: float
-    ece: float
-    auroc: float | None
-    latency: float
-    macs: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two nets side by side; print it as a table."""
-
-    before: Measurements
-    after: Measurements
-
-    def __str__(self) -> str:
-        lines = [f"{'':9} {'before':>12} {'after':>12}"]
-        for field in fields(Measurements):
-            pair = (getattr(self.before, field.name), getattr(self.after, field.name))
-            if None not in pair:
-                lines.append(f"{field.name:9} {pair[0]:12.5g} {pair[1]:12.5g}")
-        return "\n".join(lines)
-
-
-def compare(
-    before: nn.Module,
-    after: nn.Module,
-    test: Data,
-    ood: Tensor | None = None,
-    foreign: Tensor | None = None,
-) -> Comparison:
-    """Accuracy, NLL, ECE, AUROC out of distribution, latency, MACs and bytes of two classifiers.
-
-    Args:
-        before, after: plain nets that return logits (N, classes).
-        test: inputs and labels.
-        ood: inputs out of distribution, which a net should be less sure about.
-        foreign: the name that `ood` had; it goes with the next version.
-
-    The latency is of one batch of `test` in seconds, the bytes are those of `save` on disk, the
-    MACs those of one example.
-
-    >>> import torch
-    >>> net = torch.nn.Linear(4, 3)
-    >>> result = compare(net, net, (torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
-    >>> result.before.macs
-    12
-    """
-    check_net(before, "before")
-    check_net(after, "after")
-    if foreign is not None:
-        warnings.warn("`foreign` is called `ood` now.", DeprecationWarning, stacklevel=2)
-        ood = foreign
-    return Comparison(_measured(before, test, ood), _measured(after, test, ood))
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(1)
-
-
-def _measured(net: nn.Module, test: Data, ood: Tensor | None) -> Measurements:
-    logits, y = outputs(net, test, "test")
-    probs = logits.double().softmax(1)
-    x = untouched(as_inputs(batches(test, "test")[0][0]))
-    costs = layer_costs(densify(net)[0], first_rows(x))
-    auroc = None
-    if ood is not None:
-        other = outputs(net, (ood, torch.zeros(len(ood))))[0].double().softmax(1)
-        auroc = float(metrics.auroc(_entropy(probs), _entropy(other)))
-    with torch.no_grad(), evaluating(net):
-        latency = seconds(lambda: called(net, x), budget=0.2)
-    with tempfile.TemporaryDirectory() as folder:
-        size = save(net, Path(folder) / "net.safetensors")
-    return Measurements(
-        float(metrics.accuracy(probs, y)),
-        float(metrics.nll_from_log_probs(logits.double().log_softmax(1), y)),
-        float(metrics.ece(probs, y)),
-        auroc,
-        latency,
-        sum(c.macs for c in costs.values()),
-        size,
     )

@@ -1,41 +1,29 @@
-"""Pack a net into few bytes: rounded as the posterior allows, or as draws of it.
+"""Pack a net into few bytes: weights rounded as the posterior allows, then entropy-coded.
 
 A file is: magic and version, the header's length, the header (JSON, deflated), what is coded, the
 tensors that are kept as they are, and a BLAKE2 checksum of everything before it.
 
-Version 1 has integers: those of a tensor are coded by constriction's range coder under their own
-histogram, which stands in the header: -log2(count / total) bits each, so zeros and coarse values
-are nearly free. Version 2 has the numbers of a random code (see `vardrop.coding`), block after
-block; its header has the seed, the bits of a block, the number of blocks, whether they taper, and
-the deviation of each tensor's prior.
+The integers of a tensor are coded by constriction's range coder under their own histogram, which
+is in the header: -log2(count / total) bits each, so zeros and coarse values are nearly free.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import math
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_choice, check_integer, check_net, check_number, check_type
+from vardrop._core.checks import check_net, check_number, check_type
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
-from vardrop.coding import (
-    RandomCode,
-    checked_layout,
-    decoded,
-    index_bytes,
-    index_from_bytes,
-)
 from vardrop.compression.files import (
     PACKED,
     as_path,
@@ -46,19 +34,12 @@ from vardrop.compression.files import (
     malformed_file,
     rebuild,
 )
-from vardrop.compression.masks import grid_steps, masked
+from vardrop.compression.masks import grid_steps
 from vardrop.compression.running import Data, Metric, check_plain, score
 from vardrop.compression.shrinking import ShrinkPlan
 
-_ENTROPY, _RANDOM = PACKED + b"\x01", PACKED + b"\x02"
-_CHECK = {_ENTROPY: 16, _RANDOM: 8}  # bytes of the checksum
-_WINDOW = 15  # of deflate
-# What the header of a random code is likely to say, so that it need not spell it.
-_LIKELY = (
-    b'{"sizes":{"features.0":[1,1],"layers.1":[3,1],"conv1":[5,1],"fc1":[7,1],"2":[9,1],"4":[6,1],'
-    b'"0":[1,8,1],"3":[8,16,1],"7":[16,10,1]},"select":{},"scale":{},"identity":[]},0,16,700,true,[null,'
-    b"-8,-16,-24,-32,null]]"
-)
+_MARK = PACKED + b"\x01"
+_CHECK = 16  # bytes of the checksum
 _EXACT = 2**53  # integers up to here survive in a double
 
 
@@ -93,35 +74,25 @@ def pack(
     metric: Metric | None = None,
     deviations: Mapping[str, Tensor] | None = None,
     plan: ShrinkPlan | None = None,
-    *,
-    method: Literal["entropy", "random_code"] = "entropy",
-    code: RandomCode | None = None,
 ) -> PackReport:
     """Write a small net with as many bits per weight as its posterior deviation allows.
 
-    By "entropy", the weights of a layer are rounded to multiples of
+    The weights of a layer are rounded to multiples of
 
         step = tolerance (mean over its kept weights of 1 / sigma^2)^(-1/2)
 
-    and coded with -log2(fraction of that value in its layer) bits each. By "random_code", blocks of
-    weights are draws of the posterior, each the number of a candidate from the prior, with KL(q||p)
-    bits in all; see `vardrop.RandomCode`. Tensors without a posterior, such as biases and those of
-    BatchNorm, are kept as they are. The file is decoded and compared before it is written, and it
-    is there whole or not at all.
+    and coded with -log2(fraction of that value in its layer) bits each. Tensors without a
+    posterior, such as biases and those of BatchNorm, are kept as they are. The file is decoded and
+    compared before it is written, and it is there whole or not at all.
 
     Args:
-        net: a plain net, such as the result of `shrink`; for a random code a noisy one, with
-            Gaussian noise on its weights, which is left as it is.
+        net: a plain net, such as the result of `shrink`.
         path: the file; conventionally it ends in .vdp.
         tolerance: the step in units of the posterior deviation.
         validation, metric: data and `metric(output, target)` to score the decoded net on.
         deviations: posterior deviations by parameter name, in place of those of the plan.
         plan: the plan by which the net was shrunken: it knows the deviations, and the size of the
             net before. Without it, sigma is 1/32 of the root mean square of a layer's weights.
-        method: how weights are coded.
-        code: the random code of `net`, with all blocks closed. Without it the net is drawn at once,
-            in blocks of 16 bits, as many as its KL asks for: the other weights then cannot make up
-            for a draw, and the net is not as good as one that was trained with its code.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd(log_sigma2=-4.0))
@@ -136,21 +107,12 @@ def pack(
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", sec. 2.1 and 4.
     """
     _check_arguments(tolerance, validation, metric, plan)
-    check_choice("method", method, ("entropy", "random_code"))
-    target, steps = as_path(path), {}
-    if method == "random_code":
-        if deviations is not None or tolerance != 1.0:
-            raise VardropError(
-                "Expected no `tolerance` and no `deviations` for a random code, whose precision is "
-                "that of its bits, but got some. Leave them out."
-            )
-        dense, raw, per_weight = _randomly(net, code)
-    else:
-        _check_entropy(net, code)
-        dense, _ = densify(net)
-        planned = plan.deviations if plan else {}
-        steps = grid_steps(dense, planned if deviations is None else deviations, tolerance)
-        raw, per_weight = _to_bytes(dense, steps)
+    target = as_path(path)
+    check_plain(net)
+    dense, _ = densify(net)
+    planned = plan.deviations if plan else {}
+    steps = grid_steps(dense, planned if deviations is None else deviations, tolerance)
+    raw, per_weight = _to_bytes(dense, steps)
     decoded = _from_bytes(raw, str(path), dense)
     _compare(dense, decoded, steps)
     size = plan.total("bytes")[0] if plan else sum(4 * p.numel() for p in dense.parameters())
@@ -174,55 +136,6 @@ def _check_arguments(
     check_number("tolerance", tolerance, above=0)
     if (validation is None) != (metric is None):
         raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
-
-
-def _check_entropy(net: nn.Module, code: RandomCode | None) -> None:
-    check_plain(net)
-    if code is not None:
-        raise VardropError(
-            'Expected `code` with method="random_code", but got it with another. Name the method.'
-        )
-
-
-def _randomly(net: nn.Module, code: RandomCode | None) -> tuple[nn.Module, bytes, dict[str, float]]:
-    """The plain net that a random code holds, its file, and the bits per weight."""
-    needed("numpy", "compress")
-    check_net(net)
-    if code is None:
-        net = copy.deepcopy(net)
-        code = RandomCode(net, tapered=False)
-        code.close()
-    check_type("code", code, RandomCode, "a vardrop.RandomCode")
-    if not code.is_of(net):
-        raise VardropError("Expected `code` to be of `net`, but got that of another net.")
-    if code.open:
-        raise VardropError(
-            f"Expected all blocks of `code` to be closed, but got {code.open} open ones. "
-            "Call code.close()."
-        )
-    plain, levels = masked(net)[0], code.levels()
-    for name, value in code.values().items():
-        plain.get_parameter(name).data.copy_(value)
-    tensors = {name: t.detach().cpu() for name, t in plain.state_dict().items()}
-    held = [levels.get(name) for name in tensors]
-    kept = b"".join(_raw(t).numpy().tobytes() for name, t in tensors.items() if name not in levels)
-    layout = code.layout
-    header = [describe(plain), layout.seed, code.block_bits, layout.blocks, layout.tapered, held]
-    raw = _sealed(_RANDOM, header, index_bytes(code.index, code.block_bits) + kept)
-    each = code.block_bits * layout.blocks / layout.weights
-    return plain, raw, dict.fromkeys(levels, each)
-
-
-def _sealed(start: bytes, header: Any, content: bytes) -> bytes:
-    """A file of a format: its header deflated, its content, the checksum of all before it."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    deflater = zlib.compressobj(9)
-    if start == _RANDOM:  # without a frame of its own
-        strategy = zlib.Z_DEFAULT_STRATEGY
-        deflater = zlib.compressobj(9, zlib.DEFLATED, -_WINDOW, 9, strategy, _LIKELY)
-    packed = deflater.compress(text) + deflater.flush()
-    body = start + struct.pack("<I", len(packed)) + packed + content
-    return body + hashlib.blake2b(body, digest_size=_CHECK[start]).digest()
 
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
@@ -267,7 +180,9 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             per_weight[name] = _bits(table[1]) / max(int(tensor.count_nonzero()), 1)
     payload = _encode(parts)
     header = [describe(net), codes, len(payload)]
-    return _sealed(_ENTROPY, header, payload + b"".join(plain)), per_weight
+    packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
+    body = _MARK + struct.pack("<I", len(packed)) + packed + payload + b"".join(plain)
+    return body + hashlib.blake2b(body, digest_size=_CHECK).digest(), per_weight
 
 
 def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
@@ -288,35 +203,32 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
 
 
 def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
-    start = raw[: len(_ENTROPY)]
-    if start not in _CHECK:
+    start = raw[: len(_MARK)]
+    if start != _MARK:
         other = " Read what vardrop.save wrote with vardrop.load." if b"vardrop" in raw else ""
         raise VardropError(
-            f"Expected {path} to be written by vardrop.pack in format 1 or 2, but got "
+            f"Expected {path} to be written by vardrop.pack in format 1, but got "
             f"{start!r} at its start.{other}"
         )
-    body, check = raw[: -_CHECK[start]], raw[-_CHECK[start] :]
-    if hashlib.blake2b(body, digest_size=_CHECK[start]).digest() != check:
+    body, check = raw[:-_CHECK], raw[-_CHECK:]
+    if hashlib.blake2b(body, digest_size=_CHECK).digest() != check:
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
     with malformed_file(path):
         (length,) = struct.unpack_from("<I", body, len(start))
         begin = len(start) + 4
-        plan, *codes = json.loads(_inflate(start, body[begin : begin + length], into))
+        plan, *codes = json.loads(_inflate(body[begin : begin + length], into))
         net = rebuild(into, plan)
-        read = _decode_randomly if start == _RANDOM else _decode
-        load_tensors(net, read(net, codes, body[begin + length :]))
+        load_tensors(net, _decode(net, codes, body[begin + length :]))
     return net
 
 
-def _inflate(start: bytes, header: bytes, into: nn.Module) -> bytes:
+def _inflate(header: bytes, into: nn.Module) -> bytes:
     """The header, at most as long as one that describes every number of `into` by itself."""
     most = 1 << 16
     most += sum(256 + 48 * t.numel() for t in into.state_dict().values())
     inflater = zlib.decompressobj()
-    if start == _RANDOM:
-        inflater = zlib.decompressobj(-_WINDOW, _LIKELY)
     text = inflater.decompress(header, most)
     if inflater.unconsumed_tail:
         raise VardropError(
@@ -332,30 +244,6 @@ def _check_count(found: list[Any], empty: Mapping[str, Tensor]) -> None:
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(found)}. "
             "Give a net of the class that was packed."
         )
-
-
-def _decode_randomly(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tensor]:
-    seed, block_bits, blocks, tapered, held = header
-    empty = net.state_dict()
-    _check_count(held, empty)
-    levels = {name: level for name, level in zip(empty, held, strict=True) if level is not None}
-    if any(type(level) is not int or not -128 <= level < 128 for level in levels.values()):
-        raise VardropError("Expected levels of a random code in -128..127, but got others.")
-    shapes = [empty[name].shape for name in levels]
-    check_integer("the number of blocks", blocks)
-    count = sum(math.prod(shape) for shape in shapes)
-    layout = checked_layout(count, blocks * block_bits, block_bits, seed, tapered)
-    kept = {name: t for name, t in empty.items() if name not in levels}
-    coded = -(-blocks * block_bits // 8)
-    size = coded + sum(t.numel() * t.element_size() for t in kept.values())
-    if len(content) != size:
-        raise VardropError(f"Expected {size} bytes after the header, but got {len(content)}.")
-    index = index_from_bytes(content[:coded], blocks, block_bits)
-    values = decoded(layout, index, list(levels.values()), shapes)
-    tensors = {n: v.to(empty[n].dtype) for n, v in zip(levels, values, strict=True)}
-    for name, like in kept.items():
-        tensors[name], coded = _plain_tensor(content, coded, like)
-    return tensors
 
 
 def _plain_tensor(content: bytes, start: int, like: Tensor) -> tuple[Tensor, int]:

@@ -74,10 +74,14 @@ class _Data(TorchDispatchMode):
         if not counted and not any(is_float(t) and bool(t.isnan().any()) for t in given):
             return
         for tensor in made:
-            if is_float(tensor):
-                tensor.fill_(torch.nan)
-            else:
+            if not is_float(tensor):
                 self.known[id(tensor)] = tensor
+            elif counted or not name.startswith(_EXTREMES):
+                tensor.fill_(torch.nan)
+
+
+# These return the positions of extremes too, but their values show a mark where it arrives.
+_EXTREMES = ("max", "min", "cummax", "cummin", "adaptive_max", "fractional_max")
 
 
 def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:

@@ -111,7 +111,9 @@ class ShrinkPlan:
             check_runs(plain, self.example)
             apart = _apart(plain, {})
             flow = data_flow(apart, self.example) if self.units else {}
-            trial = _Trial(apart, self.example, list(self.units), flow, {}, False)
+            trial = _Trial(
+                apart, self.example, list(self.units), flow, {}, False, tied_parameters(net)
+            )
             for name, keep in self.selects.items():
                 layer = _selecting(trial.net.get_submodule(name), keep)
                 trial.net = replaced(trial.net, name, layer)
@@ -231,12 +233,15 @@ def planned(
     check_runs(plain, inputs)
     probes, apart = Probes(plain, inputs), _apart(plain, deviations)
     found, flow, notes = _followed(apart, inputs)
+    ties = tied_parameters(net)
 
     def attempt(units: list[Unit]) -> _Trial:
-        return _Trial(apart, inputs, units, flow, deviations, drop_inputs)
+        return _Trial(apart, inputs, units, flow, deviations, drop_inputs, ties)
 
     trial = _proven(attempt, found, probes)
-    notes += [f"'{n}' gets weights of its own: its gate is folded in." for n in gated_ties(net)]
+    shared = {name for names in tied_parameters(trial.net) for name in names}
+    untied = [name for name in gated_ties(net) if inside(name, "weight") not in shared]
+    notes += [f"'{n}' gets weights of its own: its gate is folded in." for n in untied]
     for name, module in modules_of(plain, Noisy).items():
         notes.append(f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin.")
     layers, before = affine_layers(apart), layer_costs(apart, inputs)
@@ -281,6 +286,7 @@ class _Trial:
         flow: dict[str, list[Tensor]],
         deviations: dict[str, Tensor],
         drop_inputs: bool,
+        ties: list[list[str]],
     ) -> None:
         self.net = copy.deepcopy(plain)
         self.notes: list[str] = []
@@ -292,6 +298,7 @@ class _Trial:
         self.costs: dict[str, LayerCost] = {}
         self._measure(inputs)
         self.net = put_together(self.net, self.deviations)
+        _tie_equal(self.net, ties)
         settle_fused_path(self.net)
         if drop_inputs:
             self._select_inputs(inputs)
@@ -327,12 +334,12 @@ class _Trial:
         """Let layers that do not read all of their inputs take the others only."""
         attention = modules_of(self.net, SlimAttention).items()
         whole = {inside(name, part) for name, m in attention for part, _ in m.named_children()}
+        tied = Counter(id(p) for m in self.net.modules() for p in m.parameters(recurse=False))
         for name, view in affine_layers(self.net).items():
-            unread = view.unread()
-            if view.groups == 1 and any(unread) and name not in whole:
+            unread, own = view.unread(), tied[id(view.layer.weight)] == 1
+            if own and view.groups == 1 and any(unread) and name not in whole:
                 keep = tuple(i for i, u in enumerate(unread) if not u) or (0,)
                 self._select(name, view.layer, keep, inputs)
-        tied = Counter(id(p) for m in self.net.modules() for p in m.parameters(recurse=False))
         for name, layer in modules_of(self.net, nn.Embedding).items():
             keep = tuple(layer.weight.detach().any(1).nonzero().flatten().tolist())
             own = type(layer) is nn.Embedding and tied[id(layer.weight)] == 1
@@ -353,6 +360,36 @@ class _Trial:
         self.net, self.selects[name] = net, keep
         if (deviation := self.deviations.pop(inside(name, "weight"), None)) is not None:
             self.deviations[inside(name, "1.weight")] = _kept_inputs(layer, deviation, keep)
+
+
+def tied_parameters(net: nn.Module) -> list[list[str]]:
+    """The names of every parameter that has several.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    >>> net[1].weight = net[0].weight
+    >>> tied_parameters(net)
+    [['0.weight', '1.weight']]
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _tie_equal(net: nn.Module, ties: list[list[str]]) -> None:
+    """Let parameters that were one be one again where they are still equal."""
+    parameters = dict(net.named_parameters(remove_duplicate=False))
+    for names in ties:
+        kept: list[nn.Parameter] = []
+        for name in names:
+            if (mine := parameters.get(name)) is None:
+                continue
+            same = next((k for k in kept if torch.equal(k, mine)), None)
+            if same is None:
+                kept.append(mine)
+            elif same is not mine:
+                owner, _, own = name.rpartition(".")
+                setattr(net.get_submodule(owner), own, same)
 
 
 def _selecting(layer: Any, keep: tuple[int, ...]) -> nn.Module:

@@ -12,6 +12,7 @@ from vardrop.conversion.saving import (
     contents as contents,
     is_description as is_description,
     load_noisy as load_noisy,
+    noise_names as noise_names,
     restore as restore,
     save_noisy as save_noisy,
 )

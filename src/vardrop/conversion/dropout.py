@@ -1,21 +1,16 @@
 """Dropout that a net has already: the kind of `SwitchDropout`.
 
-Dropout modules can be switched. So can dropout inside torch's attention and recurrent layers and
-inside the modules of transformers, whose code asks for the mode. Other code cannot: a chain of
-names that starts at a global and ends at one of torch's dropout functions, or a rate that is handed
-to a function while `self.training`, is named with the reason.
+Dropout modules can be switched. So can dropout in the code of classes that are registered, such as
+torch's attention and recurrent layers, whose code asks for the mode. Dropout in other code cannot:
+where there is an example input, a pass finds it, and it is named with the reason.
 """
 
 from __future__ import annotations
 
-import dis
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vardrop.conversion.kinds import (
     Kind,
@@ -31,36 +26,22 @@ from vardrop.gates import (
     SwitchableDropout,
     SwitchedMode,
     drop_rate,
-    handed_on,
-    own_functions,
-    own_rates,
-    rates_beside_mode,
-    switchable,
-    switched,
+    find_functional_dropout,
+    functional_dropout_rates,
+    is_switchable,
+    switched_class,
 )
 from vardrop.layers import Ties
 from vardrop.noisy import Noisy
 from vardrop.recipes import Recipe, SwitchDropout
 
-_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    functional.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.alpha_dropout,
-    functional.feature_alpha_dropout,
-    torch.dropout,
-    torch.alpha_dropout,
-    torch.feature_dropout,
-    torch.feature_alpha_dropout,
-    functional.scaled_dot_product_attention,
-    functional.multi_head_attention_forward,
+_SUBCLASS = (
+    "its dropout of {rate:g} is in code of a registered class, but a subclass may ask for the mode "
+    "for more; call vardrop.gates.register_functional_dropout for it"
 )
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-_HANDED_ON = (
-    "the module that owns it hands on its rate `p` in the place of a call, so it follows "
-    "net.train() and cannot be switched from outside; set its p to 0, and gate a layer with "
-    "vardrop.binary_dropout"
+_IN_CODE = (
+    "its own code draws dropout of {rate:g}, which cannot be switched from outside; call a dropout "
+    "module instead, or vardrop.gates.register_functional_dropout({kind}, ...)"
 )
 _NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = "the net has no dropout module that draws; give `drop_rate` to gate its layers"
@@ -71,23 +52,46 @@ class Switched(Kind):
 
     def __init__(self, recipe: SwitchDropout, modules: Sequence[nn.Module], every: bool) -> None:
         self.there = any(drop_rate(m) > 0 for m in modules)
-        self.handed = handed_on(modules)
+        self.lent = {id(child) for m in modules if is_switchable(m) for child in _lent_dropout(m)}
+        self.in_code: dict[int, float] = {}
         gates = None if self.there or recipe.gate is None else Recipe(gate=recipe.gate)
         self.gates = None if gates is None else layer_kind(gates, modules, every)
 
+    def observe(self, net: nn.Module, example_input: Any) -> None:
+        found = find_functional_dropout(net, example_input)
+        names = {id(m): name.replace("_orig_mod.", "") for name, m in net.named_modules()}
+        self.in_code = {key: found[name] for key, name in names.items() if name in found}
+
     def reason(self, module: nn.Module) -> str | None:
-        found = dropout_reason(module, self.handed)
+        found = self._dropout_reason(module)
         if self.there or found:
             return found
         if self.gates is not None:
             return self.gates.reason(module)
         return _NO_DROPOUT if has_parameters(module) else None
 
+    def _dropout_reason(self, module: nn.Module) -> str | None:
+        """The same for the dropout of a module; None without any."""
+        base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
+        if id(module) in self.lent:
+            return None  # it goes with its owner
+        if base is type(module):
+            return "" if drop_rate(module) else _NO_RATE
+        if base is not None:
+            return f"a subclass of {base.__name__} with behaviour of its own"
+        if isinstance(module, Noisy):
+            return None
+        if rate := drop_rate(module):
+            return "" if is_switchable(module) else _SUBCLASS.format(rate=rate)
+        in_code = self.in_code.get(id(module))
+        kind = type(module).__name__
+        return None if in_code is None else _IN_CODE.format(rate=in_code, kind=kind)
+
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         if self.gates is not None:
             return self.gates.noisy_type(module)
         return DROPOUT_TYPES.get(type(module)) or (
-            switched(type(module)) if switchable(module) else None
+            switched_class(type(module)) if is_switchable(module) else None
         )
 
     def becomes(self, module: nn.Module) -> str:
@@ -95,7 +99,7 @@ class Switched(Kind):
             return self.gates.becomes(module)
         if type(module) in DROPOUT_TYPES:
             return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
-        rates = (f"{name}={rate:g}" for name, rate in own_rates(module).items())
+        rates = (f"{name}={rate:g}" for name, rate in functional_dropout_rates(module).items())
         return f"itself, with its dropout ({', '.join(rates)}) under the switch"
 
     def weights(self, module: nn.Module) -> list[Tensor]:
@@ -108,14 +112,18 @@ class Switched(Kind):
     def change(self, module: nn.Module, noise: Ties) -> None:
         if self.gates is not None:
             self.gates.change(module, noise)
-        elif switchable(module):
-            # Where code hands on the rate of a dropout module, a rare branch may call the module.
-            for child in module.children():
-                if id(child) in self.handed:
-                    child.__class__ = DROPOUT_TYPES.get(type(child), type(child))
-            module.__class__ = switched(type(module))
+        elif is_switchable(module):
+            for child in _lent_dropout(module):  # which a rare branch may call
+                child.__class__ = DROPOUT_TYPES.get(type(child), type(child))
+            module.__class__ = switched_class(type(module))
         else:
             module.__class__ = DROPOUT_TYPES.get(type(module), type(module))
+
+
+def _lent_dropout(module: nn.Module) -> list[nn.Module]:
+    """The dropout modules inside a module whose rates its own code takes in the place of a call."""
+    paths = functional_dropout_rates(module)
+    return [module.get_submodule(p.removesuffix(".p")) for p in paths if p.endswith(".p")]
 
 
 @make_plain.register
@@ -137,70 +145,4 @@ def _(module: SwitchableDropout, name: str) -> tuple[SwitchDropout, dict[str, An
 
 @described.register
 def _(module: SwitchedMode, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
-    return SwitchDropout(), {"rates": own_rates(module)}
-
-
-def dropout_reason(module: nn.Module, handed: Mapping[int, nn.Module]) -> str | None:
-    """Why the dropout of a module cannot be switched; empty where it can, None without dropout.
-
-    `handed` is what `handed_on` found.
-    """
-    base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
-    if base is type(module):
-        return _module_reason(module, handed.get(id(module)))
-    if base is not None:
-        return f"a subclass of {base.__name__} with behaviour of its own"
-    if isinstance(module, Noisy):
-        return None
-    if rate := drop_rate(module):
-        return (
-            ""
-            if switchable(module)
-            else (
-                f"its dropout of {rate} runs inside one torch function, so it follows "
-                "net.train() and cannot be switched from outside"
-            )
-        )
-    return _code_reason(module)
-
-
-def _module_reason(module: nn.Module, taker: nn.Module | None) -> str | None:
-    """The same, for a dropout module, whose rate `taker` takes without calling it."""
-    if taker is not None and own_rates(taker):
-        return None  # it goes with its owner
-    if drop_rate(module) == 0:
-        return _NO_RATE
-    return "" if taker is None else _HANDED_ON
-
-
-def _code_reason(module: nn.Module) -> str | None:
-    """The same, for dropout that a module's own code applies."""
-    if called := sorted({f.__name__ for f in _called(type(module))}):
-        return (
-            f"its own code calls {', '.join(called)}, which cannot be switched from outside; "
-            "use a dropout module instead"
-        )
-    if rates := list(rates_beside_mode(module)):
-        return (
-            f"its own code reads its rate `{rates[0]}` while it is in training mode, which cannot "
-            "be switched from outside; set it to 0, or use a dropout module instead"
-        )
-    return None
-
-
-def _called(cls: type[nn.Module]) -> Iterator[Callable[..., Any]]:
-    for function in own_functions(cls):
-        yield from (f for f in _globals_used(function) if any(f is g for g in _FUNCTIONS))
-
-
-def _globals_used(function: FunctionType) -> Iterator[Any]:
-    value: Any = None
-    for step in dis.get_instructions(function):
-        if step.opname == "LOAD_GLOBAL":
-            value = function.__globals__.get(str(step.argval))
-        elif step.opname in _ATTRIBUTES and value is not None:
-            value = getattr(value, str(step.argval), None)
-        elif step.opname not in ("CACHE", "PRECALL"):
-            value = None
-        if value is not None:
-            yield value
+    return SwitchDropout(), {"rates": functional_dropout_rates(module)}

@@ -25,6 +25,9 @@ class Kind(ABC):
 
     rewrites: bool = False  # tensors that are there get other values
 
+    def observe(self, net: nn.Module, example_input: Any) -> None:  # noqa: B027
+        """Look at what the net does with an example, where the reasons depend on it."""
+
     @abstractmethod
     def reason(self, module: nn.Module) -> str | None:
         """Why a module stays as it is; empty where it changes, None where it is not concerned."""
@@ -42,6 +45,10 @@ class Kind(ABC):
     def weights(self, module: nn.Module) -> list[Tensor]:
         """The weights of a module that become noisy, or are gated."""
         return own_weights(module)
+
+    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+        """Which of the modules to change stay after all, and why: others have the same weight."""
+        return {}
 
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse what is selected and cannot be changed."""

@@ -82,6 +82,26 @@ class NoisyLayers(Kind):
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return NOISY_TYPES.get(type(module))
 
+    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+        """A weight that a module which cannot be noisy has too stays plain: it is one weight.
+
+        Modules that are left out by name may be converted later, with the same noise.
+        """
+        if self.recipe.posterior is None:
+            return {}
+        plain = {
+            id(parameter): name
+            for name, module in net.named_modules()
+            if self.reason(module)
+            for parameter in module.parameters(recurse=False)
+        }
+        return {
+            name: f"its weight is tied to '{plain[id(weight)]}', which stays plain"
+            for name, module in changes.items()
+            for weight in self.weights(module)
+            if id(weight) in plain
+        }
+
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         for name, module in changes.items():
             if self.noisy_type(module) is None:

@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import Switched
 from vardrop.conversion.heads import LastLayer
 from vardrop.conversion.kinds import Kind
@@ -29,16 +29,6 @@ KINDS: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], Kind]] 
 }
 
 
-# Packages with modules that a room above knows; it is loaded where a net has one of them.
-_INTEGRATIONS = {"transformers": "vardrop.integrations.huggingface"}
-
-
-def _load_integrations(modules: Sequence[nn.Module]) -> None:
-    packages = {type(m).__module__.partition(".")[0] for m in modules}
-    for package in packages & _INTEGRATIONS.keys():
-        import_module(_INTEGRATIONS[package])
-
-
 def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False) -> Kind:
     """What answers for a recipe about these modules of a net."""
     make = KINDS.get(type(recipe))
@@ -47,7 +37,8 @@ def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool =
         raise VardropError(
             f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
         )
-    _load_integrations(modules)
+    for module in modules:
+        load_integration(type(module))
     return make(recipe, modules, everywhere)
 
 
@@ -126,6 +117,7 @@ def plan(
     recipe: BaseRecipe,
     where: Where | list[Where] | None = None,
     exclude: Where | list[Where] | None = None,
+    example_input: Any = None,
 ) -> Plan:
     """Say what `convert` would do to a net, without doing it.
 
@@ -134,10 +126,13 @@ def plan(
         recipe: the method.
         where: which modules: a glob on the name, a type, a predicate, or a list of these.
         exclude: which to leave out, likewise.
+        example_input: a batch, with which `mc_dropout()` finds dropout in code of your own: it runs
+            one pass of a copy. Without it such dropout is not listed.
 
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
-    1 modules, 6 weights become noisy: Recipe(posterior=AdditiveGaussian(log_sigma2=-10.0), \
+    1 modules, 6 weights become noisy: Recipe(posterior=\
+AdditiveGaussian(log_sigma2=-10.0, train_clip=None), \
 prior=ARD(), estimator=LocalReparameterization(floor=1e-08, central_limit=False), gate=None, \
 noisy_bias=False)
       0      Linear  -> vardrop.Linear
@@ -149,6 +144,8 @@ noisy_bias=False)
     check_selection("where", where, list(modules))
     check_selection("exclude", exclude, list(modules))
     kind = kind_of(recipe, list(modules.values()), where is None)
+    if example_input is not None:
+        kind.observe(net, example_input)
     steps = []
     for name, module in modules.items():
         if (why := kind.reason(module)) is None:
@@ -158,6 +155,8 @@ noisy_bias=False)
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
         steps.append(Step(name, module, why))
+    tied = kind.tied_reasons(net, {s.name: s.module for s in steps if not s.reason})
+    steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
     kind.check(net, {s.name: s.module for s in steps if not s.reason})
     told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
     return Plan(recipe, tuple(told), kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +17,7 @@ from vardrop.conversion.apply import all_or_nothing
 from vardrop.conversion.kinds import Kind, described
 from vardrop.conversion.plan import kind_of
 from vardrop.conversion.selection import listed
-from vardrop.gates import own_rates
+from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Ties
 from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
@@ -26,11 +25,6 @@ from vardrop.recipes import BaseRecipe
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module
 _FORMAT = "vardrop noisy net 1"
-# Heads were classes of their own in files of version 0.1.
-_FORMER = dict.fromkeys(
-    ("DropMax", "Softmax", "SampledSoftmax", "ClassDropout", "DeterministicAttention", "Sparsemax"),
-    "Head",
-)
 
 
 def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -59,22 +53,31 @@ def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
     write_tensors(Path(path), tensors, values)
 
 
-def contents(
-    net: nn.Module, plain: Container[str] = ()
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a noisy net and what else a file must say, as `restore` takes them.
 
-    Tensors whose names are in `plain` are kept elsewhere: they are left out.
+    With `noise_alone` the means, and all tensors without noise, are left out.
     """
     noisy_modules(net)  # an error where there are none
-    found, tied = _tensors(net)
-    tensors = {name: tensor for name, tensor in found.items() if name not in plain}
+    tensors, tied = _tensors(net, noise_alone)
     return tensors, {
         "format": _FORMAT,
         "modules": _entries(net),
-        "tied": {alias: first for alias, first in tied.items() if alias not in plain},
+        "tied": tied,
         "frozen": sorted(k for k, t in tensors.items() if not t.requires_grad),
     }
+
+
+def noise_names(net: nn.Module) -> set[str]:
+    """The names in the state of a net of tensors that describe noise: all but means and the rest.
+
+    >>> import vardrop as vd
+    >>> sorted(noise_names(vd.convert(nn.Sequential(nn.Linear(2, 1)), vd.sparse_vd())))
+    ['0.log_sigma2']
+    """
+    modules = net.named_modules(remove_duplicate=False)
+    noisy = ((name, module) for name, module in modules if isinstance(module, Noisy))
+    return {f"{name}.{own}".lstrip(".") for name, module in noisy for own in module.noise_names()}
 
 
 def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
@@ -104,11 +107,10 @@ def restore(
 ) -> None:
     """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
-    entries = {n: _renewed(values["modules"][n], recipe) for n, recipe in recipes.items()}
     modules = dict(into.named_modules())
     kinds = {n: kind_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
     noisy = _entries(into)
-    _refuse(path, _misfits(modules, noisy, entries, kinds))
+    _refuse(path, _misfits(modules, noisy, values["modules"], kinds))
     rewrites = any(kind.rewrites for kind in kinds.values())
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
         before = set(into.state_dict())
@@ -116,10 +118,7 @@ def restore(
         for name in kinds.keys() - noisy.keys():
             kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
-        found, tied = _tensors(into)
-        if noise_alone:
-            found = {name: tensor for name, tensor in found.items() if name not in before}
-            tied = {alias: first for alias, first in tied.items() if alias not in before}
+        found, tied = _tensors(into, noise_alone)
         _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
         parameters = dict(into.named_parameters(remove_duplicate=False))
         for name in set(found) - before:
@@ -145,12 +144,16 @@ def _entry(name: str, module: Noisy) -> Entry | None:
     return {"type": type(module).__name__, **more, "recipe": to_json(recipe)}
 
 
-def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a net by name, a tied one by its first, and the first names of the others."""
+    state = net.state_dict(keep_vars=True)
+    if noise_alone:
+        noise = noise_names(net)
+        state = {name: tensor for name, tensor in state.items() if name in noise}
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    for name, tensor in net.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
         if getattr(tensor, "is_meta", True):
             raise VardropError(
@@ -193,12 +196,6 @@ def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
     return cast(BaseRecipe, recipe)
 
 
-def _renewed(entry: Entry, recipe: BaseRecipe) -> Entry:
-    """What this release would write in the place of an entry."""
-    kind = str(entry.get("type"))
-    return {**entry, "type": _FORMER.get(kind, kind), "recipe": to_json(recipe)}
-
-
 def _misfits(
     modules: dict[str, nn.Module],
     noisy: dict[str, Entry],
@@ -218,7 +215,7 @@ def _misfits(
             found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
             found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
-        elif "rates" in entry and (rates := own_rates(module)) != entry["rates"]:
+        elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
             found.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
     extra = [name for name in noisy if name not in entries]
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]

@@ -250,7 +250,7 @@ def _with_tails(found: Tensor) -> Tensor:
 # A compiler that saw the look-up would put it into loops over weights, which it then runs one
 # element at a time; as an operator of its own it stays apart, and its numbers are the same.
 _traced_look_up = torch.library.custom_op(
-    "vardrop::look_up_normals", _look_up, mutates_args=(), tags=torch.Tag.nondeterministic_seeded
+    "vardrop::look_up_normals", _look_up, mutates_args=(), tags=[torch.Tag.nondeterministic_seeded]
 )
 _traced_look_up.register_fake(lambda count: torch.empty(count, dtype=torch.float32, device="cpu"))
 

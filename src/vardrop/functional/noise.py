@@ -226,4 +226,11 @@ def fused_output(
 
     Kingma, Salimans & Welling 2015, eq. 6.
     """
+    if x.dim() > 2 and isinstance(product, Dense):
+        # Products of more than two axes are views inside torch, and a view that a function of two
+        # outputs returns cannot be changed in place: the axes are restored outside.
+        rows = x.flatten(0, -2)
+        noise = None if noise is None else noise.flatten(0, -2)
+        flat = _FusedOutput.apply(product, rows, weight, bias, variance, variance_bias, noise)
+        return flat.unflatten(0, x.shape[:-1])
     return _FusedOutput.apply(product, x, weight, bias, variance, variance_bias, noise)

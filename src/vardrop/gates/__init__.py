@@ -9,20 +9,22 @@ from vardrop.gates.beta_bernoulli import BetaBernoulli as BetaBernoulli
 from vardrop.gates.binary import BinaryDropout as BinaryDropout, Standout as Standout
 from vardrop.gates.concrete import ConcreteDropout as ConcreteDropout
 from vardrop.gates.dependent import DependentBetaBernoulli as DependentBetaBernoulli
+from vardrop.gates.find_dropout import (
+    check_functional_dropout as check_functional_dropout,
+    find_functional_dropout as find_functional_dropout,
+)
+from vardrop.gates.functional_dropout import (
+    SwitchedMode as SwitchedMode,
+    drop_rate as drop_rate,
+    functional_dropout_rates as functional_dropout_rates,
+    is_switchable as is_switchable,
+    register_functional_dropout as register_functional_dropout,
+    switched_class as switched_class,
+)
 from vardrop.gates.gaussian import GaussianDropout as GaussianDropout
 from vardrop.gates.hard_concrete import HardConcrete as HardConcrete
 from vardrop.gates.log_normal import LogNormal as LogNormal
 from vardrop.gates.normal_jeffreys import NormalJeffreys as NormalJeffreys
-from vardrop.gates.own_dropout import (
-    SwitchedMode as SwitchedMode,
-    drop_rate as drop_rate,
-    handed_on as handed_on,
-    own_functions as own_functions,
-    own_rates as own_rates,
-    rates_beside_mode as rates_beside_mode,
-    switchable as switchable,
-    switched as switched,
-)
 from vardrop.gates.switchable_dropout import (
     DROPOUT_TYPES as DROPOUT_TYPES,
     AlphaDropout as AlphaDropout,

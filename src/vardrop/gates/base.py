@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -99,6 +99,11 @@ class FeatureNoise(Value, ABC):
         """KL to the method's prior, summed over the units; None where it has none."""
         return None
 
+    @property
+    def counts_weights(self) -> bool:
+        """Whether `weight_kl` takes the place of `kl` for a gate that belongs to a layer."""
+        return False
+
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
         """What the layer's weights add to the KL, for a gate that belongs to a layer.
 
@@ -189,9 +194,13 @@ class Gate(Noisy):
         """The KL of the noise to its prior, summed over the units."""
         return self.noise.kl(self.tensors, self.units)
 
-    def weight_kl(self, weight: Tensor) -> Tensor | None:
-        """What the weights of the layer that owns the gate add to the KL."""
-        return self.noise.weight_kl(wide(weight), self.tensors)
+    def weight_kl(self, weight: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What a weight of the layer that owns the gate adds to the KL.
+
+        `select` takes the entries of the units that the weight multiplies out of one per unit.
+        """
+        tensors = {n: select(t) if t.shape == (self.units,) else t for n, t in self.tensors.items()}
+        return self.noise.weight_kl(wide(weight), tensors)
 
     def _owes_kl(self) -> bool:
         with torch.no_grad():
@@ -216,6 +225,10 @@ class Gate(Noisy):
     def noise_tensors(self) -> Iterator[Tensor]:
         """Its parameters; statistics are none."""
         yield from self.parameters(recurse=False)
+
+    def noise_names(self) -> Iterable[str]:
+        """All of its tensors."""
+        return self.state_dict()
 
     def extra_repr(self) -> str:
         return f"{self.noise!r}, units={self.units}, axis={self.axis}, side={self.side}"

@@ -81,14 +81,18 @@ class HardConcrete(FeatureNoise):
         return self._stretch(torch.sigmoid(tensors["logit"]))
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
-        """penalty sum P(z > 0): one weight per unit."""
+        """penalty sum P(z > 0); inside a layer its weights count instead of units."""
         return self.penalty * self.open_probability(tensors).sum()
 
+    @property
+    def counts_weights(self) -> bool:
+        """True: the penalty is on the expected number of weights."""
+        return True
+
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """The same for the other weights of each unit."""
+        """penalty sum P(z > 0) over the weights."""
         open_probability = self.open_probability(tensors)
-        others = weight.numel() / open_probability.numel() - 1  # `kl` has counted one per unit
-        return self.penalty * others * open_probability.sum()
+        return self.penalty * weight.numel() * open_probability.mean()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         """The mean, kept above zero."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -204,6 +204,10 @@ class Head(Noisy, nn.Linear):
         """The parameters of the branches, which say what is dropped."""
         for name in self.rule.branches:
             yield from getattr(self, name).parameters()
+
+    def noise_names(self) -> Iterable[str]:
+        """The tensors of the branches."""
+        return [name for name in self.state_dict() if name.partition(".")[0] in self.rule.branches]
 
     def extra_repr(self) -> str:
         return f"{nn.Linear.extra_repr(self)}, rule={self.rule!r}"

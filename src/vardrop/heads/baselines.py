@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,21 +48,11 @@ class SampledSoftmaxRule(ClassRule):
 
     fraction: float = 0.4
     linear: ClassVar[bool] = True
-    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.fraction <= 1:
             raise VardropError(f"Expected `fraction` to lie in (0, 1], but got {self.fraction}.")
-
-    @classmethod
-    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Version 1 called the fraction a share."""
-        if version != 1:
-            return None
-        names = {"share": "fraction"}
-        renamed = {names.get(name, name): value for name, value in fields.items()}
-        return {"type": cls.__name__, "version": 2, **renamed}
 
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
         """log softmax(o) over all classes."""

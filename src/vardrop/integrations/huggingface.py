@@ -11,9 +11,11 @@ from vardrop._core.errors import VardropError, needed
 needed("transformers", "huggingface")
 
 import copy
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+import sys
+from abc import ABC
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,11 +26,16 @@ from transformers.utils.hub import cached_file
 
 from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.conversion import contents, is_description, restore
+from vardrop._core.integrations import package
+from vardrop.conversion import contents, is_description, noise_names, restore
+from vardrop.gates import register_functional_dropout
 from vardrop.layers import Variational, register_layer
+from vardrop.noisy import noisy_modules
 from vardrop.posteriors import Axes
 
 NOISE = "noise.safetensors"  # the file beside the weights
+# The files of the means: of transformers, of an adapter, and of several adapters.
+_WEIGHTS = ("model*.safetensors", "adapter_model.*", "*/adapter_model.*")
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -81,15 +88,45 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 register_layer(pytorch_utils.Conv1D, Conv1D)
 
 
+class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
+    """Every class of transformers: by convention they ask for the mode to decide on noise alone."""
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        return package(getattr(kind, "plain", kind)) in ("transformers", "transformers_modules")
+
+
+def _dropout_rates(module: Any) -> dict[str, float]:
+    """The rates of a module under names with `drop`, and those that it takes from elsewhere.
+
+    Attention takes the rate of a dropout module in the place of a call. Encoders that may leave
+    out layers take the rate of that from their `config`.
+    """
+    rates = {name: v for name, v in vars(module).items() if "drop" in name and type(v) is float}
+    children = module._modules
+    projects = any(isinstance(c, nn.Linear | pytorch_utils.Conv1D) for c in children.values())
+    if projects and "Attention" in type(module).__name__:
+        lent = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
+        rates |= {f"{name}.p": module.get_submodule(name).p for name in lent}
+    if "layers" in children and hasattr(getattr(module, "config", None), "layerdrop"):
+        rates["config.layerdrop"] = module.config.layerdrop
+    return rates
+
+
+_ATTENTION_DROPOUT = ("dropout", "attn_dropout", "attention_dropout")
+register_functional_dropout(_Transformers, _dropout_rates)
+
+
 def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Write a noisy model as a checkpoint of transformers, with its noise in a file beside.
+    """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in a file beside.
 
     The weights are the posterior means, so the model's own `from_pretrained` loads the plain model
-    from the same directory. `config.json` has the recipe of every noisy module under `vardrop`, and
-    `noise.safetensors` has the tensors of posteriors, priors and gates, a tied one once.
+    from the same directory. `noise.safetensors` has the recipe of every noisy module and the
+    tensors of posteriors, priors and gates, a tied one once. Of a PEFT model, the adapter alone is
+    written.
 
     Args:
-        model: a model of transformers with noisy modules; it stays as it is.
+        model: a model of transformers, or a PEFT model, with noisy modules; it stays as it is.
         path: the directory.
         options: for the model's own `save_pretrained`.
 
@@ -104,88 +141,94 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) ->
     >>> bool(vd.kl(again) == vd.kl(model)), again.lm_head.posterior == model.lm_head.posterior
     (True, True)
     """
-    with checkpoint(model, path) as state:
-        model.save_pretrained(path, state_dict=state(model.state_dict()), **options)
+    if not is_adapted(model):
+        remedy = "Save other nets with vardrop.save_noisy."
+        check_type("model", model, PreTrainedModel, "a model of transformers or PEFT", remedy)
+    noisy_modules(model)  # an error where there are none
+    model.save_pretrained(path, state_dict=means(model, model.state_dict()), **options)
+    write_noise(model, path)
 
 
-@contextmanager
-def checkpoint(
-    model: Any, path: str | os.PathLike[str]
-) -> Iterator[Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]:
-    """Inside, the config names the recipes; at the end the noise is written.
+def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model's own `save_pretrained` is to write of a state dict.
 
-    What is entered is a function that leaves the noise out of a state dict.
+    PEFT looks up every tensor of a module that it saves, so an adapter keeps its noise there too;
+    a plain adapter ignores it.
     """
-    remedy = "Save other nets with vardrop.save_noisy."
-    check_type("model", model, PreTrainedModel, "a model of transformers", remedy)
-    plain = plain_names(model)
-    tensors, values = contents(model, plain)
-    model.config.vardrop = _packed(values)
-    try:
-        yield lambda state: {name: t for name, t in state.items() if name in plain}
-    finally:
-        del model.config.vardrop
-    write_tensors(Path(path) / NOISE, tensors, {"format": values["format"]})
+    noise = set() if is_adapted(model) else noise_names(model)
+    return {name: tensor for name, tensor in state.items() if name not in noise}
 
 
-def plain_names(model: Any) -> Set[str]:
-    """The names of the tensors of a model of the same class and config without noise."""
-    with torch.device("meta"):
-        return type(model)(copy.deepcopy(model.config)).state_dict().keys()
+def is_adapted(model: Any) -> bool:
+    """Whether a model is a PEFT model."""
+    peft = sys.modules.get("peft")  # where it is not imported, nothing is of its types
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def _packed(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with every recipe once: a model has few recipes and hundreds of modules."""
-    recipes: list[Any] = []
-    modules = {}
-    for name, entry in values["modules"].items():
-        if entry["recipe"] not in recipes:
-            recipes.append(entry["recipe"])
-        modules[name] = {**entry, "recipe": recipes.index(entry["recipe"])}
-    return {**values, "modules": modules, "recipes": recipes}
+def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
+    """Write the noise of a model beside its means, with the checksums of their files.
+
+    A save that is interrupted between the two is noticed by them. `more` are values to keep.
+    """
+    tensors, values = contents(model, noise_alone=True)
+    folder = Path(path)
+    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+    write_tensors(folder / NOISE, tensors, {**values, **more, "weights": sums})
 
 
-def _unpacked(values: Any, path: Any) -> dict[str, Any]:
-    recipes = values.get("recipes") if isinstance(values, dict) else None
-    try:
-        if not isinstance(recipes, list) or not is_description(values):
-            raise TypeError
-        entries = values["modules"].items()
-        modules = {n: {**entry, "recipe": recipes[entry["recipe"]]} for n, entry in entries}
-    except (TypeError, LookupError):
-        raise VardropError(
-            f"Expected the config in {path} to have recipes under `vardrop`, but got "
-            f"{'others' if values else 'none'}. Load a plain checkpoint with the model's own "
-            "from_pretrained, and convert it."
-        ) from None
-    return {**values, "modules": modules}
+def _checksum(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
     """Load the noisy model that `save_pretrained` wrote: the same means, posteriors and ties.
 
     Args:
-        kind: the class of the model, or an `AutoModel...` one.
+        kind: the class of the model, or an `AutoModel...` one. Of an adapter, the model that it
+            adapts.
         path: the directory, or a name on the Hub.
         options: for the class's own `from_pretrained`.
     """
-    model = kind.from_pretrained(path, **options)
-    values = _unpacked(vars(model.config).pop("vardrop", None), path)
-    restore(model, noise_in(path, **options), values, path, noise_alone=True)
+    tensors, values = read_noise(path, **options)
+    if isinstance(kind, nn.Module):
+        model = needed("peft", "huggingface").PeftModel.from_pretrained(kind, path, **options)
+    else:
+        model = kind.from_pretrained(path, **options)
+    restore(model, tensors, values, path, noise_alone=True)
     return model
 
 
-def noise_in(path: str | os.PathLike[str], **options: Any) -> dict[str, Tensor]:
-    """The noise tensors of a checkpoint, by name."""
-    given = {name: options[name] for name in _HUB if name in options}
+def read_noise(
+    path: str | os.PathLike[str], **options: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The noise tensors of a checkpoint by name, and the recipes of its modules."""
+    tensors, values = read_tensors(_file_in(path, NOISE, options))
+    if not is_description(values) or not isinstance(values.get("weights"), dict):
+        raise VardropError(
+            f"Expected {NOISE} in {path} to be what save_pretrained wrote, but got another file."
+        )
+    for name, checksum in values["weights"].items():
+        if _checksum(_file_in(path, name, options)) != checksum:
+            raise VardropError(
+                f"Expected {NOISE} in {path} to belong to {name} there, but the two were written "
+                "by different saves, of which one was interrupted. Save the model again, or load "
+                "an earlier checkpoint."
+            )
+    return tensors, values
+
+
+def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
+    """A file of a checkpoint on disk, from the Hub where it is there."""
+    given = {option: options[option] for option in _HUB if option in options}
     try:
-        file = cached_file(path, NOISE, **given)
+        return Path(cached_file(path, name, **given))
     except OSError as missing:
         raise VardropError(
-            f"Expected {NOISE} in {path}, but it is not there. Copy it from where the model was "
-            "saved, or load the plain model with the class's own from_pretrained."
+            f"Expected {name} in {path}, but it is not there. Copy it from where the model was "
+            "saved, or load the plain model with the class's own from_pretrained, and convert it."
         ) from missing
-    return read_tensors(Path(file))[0]
 
 
 # What a config has one number for in all layers: the layers that show it, and which size of theirs.

@@ -7,6 +7,7 @@ from vardrop._core.errors import VardropError, needed
 needed("lightning.pytorch", "lightning")
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from vardrop.noisy import log_alpha, relevance
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.objective.steps import Schedule
 from vardrop.prediction import predict
+from vardrop.tuning.processes import process_noise
 
 Optimizers = Callable[[list[dict[str, Any]]], Any]
 
@@ -27,7 +29,9 @@ class LightningELBO(LightningModule):
 
     Training minimises the negative ELBO and logs `loss`, `nll`, `kl` and `beta`. Validation and
     test run without noise and log `val_nll` and `test_nll`, whatever beta is. `trainer.predict`
-    gives of every batch `probs` (or `mean`), `aleatoric` and `epistemic`, with the noise on.
+    gives of every batch `probs` (or `mean`), `aleatoric` and `epistemic`, with the noise on. Of
+    several processes, every one draws its own noise, though `seed_everything` seeds them alike
+    (see `vardrop.tuning.processes.process_noise`).
 
     Args:
         elbo: the objective; its net and likelihood are saved in the checkpoints.
@@ -66,10 +70,17 @@ class LightningELBO(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The negative ELBO of a batch."""
-        parts = self.elbo(*batch)
+        with self._process_noise():
+            parts = self.elbo(*batch)
         found = {"loss": parts.loss, "nll": parts.nll, "kl": parts.kl, "beta": self.elbo.beta}
         self.log_dict({k: v.detach() for k, v in found.items()}, batch_size=len(batch[1]))
         return parts.loss
+
+    def _process_noise(self) -> AbstractContextManager[None]:
+        """Other noise in every process that gets other batches, however they were seeded."""
+        strategy = getattr(self._trainer, "strategy", None)
+        place = getattr(strategy, "distributed_sampler_kwargs", None) or {}
+        return process_noise(place.get("rank", 0), place.get("num_replicas", 1), self.device)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The NLL of a batch without noise."""

@@ -119,8 +119,9 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         `noise` is a pair: what the estimator takes for each of the input projections that are
         drawn apart, in a tuple, and for the output projection.
         """
-        _check_mask("key_padding_mask", key_padding_mask)
-        _check_mask("attn_mask", attn_mask)
+        if not self.add_zero_attn and self.bias_k is None:  # else there is always one more key
+            _check_mask("key_padding_mask", key_padding_mask)
+            _check_mask("attn_mask", attn_mask)
         drawing = self.is_sampling or self.out_proj.is_sampling or noise is not None
         if self.gate is None and not (drawing and (self.posterior is not None or self.dropout)):
             return super().forward(

@@ -8,7 +8,8 @@ its name (`bias_log_sigma2`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -240,9 +241,7 @@ class Variational(Noisy):
         self._centre()
 
     def _forget_noise(self) -> None:
-        for stored in (
-            name for both in self._noise.values() for own in both for name in own.values()
-        ):
+        for stored in self.noise_names():
             delattr(self, stored)
         if self.posterior is not None and self.posterior.zero_mean:
             for name in self._noise:
@@ -369,10 +368,13 @@ class Variational(Noisy):
         if self.gate is None:
             return terms
         for name, weight in self.gated_weights().items():
-            extra = self.gate.weight_kl(weight)
+            extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
             if extra is not None:
                 terms["gate", self._identity(name)] = extra
-        return terms | self.gate.kl_terms(value, known)
+        units = self.gate.kl_terms(value, known)
+        if self.gate.noise.counts_weights:
+            units = {key: torch.zeros_like(term) for key, term in units.items()}
+        return terms | units
 
     def _identity(self, name: str) -> int:
         # A weight that is computed anew at each access (a parametrization) belongs to one module.
@@ -400,6 +402,9 @@ class Variational(Noisy):
             for value in (*tensor.noise.values(), *tensor.hyper.values()):
                 if isinstance(value, nn.Parameter):
                     yield value
+
+    def noise_names(self) -> Iterable[str]:
+        return [name for both in self._noise.values() for own in both for name in own.values()]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

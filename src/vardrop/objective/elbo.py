@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import call, check_named, one_tensor, plain_batch, untouched
 from vardrop._core.checks import check_integer, check_net, check_number, check_tensor, shown
@@ -102,6 +104,7 @@ class ELBO(nn.Module):
         self._check_head(net, likelihood)
         self.net, self.likelihood, self.output = net, likelihood, output
         self.num_data, self.samples = num_data, samples
+        self._loss_is_checked = isinstance(likelihood, Likelihood)
         self.kl_value_every, self._step = kl_value_every, 0
         self.register_buffer("beta", torch.tensor(0.0))
         self.set_beta(beta)
@@ -187,6 +190,7 @@ class ELBO(nn.Module):
         if head is None:
             output = self._picked(call(self.net, untouched(plain_batch(x))))
             if not _traced():
+                self._check_first_batch(output, y)
                 _check_batch(self.likelihood, output, y)
             nll = self.likelihood(output, y) if weight is None else self._weighed(output, y, weight)
             return nll, nll, None
@@ -195,8 +199,29 @@ class ELBO(nn.Module):
                 f"Expected no `weight` for a net with a head, whose loss is its own, but got "
                 f"{shown(weight)}. Repeat the examples instead."
             )
+        if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
+            raise VardropError(
+                f"Expected `likelihood` to be Categorical(class_axis=-1) for a head over positions "
+                f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "
+                f"{self.likelihood!r}."
+            )
         parts = head.loss_in(self.net, untouched(x), y)
         return parts.loss, parts.nll, parts
+
+    @torch.no_grad()
+    def _check_first_batch(self, output: Any, y: Any) -> None:
+        """Raise if a loss of the user's is no mean over examples, which `num_data` relies on."""
+        if self._loss_is_checked:
+            return
+        self._loss_is_checked = True
+        twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (output, y))
+        once, doubled = float(self.likelihood(output, y)), float(self.likelihood(*twice))
+        if math.isfinite(once) and not math.isclose(once, doubled, rel_tol=1e-3, abs_tol=1e-6):
+            raise VardropError(
+                f"Expected `likelihood` to be a mean over examples, but got {once:g} for a batch "
+                f"and {doubled:g} for the same examples twice. The KL would have a wrong weight. "
+                "Use reduction='mean', or divide by the number of examples."
+            )
 
     def _weighed(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:
         """The mean over examples of weight times NLL."""

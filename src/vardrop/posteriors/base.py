@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -60,13 +59,6 @@ class Posterior(Value, ABC):
     to have them otherwise.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "deviation" in vars(cls) and "perturbation" not in vars(cls):
-            text = f"`deviation` of {cls.__name__} is called `perturbation` now: rename it."
-            warnings.warn(text, DeprecationWarning, stacklevel=3)  # past the metaclass
-            cls.perturbation = cls.deviation  # type: ignore[method-assign]
-
     @property
     def symmetric(self) -> bool:
         """Whether w - E w and E w - w have the same distribution."""
@@ -114,12 +106,6 @@ class Posterior(Value, ABC):
     @abstractmethod
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """w - E w for standard noise from `draw`."""
-
-    def deviation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        """The name that `perturbation` had in version 0.1."""
-        text = "`deviation` is called `perturbation` now; the name goes with the next version."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.perturbation(weight, noise, tensors)
 
     @abstractmethod
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -88,11 +87,12 @@ def calibrate(
 ) -> Likelihood:
     """The likelihood with the width of noise that fits held-out data best.
 
-        min over c of  -sum_n log p(y_n | x_n; e^c) + 10 c^2
+        min over c of  -sum_n log p(y_n | x_n; e^c) + 10 (log T)^2
 
-    e^c multiplies the temperature of classes or the standard deviation of values, in every draw.
-    The second term, a normal prior on c, keeps few rows from saying much: a free temperature on 40
-    rows that are all classified right would go to zero.
+    e^c multiplies the temperature T of classes or the standard deviation of values, in every draw.
+    The second term is for classes only. It is a normal prior on log T around T = 1 and keeps few
+    examples from deciding: a free temperature on 40 examples that are all classified right would go
+    to zero. The width for values has no such prior, because its unit is arbitrary.
 
     Args:
         net: a noisy net, or an ELBO with it; a plain net predicts without draws.
@@ -125,9 +125,13 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
     # A minimum is known to the root of the precision of its values.
     exact = [(replace(p, draws=p.draws.double()), y, w) for p, y, w in held_out]
 
+    likelihood = held_out[0][0].likelihood
+    start = math.log(getattr(likelihood, "temperature", 1.0))
+    penalty = _PENALTY if hasattr(likelihood, "temperature") else 0.0
+
     def loss(c: float) -> float:
         logs = ((p.rescaled(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
-        return _PENALTY * c * c - float(sum(logs))
+        return penalty * (c + start) ** 2 - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -153,18 +157,32 @@ class Conformal:
     """A split-conformal rule: the largest score that still belongs to the set.
 
     Classification: the set of classes with 1 - p <= quantile. Regression: mean +- quantile * std.
-    Where a row has several targets (outputs, pixels), the sets hold all of them together.
+    Where a row has several targets (outputs, pixels), the sets hold all of them together. The rule
+    holds for predictions like those it was fitted on: by moments if `analytic`, else by draws.
     """
 
     level: float
     quantile: float
+    analytic: bool = False
+
+    def check_mode(self, analytic: bool) -> None:
+        """Raise unless predictions are of the mode that the rule was fitted on."""
+        if analytic != self.analytic:
+            fitted, given = ("moments", "sample") if self.analytic else ("sample", "moments")
+            raise VardropError(
+                f'Expected predictions of mode="{fitted}", on which this conformal rule was '
+                f'fitted, but got mode="{given}", whose variances are others. Fit it again: '
+                f'vardrop.conformal(predictions of mode="{given}", y).'
+            )
 
     def classes(self, p: Prediction) -> Tensor:
         """The prediction sets of new rows, (N, C, ...), True for the classes inside."""
+        self.check_mode(p.analytic)
         return 1 - p.probs <= self.quantile
 
     def interval(self, p: Prediction) -> Interval:
         """The prediction intervals of new rows."""
+        self.check_mode(p.analytic)
         if p.classifies:
             raise VardropError("Expected a regression for `interval`, but got classes.")
         half = self.quantile * p.std
@@ -197,7 +215,8 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     """
     check_number("level", level, above=0, below=1)
     p.likelihood.check_target(p.mean, y)
-    return conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+    rule = conformal_rule(_scores(p, y).view(len(p), -1).amax(1), level)
+    return replace(rule, analytic=p.analytic)
 
 
 def conformal_rule(scores: Tensor, level: float) -> Conformal:
@@ -238,7 +257,6 @@ def distil(
     likelihood: Likelihood | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     seed: int | None = None,
-    **deprecated: Any,
 ) -> Student:
     """Train a student to give the predictive distribution of a noisy net in one plain pass.
 
@@ -268,7 +286,7 @@ def distil(
     Hinton, Vinyals & Dean 2015, "Distilling the knowledge in a neural network", eq. 1; Balan et
     al. 2015, "Bayesian dark knowledge", eq. 5.
     """
-    model, meaning = net_and_likelihood(net, likelihood, _old(deprecated))
+    model, meaning = net_and_likelihood(net, likelihood)
     check_net(student, "student")
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
@@ -292,13 +310,3 @@ def _loss(output: Tensor, taught: Prediction, temperature: float) -> Tensor:
             f"{tuple(output.shape)}."
         )
     return taught.likelihood.match(output, taught.taught, temperature)
-
-
-def _old(given: dict[str, Any]) -> float | None:
-    """The `noise_std` of version 0.1, if it was given."""
-    if unknown := sorted(set(given) - {"noise_std", "progress"}):
-        raise TypeError(f"distil() got an unexpected keyword argument {unknown[0]!r}")
-    if "progress" in given:
-        text = "`progress` has no effect any more and goes with the next version."
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return given.get("noise_std")

@@ -25,7 +25,7 @@ from vardrop._core.calls import Picked, call, mapped, one_tensor, rows, tensors_
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
-from vardrop.gates import Gate
+from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, Values, net_and_likelihood
 from vardrop.noisy import modules_of, replica
@@ -75,7 +75,8 @@ def freeze(
         draws: how many draws; in moments mode, at the output.
         draw: as for `predict`.
         likelihood: as for `predict`; with its temperature, where `calibrate` has fitted one.
-        conformal: the rule of `conformal`: it then gives the interval, or sets of classes.
+        conformal: the rule of `conformal`, fitted on predictions of the same mode: it then gives
+            the interval, or sets of classes.
         level: of the interval without such a rule.
         memory: bytes that draws may take at once.
         output: picks the tensor from what the net returns.
@@ -92,6 +93,8 @@ def freeze(
     check_integer("draws", draws)
     check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
     check_number("level", level, above=0, below=1)
+    if conformal is not None:
+        conformal.check_mode(mode == "moments")
     model, meaning = net_and_likelihood(net, likelihood)
     check_noise(model)
     _check_evaluating(model)
@@ -425,6 +428,7 @@ class Graph(nn.Module):
         super().__init__()
         self.predictor, self.output_names, self.takes_noise = predictor, names, False
         net, options = predictor.net, predictor.options
+        check_functional_dropout(net, x)
         self.names = list(x) if isinstance(x, Mapping) else None
         self.input_names = self.names or ["x", *(f"x{i}" for i in range(1, len(_arguments(x))))]
         if options.mode == "moments":
@@ -461,10 +465,10 @@ class Graph(nn.Module):
         likelihood, samples = self.predictor.likelihood, self.predictor.options.samples
         if self.predictor.options.mode == "moments":
             found = passed(self.net, args[0])
-            draws = torch.addcmul(found.mean, found.spread.sqrt(), self.normal)
+            draws = torch.addcmul(found.mean, found.variance.sqrt(), self.normal)
             p = _reduced(likelihood, draws)
-            mean, variance = likelihood.locations(found.mean), likelihood.locations(found.spread)
-            p = replace(p, mean=mean, output_variance=variance)
+            mean, variance = likelihood.locations(found.mean), likelihood.locations(found.variance)
+            p = replace(p, mean=mean, output_variance=variance, analytic=True)
         else:
             if not self.takes_noise:
                 args = (*args, torch.randn(samples, args[0].shape[0], self.width))
@@ -481,8 +485,10 @@ class Graph(nn.Module):
             x = module(x)
         pieces = iter(noise.split(links.widths, 2))
         std = links.first.deviation(x * x)
-        y = links.first.mean(x) + std * next(pieces).unflatten(2, std.shape[1:])
-        y = y.flatten(0, 1)
+        mean = links.first.mean(x).expand_as(std)
+        # Repeated, not broadcast: torch.export cannot split axes again that a view has merged.
+        times = (len(noise), *(1,) * (std.dim() - 1))
+        y = mean.repeat(times) + std.repeat(times) * next(pieces).reshape(-1, *std.shape[1:])
         for step in links.after:
             if isinstance(step, LocalLayer):
                 shape = step.output_shape(y)

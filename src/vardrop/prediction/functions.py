@@ -24,7 +24,7 @@ from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import drawing, generator, undisturbed
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
-from vardrop.gates import own_rates
+from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
@@ -230,7 +230,7 @@ def _hold(module: nn.Module) -> HeldNoise:
 
 
 def _check_held(module: nn.Module) -> None:
-    if rates := own_rates(module):
+    if rates := functional_dropout_rates(module):
         raise VardropError(
             f"Expected noise that can be held fixed, but got dropout inside "
             f"{type(module).__name__}, which draws in every call anew. Set its "

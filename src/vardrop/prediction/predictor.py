@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,9 +27,10 @@ from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import drawing, undisturbed
+from vardrop.gates import check_functional_dropout
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import replica
-from vardrop.prediction.functions import FunctionDraws, seed_of_a_call, select, unlabelled_kappa
+from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
 from vardrop.prediction.moments import analytic, output_draws, passed
 from vardrop.prediction.preparation import (
     Size,
@@ -62,7 +62,6 @@ def predict(
     tolerance: float | None = None,
     keep: int | None = None,
     output: Callable[[Any], Tensor] | None = None,
-    **deprecated: Any,
 ) -> Prediction:
     """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
 
@@ -102,12 +101,9 @@ def predict(
     Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 6; Wang & Manning 2013, "Fast
     dropout training" (moments).
     """
-    old = _Deprecated.take(deprecated)
-    way, chosen = old.words(draw, mode)
-    model, meaning = net_and_likelihood(net, likelihood, old.noise_std)
-    options = Options(samples, chosen, way, meaning.fixed(), memory, tolerance, keep, old.chunk)
-    call = _Call(net, model, meaning, options, seed, output, old)
-    return join(list(call.predictions(x)))
+    model, meaning = net_and_likelihood(net, likelihood)
+    options = Options(samples, mode, draw, meaning.fixed(), memory, tolerance, keep)
+    return join(list(_Call(net, model, options, seed, output).predictions(x)))
 
 
 def predict_batches(
@@ -148,7 +144,7 @@ def predict_batches(
         )
     model, meaning = net_and_likelihood(net, likelihood)
     options = Options(samples, likelihood=meaning.fixed(), **{**given, **more})
-    return _Call(net, model, meaning, options, seed, output).predictions(x)
+    return _Call(net, model, options, seed, output).predictions(x)
 
 
 class _Call:
@@ -158,16 +154,13 @@ class _Call:
         self,
         given: nn.Module | Objective,
         model: nn.Module,
-        meaning: Likelihood,
         options: Options,
         seed: int | None,
         output: Callable[[Any], Tensor] | None,
-        old: _Deprecated | None = None,
     ) -> None:
         pick = getattr(given, "output", None) if output is None else output
         self.net = model if pick is None else Picked(model, pick)
-        self.given, self.meaning, self.options, self.seed = given, meaning, options, seed
-        self.old = old or _NOTHING
+        self.given, self.options, self.seed = given, options, seed
         self.engine: Engine | None = None
         if options.mode != "mean":
             check_noise(self.net)
@@ -186,7 +179,6 @@ class _Call:
         own = nullcontext() if self.drawn is None else drawing(self.drawn, self.generators)
         with own, torch.no_grad():
             if self.engine is None:
-                self.net = self.old.selected(self.net, batch, self.meaning)
                 self.engine = Engine(self.net, self.options, self.given)
             return join(list(self.engine(batch, self.seed or 0)))
 
@@ -202,7 +194,6 @@ class Options:
     memory: int
     tolerance: float | None
     keep: int | None
-    block: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("sample", "mean", "moments"))
@@ -226,6 +217,7 @@ class Engine:
         self, net: nn.Module, options: Options, given: nn.Module | Objective | None = None
     ) -> None:
         self.options, self.device = options, device_of(net)
+        self.unchecked = None if options.mode == "mean" or is_spread(net) else net
         if is_spread(net):
             self.way: Way = _spread(net, options, given)
         elif options.mode == "moments":
@@ -242,9 +234,16 @@ class Engine:
         """
         return self._by_moments(x, seed) if self.options.mode == "moments" else self._by_draws(x)
 
+    def _check_dropout(self, x: Any) -> None:
+        """Refuse a net with dropout that draws would be without, at its first rows."""
+        if self.unchecked is not None:
+            check_functional_dropout(self.unchecked, x)
+            self.unchecked = None
+
     def _by_draws(self, x: Any) -> Iterator[Prediction]:
         most, count = self.way.rows(x), rows(x)
         for part in (x,) if most >= count else parts(x, most):
+            self._check_dropout(part)
             reduction, length = self.options.reduction(), rows(part)
             for block in self.way(part, self.options.samples):
                 reduction.add(_checked(block, length))
@@ -265,13 +264,15 @@ class Engine:
             )
         most = row_limit(self.quiet, self._size(x), x, memory) if len(x) > 2 else len(x)
         for part in x.split(most):
+            self._check_dropout(part)
             found, reduction = passed(self.net, part), self.options.reduction()
             for block in output_draws(found, samples, seed, memory):
                 reduction.add(_checked(block, len(part)))
             yield replace(
                 reduction.result(),
                 mean=locations(found.mean),
-                output_variance=locations(found.spread),
+                output_variance=locations(found.variance),
+                analytic=True,
             )
 
     def _size(self, x: Tensor) -> Size:
@@ -286,7 +287,7 @@ def _way(net: nn.Module, options: Options) -> Way:
         return MeanPass(net)
     if options.draw == "weights":
         return FunctionDraws(net, options.memory)
-    block = options.block or (None if options.tolerance is None else _SETTLING)
+    block = None if options.tolerance is None else _SETTLING
     return EstimatorDraws(net, options.memory, options.draw == "local", block)
 
 
@@ -353,61 +354,3 @@ def _check_values(x: Any) -> None:
                 f"Expected `{name}` to be finite, but got {bad} values that are NaN or infinite. "
                 "Clean the input first."
             )
-
-
-@dataclass(frozen=True)
-class _Deprecated:
-    """Arguments of version 0.1 that still work, with a warning, until the next one."""
-
-    noise_std: float | None = None
-    chunk: int | None = None
-    progress: bool | None = None
-    threshold: float | None = None
-    kappa: dict[str, Tensor] | None = None
-
-    @classmethod
-    def take(cls, given: dict[str, Any]) -> _Deprecated:
-        """Those that were given; a TypeError for any other."""
-        if not given:
-            return _NOTHING
-        known = {field: given[field] for field in given if field in cls.__dataclass_fields__}
-        if unknown := sorted(set(given) - set(known)):
-            raise TypeError(f"predict() got an unexpected keyword argument {unknown[0]!r}")
-        if "progress" in known:
-            _warn("`progress` has no effect any more and goes with the next version.")
-        if "chunk" in known:
-            _warn("`chunk` goes with the next version: `memory` decides how much runs at once.")
-            check_integer("chunk", known["chunk"])
-        return cls(**known)
-
-    def words(self, draw: Any, mode: Any) -> tuple[Draw, Mode]:
-        """`draw` and `mode` in today's words."""
-        if draw == "auto":
-            _warn('draw="auto" is draw="estimator" now: the layers decide, not the cost.')
-            draw = "estimator"
-        if mode == "selective":
-            _warn(
-                'mode="selective" goes with the next version: predict with the net of '
-                "vardrop.prediction.select(net, kappa, threshold)."
-            )
-            check_number(
-                "threshold", self.threshold, at_least=0, remedy="Take a quantile of |kappa|."
-            )
-            mode = "sample"
-        elif self.threshold is not None or self.kappa is not None:
-            raise VardropError('Expected mode="selective" with `threshold` and `kappa`.')
-        return draw, mode
-
-    def selected(self, net: nn.Module, x: Tensor, likelihood: Likelihood) -> nn.Module:
-        """The net, with part of its noise where a threshold asks for it."""
-        if self.threshold is None:
-            return net
-        kappa = unlabelled_kappa(net, x, likelihood) if self.kappa is None else self.kappa
-        return select(net, kappa, self.threshold).net
-
-
-_NOTHING = _Deprecated()
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, DeprecationWarning, stacklevel=4)

@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from vardrop._core.calls import call, parts, rows, untouched
+from vardrop._core.calls import call, parts, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
@@ -102,7 +101,7 @@ def may_draw(net: nn.Module) -> bool:
 
 def _draws_unasked(module: nn.Module) -> bool:
     known = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
-    values = (v for v in vars(module).values() if isinstance(v, Value))
+    values = (v for v in vars(module).copy().values() if isinstance(v, Value))
     foreign = any(not type(v).__module__.startswith("vardrop.") for v in values)
     return not known or foreign or isinstance(module, _DRAWING) or not plain_forward(module)
 
@@ -163,10 +162,8 @@ def _measured(net: nn.Module, x: Any, noisy: bool) -> Size:
         nonlocal largest, weights
         if not noisy:
             return
-        outputs: list[int] = []
-        tree_map_only(Tensor, lambda t: outputs.append(t.numel()), output)
         drawn = _drawn_weights(module)
-        largest = max(largest, sum(outputs) // count, drawn.row)
+        largest = max(largest, sum(t.numel() for t in tensors_in(output)) // count, drawn.row)
         weights = max(weights, drawn.draw)
 
     # From a generator of its own: the draws of a call do not depend on whether it was measured.

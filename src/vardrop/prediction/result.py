@@ -42,7 +42,8 @@ class Prediction:
 
     `mean` is the mean output (logits for classification), `samples` the draws of each row, `draws`
     the outputs that were kept (K, N, ...), `standard_error` the one of the mean probability (or
-    value). `log_probs` has an entry per class, on the likelihood's class axis: (N, C, ...), or
+    value), `analytic` whether mean and variance were propagated (mode="moments") and the draws made
+    from them. `log_probs` has an entry per class, on the likelihood's class axis: (N, C, ...), or
     (N, ..., C) of tokens, or (N, ..., 2) for a zero and a one.
 
     >>> import torch, vardrop as vd
@@ -64,6 +65,7 @@ class Prediction:
     draws: Tensor
     mean_log_probs: Tensor | None = None
     mean_probs: Tensor | None = None
+    analytic: bool = False
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -174,6 +176,12 @@ class Prediction:
 
     def rescaled(self, factor: float) -> Prediction:
         """The same draws, read with noise that is `factor` times as wide (`Likelihood.scaled`)."""
+        if self.analytic:
+            raise VardropError(
+                'Expected a sampled prediction to rescale, but got one of mode="moments", whose '
+                "draws do not have its mean and variance. Predict again with "
+                "likelihood=p.likelihood.scaled(factor)."
+            )
         if len(self.draws) < int(self.samples.max()):
             raise VardropError(
                 f"Expected all of the {int(self.samples.max())} draws to be kept, but got "
@@ -230,6 +238,7 @@ def join(parts: Sequence[Prediction]) -> Prediction:
         draws=torch.cat([p.draws[:kept] for p in parts], 1) if kept else first.draws[:0],
         mean_log_probs=torch.cat([p.log_probs for p in classes]) if classes else None,
         mean_probs=torch.cat([p.probs for p in classes]) if classes else None,
+        analytic=first.analytic,
     )
 
 

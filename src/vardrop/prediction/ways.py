@@ -386,7 +386,7 @@ class LocalLayer(Noisy):
 
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
-        geometry = {k: v for k, v in vars(layer).items() if k in _GEOMETRY}
+        geometry = {k: v for k, v in vars(layer).copy().items() if k in _GEOMETRY}
         own = {"kind": type(layer), "op": _product(layer), "channels_last": False, "outputs": None}
         vars(self).update(geometry, **own)  # what nn.Module does on setting an attribute is slow
         affine = layer.affine()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 from vardrop.heads import (
@@ -54,10 +53,8 @@ def softmax() -> HeadRecipe:
     return HeadRecipe(SoftmaxRule())
 
 
-def sampled_softmax(fraction: float = 0.4, share: float | None = None) -> HeadRecipe:
+def sampled_softmax(fraction: float = 0.4) -> HeadRecipe:
     """Softmax over the target and a uniform sample of the other classes, in training.
-
-    `share` is the name that `fraction` had, and goes with the next version.
 
     >>> import vardrop as vd
     >>> vd.sampled_softmax(fraction=0.1).rule
@@ -65,9 +62,6 @@ def sampled_softmax(fraction: float = 0.4, share: float | None = None) -> HeadRe
 
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation".
     """
-    if share is not None:
-        warnings.warn("`share` is called `fraction` now.", DeprecationWarning, stacklevel=2)
-        fraction = share
     return HeadRecipe(SampledSoftmaxRule(fraction))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.estimators import Estimator, local_reparameterization
@@ -49,7 +47,6 @@ class Recipe(BaseRecipe):
     estimator: Estimator = local_reparameterization
     gate: FeatureNoise | None = None
     noisy_bias: bool = False
-    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,30 +61,6 @@ class Recipe(BaseRecipe):
                 "Give a posterior, which is what biases are drawn from."
             )
         check_method(self.posterior, self.prior, self.estimator)
-
-    @classmethod
-    def upgraded(cls, version: int, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Version 1 described heads, and the switching of dropout, by fields of their own."""
-        if version != 1:
-            return None
-        layer = {k: v for k, v in fields.items() if k not in ("existing", "head")}
-        existing, head = fields.get("existing", False), fields.get("head")
-        check_type("existing", existing, bool, "True or False")
-        weights = [k for k in ("posterior", "prior", "noisy_bias") if layer.get(k)]
-        if head is not None:
-            _check_alone("head", [*weights, *(["gate"] if layer.get("gate") else [])] or existing)
-            return {"type": "HeadRecipe", "version": 1, "rule": head}
-        if existing:
-            _check_alone("existing", weights)
-            return {"type": "SwitchDropout", "version": 1, "gate": layer.get("gate")}
-        return {"type": "Recipe", "version": 2, **layer}
-
-
-def _check_alone(name: str, others: Any) -> None:
-    if others:
-        raise VardropError(
-            f"Expected `{name}` to stand alone, but got {others!r} beside it. Convert twice."
-        )
 
 
 @dataclass(frozen=True)

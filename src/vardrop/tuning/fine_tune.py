@@ -1,4 +1,4 @@
-"""A trained net made to know how sure it is: noise fine-tuned, or laid around the weights."""
+"""Train a net that was trained before: a pruned one, or one made noisy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import tensors_in
-from vardrop._core.checks import check_integer, check_net, check_number, check_type
+from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.compression import finishing
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.noisy import has_noise, mode_of, noisy_modules, noisy_weights
-from vardrop.objective import ELBO
-from vardrop.posteriors import AdditiveGaussian
-from vardrop.prediction import calibrate, predict, unlabelled_kappa
+from vardrop.noisy import has_noise, mode_of, noisy_weights
+from vardrop.objective import ELBO, parameter_groups
+from vardrop.prediction import calibrate
+from vardrop.tuning.noise_check import NoiseCheck
 
 Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
-_QUIET = 50.0  # by how much less variance a trained net starts
-_PRECISIONS = tuple(10.0**k for k in range(-2, 7))  # of the prior; validation data choose
+_QUIET = 50.0  # by how much less variance a trained net starts, of multiplicative noise
+_NOISE_RATE = 100.0  # times the learning rate of the weights
 
 
 @overload
@@ -59,8 +59,9 @@ def fine_tune(
 
     A noisy net is trained by its ELBO, for three epochs by default: Adam, one cycle of the learning
     rate, and 0.01 of the KL, the whole of which costs likelihood where weights are many and epochs
-    few. Noise of weights that is still where the recipe put it starts at a fiftieth of that
-    variance: recipes start as training from scratch needs it, and a trained net unlearns by it.
+    few. The noise has a learning rate of its own, 100 times `lr`: log sigma^2 has several units to
+    go in few steps. Rates of multiplicative noise that are still where the recipe put them start
+    at a fiftieth: recipes start as training from scratch needs it, and a trained net would unlearn.
     With `validation`, the width of the likelihood's noise is fitted there at the end (`calibrate`).
     The ELBO is returned: `predict(elbo, x)` knows net, likelihood and temperature.
 
@@ -118,9 +119,8 @@ def _quieten(net: nn.Module) -> None:
         if not tensor.posterior.learned or tensor.posterior.zero_mean:
             continue
         start = tensor.posterior.initial(tensor.mean, tensor.axes)
-        for name in ("log_sigma2", "log_alpha"):
-            if name in start and torch.equal(start[name], tensor.noise[name]):
-                fresh[id(tensor.noise[name])] = tensor.noise[name]
+        if "log_alpha" in start and torch.equal(start["log_alpha"], tensor.noise["log_alpha"]):
+            fresh[id(tensor.noise["log_alpha"])] = tensor.noise["log_alpha"]
     for noise in fresh.values():
         noise.sub_(math.log(_QUIET))
 
@@ -148,9 +148,9 @@ def _check_pair(validation: Any) -> None:
 
 def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> None:
     modes = {module: mode_of(module) for module in elbo.modules()}
-    trained = [p for p in elbo.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2))
+    groups, noise = parameter_groups(elbo, lr, noise_lr=_NOISE_RATE * lr), NoiseCheck(elbo.net)
+    rates, optimizer = [group["lr"] for group in groups], torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
     elbo.train()
     done = 0
     try:
@@ -176,100 +176,4 @@ def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> Non
             f"Expected `data` to give {steps // epochs} batches in every epoch, but got {done} in "
             f"{epochs} epochs. Give a list or a loader, not an iterator."
         )
-
-
-@torch.no_grad()
-def laplace(
-    net: nn.Module,
-    data: Batches,
-    validation: tuple[Any, Tensor],
-    likelihood: Likelihood | None = None,
-    seed: int = 0,
-) -> ELBO:
-    """Lay noise around the weights of a trained net, without training: its diagonal Laplace fit.
-
-        sigma_i^2 = 1 / (N F_i + tau),   F_i = E_x E_{y ~ p(y | x)} (d log p(y | x) / dw_i)^2
-
-    The precision tau of the prior is the one of 10^-2 ... 10^6 whose predictions have the highest
-    likelihood on the validation data, where the width of the likelihood's noise is fitted too. The
-    means stay as they are. Noise in the last layer alone is the safest choice:
-    `vardrop.convert(net, vardrop.bayes_by_backprop(), where="fc")` first.
-
-    Args:
-        net: a net whose noisy weights have an `AdditiveGaussian` posterior.
-        data: batches (inputs, targets) of the training data; of the targets it is looked at alone
-            which of them count. F is estimated by 64 draws per batch, to a relative error of
-            sqrt(1 / (32 batches)).
-        validation: inputs and targets that trained nothing.
-        likelihood: of the output; `Categorical()` by default.
-        seed: of the draws.
-
-    Returns:
-        An ELBO with the net, which is changed in place, and the calibrated likelihood, to predict.
-
-    >>> import torch, vardrop as vd
-    >>> x = torch.randn(64, 4)
-    >>> pair = (x, x[:, :2].argmax(1))
-    >>> net = vd.convert(torch.nn.Linear(4, 2), vd.bayes_by_backprop())
-    >>> vd.predict(vd.laplace(net, [pair], pair), x)
-    Prediction(64 rows, Categorical, 32 draws)
-
-    MacKay 1992, "A practical Bayesian framework for backpropagation networks"; Daxberger et al.
-    2021, "Laplace redux", sec. 2 and 3.
-    """
-    noisy_modules(net)
-    _check_pair(validation)
-    check_type("seed", seed, int, "an integer")
-    weights = {name: tensor for name, _, tensor in noisy_weights(net)}
-    wrong = {
-        n: t.posterior for n, t in weights.items() if type(t.posterior) is not AdditiveGaussian
-    }
-    if wrong or not weights:
-        raise VardropError(
-            "Expected noisy weights with an AdditiveGaussian posterior, but got "
-            f"{wrong or 'gates or heads only'}. Convert with vardrop.bayes_by_backprop()."
-        )
-    given = Categorical() if likelihood is None else likelihood
-    information, rows = _information(net, data, given, seed)
-    best: tuple[float, float, Likelihood] | None = None
-    for precision in _PRECISIONS:
-        _set_noise(weights, information, precision)
-        fitted = calibrate(net, *validation, given, seed=seed)
-        nll = -float(
-            predict(net, validation[0], likelihood=fitted, seed=seed).log_prob(validation[1]).mean()
-        )
-        if best is None or nll < best[0]:
-            best = nll, precision, fitted
-    assert best is not None
-    _set_noise(weights, information, best[1])
-    return ELBO(net, best[2], rows)
-
-
-def _information(
-    net: nn.Module, data: Batches, likelihood: Likelihood, seed: int
-) -> tuple[dict[str, Tensor], int]:
-    """N F of every noisy weight at the means, and N."""
-    weights = {name: tensor for name, _, tensor in noisy_weights(net)}
-    for tensor in weights.values():
-        tensor.noise["log_sigma2"].fill_(_SMALL)
-    totals: dict[str, Tensor] = {}
-    variance, rows = math.exp(_SMALL), 0
-    for x, y in data:
-        # kappa = -sigma^2 F per row
-        counted = likelihood.counted(y)
-        for name, kappa in unlabelled_kappa(net, x, likelihood, seed, counted).items():
-            before = totals.get(name, torch.zeros_like(kappa))
-            totals[name] = before - kappa * (len(y) / variance)
-        rows += len(y)
-    if not rows:
-        raise VardropError("Expected `data` to give batches, but got none.")
-    return totals, rows
-
-
-_SMALL = -20.0  # log variances at which a draw is the mean
-
-
-def _set_noise(weights: dict[str, Any], information: dict[str, Tensor], precision: float) -> None:
-    for name, tensor in weights.items():
-        if name in information:  # tied weights are counted once
-            tensor.noise["log_sigma2"].copy_(-torch.log(information[name] + precision))
+    noise.warn(steps)

@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -147,6 +147,33 @@ def own_generators(device: torch.device = CPU, seed: int | None = None) -> Itera
         yield
     finally:
         set_generator_states(device, before, 0)
+
+
+def process_noise(rank: int, size: int, device: torch.device) -> AbstractContextManager[None]:
+    """Draw other noise in every data-parallel process, though all were seeded alike.
+
+    Every process takes one number from torch's generator, equal if they had the same seed, and in
+    the block torch's generators are seeded with it and the rank. After the block they go on after
+    that number, as equal as before. With one process nothing happens.
+
+    Args:
+        rank: which of the processes that see different data this is. Processes that share one
+            model (tensor parallel) have the same.
+        size: how many of them there are.
+        device: where the noise is drawn, beside the CPU.
+
+    >>> def draw(rank):
+    ...     torch.manual_seed(0)
+    ...     with process_noise(rank, 2, CPU):
+    ...         noise = torch.randn(())
+    ...     return float(noise), float(torch.randn(()))
+    >>> (first, after), (second, after_too) = draw(0), draw(1)
+    >>> first == second, after == after_too
+    (False, True)
+    """
+    if size == 1:
+        return nullcontext()
+    return own_generators(device, int(torch.randint(2**62, (), device="cpu")) + rank)
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:

@@ -17,8 +17,9 @@ from torch import nn
 from vardrop._core.calls import tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import needed
-from vardrop.compression import ShrinkPlan, export_onnx
+from vardrop.compression import ShrinkPlan
 from vardrop.compression.running import Inputs, called, race
+from vardrop.export import export_onnx
 
 WAYS = ("torch", "compiled", "onnxruntime")
 _COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # losses that are worth a word

@@ -12,6 +12,7 @@ from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.objective import ELBO
 from vardrop.tuning.average import ParameterAverage
 from vardrop.tuning.batches import Feed, Rows, Streamed
+from vardrop.tuning.noise_check import NoiseCheck
 from vardrop.tuning.processes import (
     ALONE,
     World,
@@ -90,12 +91,17 @@ class Loop:
 
     def run(self, after_step: Callable[[], None] | None = None) -> Iterator[Epoch]:
         """Train to the last epoch, yielding after every one."""
+        noise, before = NoiseCheck(self.elbo.net), self.epoch
+        steps = 0
         while self.epoch < self.epochs:
             self._begin_epoch()
             for batch in self._batches():
                 self._step(batch)
+                steps += 1
                 if after_step is not None:
                     after_step()
+            if self.epoch + 1 == self.epochs and before == 0 and self.elbo.beta > 0:
+                noise.warn(steps)
             yield self._end_epoch()
 
     def _begin_epoch(self) -> None:

@@ -30,7 +30,7 @@ def test_the_commands_of_a_day(folder, capsys):
     assert call("compress", folder / "a", "--sparsity", 0.3, "--onnx", folder / "a.onnx") == 0
     text, err = capsys.readouterr()
     assert "times fewer weights" in text
-    assert "buys bytes (vardrop.pack), not latency" in text
+    assert "saves bytes (vardrop.pack), not latency" in text
     assert "accuracy on test data 0." in text
     assert "small.safetensors" in text
     assert err == ""  # the exporter's own words are not passed on
@@ -209,7 +209,7 @@ def test_debug_shows_where(folder, monkeypatch):
 
 def test_the_program_itself_exits_with_its_code():
     done = subprocess.run(
-        [sys.executable, "-m", "vardrop.app.cli", "fit", "imagenet", "--out", "/dev/null/x"],
+        [sys.executable, "-m", "vardrop", "fit", "imagenet", "--out", "/dev/null/x"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
@@ -230,7 +230,7 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     arguments = ["fit", "iris", "--epochs", "100000", "--patience", "90000", "--json"]
     arguments += ["--beta", "1", "--no-compare"]
     with subprocess.Popen(
-        [sys.executable, "-m", "vardrop.app.cli", *arguments, "--out", str(out)],
+        [sys.executable, "-m", "vardrop", *arguments, "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
         events = [json.loads(running.stdout.readline())["event"] for _ in range(2)]
@@ -238,7 +238,7 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
         _, err = running.communicate(timeout=60)
     assert events == ["data", "epoch"]
     assert running.returncode == 1
-    assert err == f"vardrop: stopped. Go on with `vardrop fit --resume --out {out}`.\n"
+    assert err == f"vardrop: stopped. Resume with `vardrop fit --resume --out {out}`.\n"
     command = json.loads((out / "config.json").read_text())["command"]
     assert command.startswith("vardrop fit iris --epochs 100000")
     done = json.loads((out / "checkpoint.json").read_text())["epoch"]
@@ -250,10 +250,10 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     "verb, typed, told",
     [
         ("runs.fit", "fit iris --out x", "stopped before it began."),
-        ("runs.fit", "fit iris --out h", "stopped. Go on with `vardrop fit --resume --out h`."),
-        ("runs.resume", "fit --resume --out h", "Go on with `vardrop fit --resume --out h`."),
-        ("cli.comparing.compare_methods", "compare iris --methods l0 --out 'a b'",
-         "stopped. The same command with --out 'a b' goes on."),
+        ("runs.fit", "fit iris --out h", "stopped. Resume with `vardrop fit --resume --out h`."),
+        ("runs.resume", "fit --resume --out h", "Resume with `vardrop fit --resume --out h`."),
+        ("runs.compare_methods", "compare iris --methods l0 --out 'a b'",
+         "stopped. Run the same command with --out 'a b' to resume."),
     ],
 )  # fmt: skip
 def test_a_stop_says_how_to_go_on(folder, monkeypatch, capsys, verb, typed, told):
@@ -261,7 +261,7 @@ def test_a_stop_says_how_to_go_on(folder, monkeypatch, capsys, verb, typed, told
         raise KeyboardInterrupt
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(f"vardrop.{verb}", stop)
+    monkeypatch.setattr(f"vardrop.app.{verb}", stop)
     assert call(*shlex.split(typed)) == 1
     assert told in capsys.readouterr().err
 
@@ -281,7 +281,7 @@ def test_an_interrupt_while_it_starts_is_one_line(tmp_path, seconds):
     assert running.returncode == 1
     assert err in (
         "vardrop: stopped before it began.\n",
-        f"vardrop: stopped. Go on with `vardrop fit --resume --out {tmp_path / 'run'}`.\n",
+        f"vardrop: stopped. Resume with `vardrop fit --resume --out {tmp_path / 'run'}`.\n",
     )
 
 

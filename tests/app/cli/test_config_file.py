@@ -65,6 +65,7 @@ def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
     assert (found["epochs"], found["batch_size"], found["warmup"]) == (3, 16, [0.0, 1.5])
     assert (found["folds"], found["compare"]) == (1, False)
     assert not (here / "r").exists()
+    (here / "run.toml").write_text(RUN, encoding="utf-8-sig")  # with a byte order mark
     assert call("fit", "wine", "--config", "run.toml", "--compare") == 0
     assert settings(here / "r")["compare"] is True
     assert vd.load_run(here / "r").about.name == "wine"

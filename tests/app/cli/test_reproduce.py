@@ -1,4 +1,4 @@
-"""`vardrop reproduce`: names, --list, quick with its exit code, --page, what it says on errors."""
+"""`vardrop reproduce`: names, --list, --quick with its exit code, --page, errors."""
 
 import json
 from pathlib import Path
@@ -54,12 +54,12 @@ def test_list(folder, capsys):
 
 
 def test_quick_checks_the_bounds(folder, capsys):
-    assert call("reproduce", "quick") == 0
+    assert call("reproduce", "--quick") == 0
     assert "toy/run: ok (0 s): loss = 0." in capsys.readouterr().out
     assert not (folder / "results").exists()
     text = (folder / "experiments/toy/run.toml").read_text()
     (folder / "experiments/toy/run.toml").write_text(text.replace("[0.0, 2.0]", "[5.0, 6.0]"))
-    assert call("reproduce", "quick", "toy/run", "--results", "kept") == 1
+    assert call("reproduce", "toy/run", "--quick", "--results", "kept") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("toy/run: failed")
     assert lines[-1].startswith("toy/run: loss = 0.")
@@ -68,7 +68,7 @@ def test_quick_checks_the_bounds(folder, capsys):
 
 
 def test_quick_of_one_shows_every_figure_beside_its_bounds(folder, capsys):
-    assert call("reproduce", "quick", "toy/run") == 0
+    assert call("reproduce", "toy/run", "--quick") == 0
     rows = [
         [c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()
     ]
@@ -87,11 +87,12 @@ def test_page(folder, capsys):
 @pytest.mark.parametrize(
     ("typed", "code", "says"),
     [
-        ("", 2, "Expected one name"),
-        ("toy/run toy/run", 2, "Expected one name"),
-        ("toy/run --list", 2, "Expected one name"),
+        ("", 2, "Expected a name, --quick, --list or --page"),
+        ("toy/run toy/run", 2, "unexpected extra argument"),
+        ("toy/run --list", 2, "Expected a name"),
+        ("--quick --page", 2, "Expected a name"),
         ("toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
-        ("quick toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
+        ("--quick toy/ran", 1, "such as toy/run, but got 'toy/ran'"),
         ("toy/run --experiments nowhere", 1, "Expected descriptions"),
     ],
 )
@@ -110,7 +111,7 @@ def test_missing_images_are_an_error_that_names_the_file(folder, capsys, monkeyp
     assert "train-images-idx3-ubyte.gz, but it is not there" in capsys.readouterr().err
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, monkeypatch):
@@ -126,7 +127,7 @@ def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, mon
 def test_without_a_clone_it_says_where_the_experiments_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wheel = tmp_path / "site-packages" / "experiments"
-    says = "Expected a clone of vardrop's repository.* clone the repository, or unpack the source"
+    says = "Expected a clone of vardrop's repository.* clone the repository or unpack the source"
     with pytest.raises(VardropError, match=says):
         experiments_directory(beside=wheel)
     describe(tmp_path / "experiments")  # descriptions without code

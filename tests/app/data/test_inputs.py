@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vardrop as vd
 from vardrop.app.data import Roles, load_dataset, register_dataset
-from vardrop.app.data.splits import parted
-from vardrop.app.runs import fit, load_run, resume
+from vardrop.app.data.splits import Part, fold_numbers, split_rows
+from vardrop.app.runs import fit, held_out, load_run, resume, trials
 from vardrop.app.runs.callbacks import Observer
 
 QUIET = {"observer": Observer(), "epochs": 1, "batch_size": 16, "folds": 1, "compare": False}
@@ -82,19 +82,18 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     ("data", "more", "told"),
     [
         (3, {}, "`data` to be a name, a file, a DataFrame with `target`"),
-        ((np.zeros(5), np.zeros(5)), {}, "a row per example"),
+        ((np.zeros(5), np.zeros(5)), {}, "`X` to be a table"),
         ((np.zeros((5, 2)), np.zeros(4)), {}, "one value for each of 5 rows"),
         ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "one class number for each of 5 inputs"),
-        (frame(), {"target": "price", "group": "street"}, "column 'street' for `group`"),
-        (frame(), {"target": "price", "shop": "a"}, "roles among"),
+        (frame(), {"target": "price", "group": "street"}, "to have the column 'street'"),
         (frame(), {}, "Expected a target for the DataFrame"),
-        (frame().iloc[:0], {"target": "price"}, "empty DataFrame"),
+        (frame().iloc[:0], {"target": "price"}, "only names of columns"),
         (frame(), {"target": "price", "test": (torch.zeros(5, 1, 2, 2), torch.zeros(5).long())},
          "of the kind of `data`"),
         (frame(), {"target": "price", "test": frame().drop(columns="b")}, "the test data to have"),
         (frame(), {"target": "price", "weight": "a"}, "weights in column 'a'"),
         (frame(), {"target": "price", "split": "town"}, "train, validation or test in column"),
-        (frame(), {"target": "price", "time": "town"}, "dates or numbers in column 'town'"),
+        (frame(), {"target": "price", "time": "town"}, "ISO dates .* in column 'town'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told(data, more, told):
@@ -119,29 +118,89 @@ def test_every_class_is_in_every_part_in_proportion():
 
 def test_a_class_of_one_row_is_trained_on():
     for seed in range(10):
-        parts = parted(30, seed, "data", classes=torch.tensor([0] * 29 + [1]))
+        parts = split_rows(30, seed, "data", classes=torch.tensor([0] * 29 + [1]))
         assert 29 in parts["train"].tolist()
 
 
-def test_without_stratification_rows_are_parted_by_chance_alone():
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
-    found = parted(50, 3, "data")
-    assert found["test"].tolist() == order[:10].tolist()
-    assert found["validation"].tolist() == order[10:15].tolist()
+def test_classes_of_fewer_rows_than_parts_are_split_all_the_same():
+    """12 classes cannot all be in a test part of 6 rows; no class of one row is held out."""
+    classes = torch.tensor([i % 12 for i in range(30)] + [12])
+    parts = split_rows(31, 0, "data", classes=classes)
+    assert [len(parts[p]) for p in ("train", "validation", "test")] == [22, 3, 6]
+    assert 30 in parts["train"].tolist()
+
+
+def test_the_seed_decides_the_split():
+    for options in ({}, {"classes": torch.arange(50) % 2}, {"groups": torch.arange(50) // 5}):
+        first, again, other = (split_rows(50, seed, "data", **options) for seed in (3, 3, 4))
+        assert all(torch.equal(first[part], again[part]) for part in first)
+        assert not torch.equal(first["test"], other["test"])
+        assert sorted(torch.cat(list(first.values())).tolist()) == list(range(50))
+
+
+def apart(groups, parts):
+    """Whether no group is in two parts."""
+    owners = [set(groups[rows].tolist()) for rows in parts]
+    return sum(map(len, owners)) == len(set.union(*owners))
 
 
 def test_groups_stay_together():
     groups = torch.arange(60) // 4
     for seed in range(10):
-        found = parted(60, seed, "data", groups=groups)
-        owners = [set(groups[rows].tolist()) for rows in found.values()]
-        assert not owners[0] & owners[1]
-        assert not owners[1] & owners[2]
-        assert not owners[0] & owners[2]
-        assert [len(found[part]) for part in ("test", "validation")] == [12, 4]
-        assert sorted(torch.cat(list(found.values())).tolist()) == list(range(60))
-    with pytest.raises(vd.VardropError, match="at least 3 groups to split data, but got 2"):
-        parted(60, 0, "data", groups=torch.arange(60) // 30)
+        found = split_rows(60, seed, "data", groups=groups)
+        assert apart(groups, found.values())
+        assert len(found["test"]) == 12
+        assert len(found["validation"]) in (4, 8)
+    large = torch.tensor([0] * 40 + list(range(1, 21)))  # one group of two thirds of the rows
+    for seed in range(10):
+        assert len(split_rows(60, seed, "data", groups=large)["train"]) > 40
+    with pytest.raises(vd.VardropError, match="at least 3 groups to split data .* but got 2"):
+        split_rows(60, 0, "data", groups=torch.arange(60) // 30)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_folds_divide_no_group(task):
+    group = torch.arange(90) // 6
+    y = torch.arange(90) % 3 if task == "classification" else torch.randn(90, 1)
+    for seed in range(5):
+        folds = fold_numbers(Part(torch.zeros(90, 1), y, None, group), 4, task, seed)
+        assert folds.unique().tolist() == [0, 1, 2, 3]
+        assert apart(group, [(folds == k).nonzero().flatten() for k in range(4)])
+    with pytest.raises(vd.VardropError, match="`folds` to be at most 15, the groups, but got 16"):
+        fold_numbers(Part(torch.zeros(90, 1), y, None, group), 16, task, 0)
+
+
+@pytest.mark.parametrize("role", ["group", "time"])
+def test_a_fit_in_folds_keeps_groups_and_times_together(tmp_path, monkeypatch, role):
+    seen = []
+
+    def fold_pairs(rows, *more):
+        seen.append((rows, *more))
+        return held_out.fold_pairs(rows, *more)
+
+    monkeypatch.setattr(trials, "fold_pairs", fold_pairs)
+    table = frame().assign(owner=np.arange(60) // 5, b=np.arange(60) // 5)
+    fit(
+        table, target="price", out=tmp_path / "r", **{**QUIET, role: "owner", "folds": 3, "beta": 1}
+    )
+    (rows, folds, task, seed) = seen[0]
+    owner = rows.x[:, 1].round(decimals=4).unique(return_inverse=True)[1]  # column b
+    numbers = fold_numbers(rows, folds, task, seed)
+    assert apart(owner, [(numbers == k).nonzero().flatten() for k in range(3)])
+
+
+def test_rows_of_one_time_stay_together():
+    times = torch.tensor([0.0] * 25 + [1.0] * 20 + [2.0] * 4 + [3.0] * 11)[torch.randperm(60)]
+    found = split_rows(60, 0, "data", times=times)
+    assert times[found["test"]].unique().tolist() == [3.0]  # 11 rows are nearest to 12
+    assert times[found["validation"]].unique().tolist() == [2.0]
+    assert times[found["train"]].unique().tolist() == [0.0, 1.0]
+    many = split_rows(60, 0, "data", times=torch.tensor([0.0] * 5 + [1.0] * 5 + [2.0] * 50))
+    assert [len(many[part]) for part in ("train", "validation", "test")] == [5, 5, 50]
+    with pytest.raises(vd.VardropError, match="at least 3 different times to split data"):
+        split_rows(60, 0, "data", times=torch.arange(60) // 30)
+    with pytest.raises(vd.VardropError, match="`group` cannot be combined with `time`"):
+        load_dataset(frame(), target="price", time="a", group="town")
 
 
 def test_the_latest_rows_are_tested():
@@ -158,16 +217,16 @@ def test_the_latest_rows_are_tested():
 def test_parts_of_ones_own_are_kept():
     table, test = frame(60), frame(30).assign(a=9.0)
     found = load_dataset(table, target="price", test=test)
-    assert found.sizes() == {"train": 54, "validation": 6, "test": 30}
+    assert found.sizes == {"train": 54, "validation": 6, "test": 30}
     assert float(found.test.x[:, 0].std()) < 1e-6
-    column = ["train"] * 30 + ["valid"] * 10 + ["Test"] * 20
+    column = ["train"] * 30 + ["validation"] * 10 + ["Test"] * 20
     named = load_dataset(table.assign(part=column), target="price", split="part")
-    assert named.sizes() == {"train": 30, "validation": 10, "test": 20}
+    assert named.sizes == {"train": 30, "validation": 10, "test": 20}
     partly = load_dataset(
         table.assign(part=["test"] * 10 + [None] * 50), target="price", split="part"
     )
-    assert partly.sizes()["test"] == 10
-    assert partly.sizes()["validation"] == 5
+    assert partly.sizes["test"] == 10
+    assert partly.sizes["validation"] == 5
 
 
 # Runs.

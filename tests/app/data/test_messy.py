@@ -1,5 +1,6 @@
 """Files as people have them: read, or refused with one line that names columns and options."""
 
+import bz2
 import gzip
 import math
 
@@ -9,8 +10,8 @@ import torch
 
 import vardrop as vd
 from vardrop.app.data import describe, load_dataset
-from vardrop.app.data.preprocessing import Category, Date, ManyCategories, Number
-from vardrop.app.runs import fit, load_run
+from vardrop.app.data.preprocessing import CategoryColumn, DateColumn, NumberColumn
+from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.models import build_net
 
@@ -59,9 +60,8 @@ SAME = {
     "empty lines": ("t.csv", lines().replace("\n", "\n\n", 5).encode()),
     "quoted": ("t.csv", lines(cells=lambda i: (f'"{i % 13 + 0.5}"', '"Ulm"' if i % 2 else '"Bern"', f'"{3 * i + 0.25}"')).encode()),
     "upper-case name": ("T.CSV", lines().encode()),
-    "decimal commas": ("t.csv", lines(";", cells=lambda i: (f"{i % 13},5", "Ulm" if i % 2 else "Bern", f"{3 * i},25")).encode()),
-    "money": ("t.csv", lines(cells=lambda i: (f"${i % 13 + 0.5}", "Ulm" if i % 2 else "Bern", f"€ {3 * i + 0.25}")).encode()),
-    "per cent": ("t.csv", lines(cells=lambda i: (f"{i % 13 + 0.5} %", "Ulm" if i % 2 else "Bern", f"{3 * i + 0.25}")).encode()),
+    "windows-1252": ("t.csv", lines().replace("Bern", "Bérn").encode("cp1252")),
+    "bz2": ("t.csv.bz2", bz2.compress(lines().encode())),
 }  # fmt: skip
 
 
@@ -69,29 +69,73 @@ SAME = {
 def test_one_table_in_many_clothes(tmp_path, case):
     expected = read(tmp_path, lines(), "plain.csv")
     found = read(tmp_path, SAME[case][1], SAME[case][0])
-    assert kinds(found) == {"size": Number, "town": Category}
+    assert kinds(found) == {"size": NumberColumn, "town": CategoryColumn}
     assert torch.allclose(found.train.x, expected.train.x)
     assert torch.allclose(found.train.y, expected.train.y)
 
 
+OPTIONS = {
+    "decimal commas": (lines(";", cells=lambda i: (f"{i % 13},5", "Ulm" if i % 2 else "Bern", f"{3 * i},25")), {"decimal": ","}),
+    "thousands": (lines(";", cells=lambda i: (f"{i % 13}.000,5", "Ulm" if i % 2 else "Bern", f"{3 * i},25")), {"decimal": ",", "thousands": "."}),
+    "a delimiter": (lines("#"), {"sep": "#"}),
+    "a tab as it is typed": (lines("\t"), {"sep": "\\t"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_say_how_cells_are_read(tmp_path, case):
+    """Of the training file and of new rows alike; without them it is an error that names them."""
+    content, options = OPTIONS[case]
+    if "decimal" in options:
+        with pytest.raises(
+            vd.VardropError, match=r"Expected numbers in column .*'0.*,[25]' in row 1, .*--decimal"
+        ):
+            read(tmp_path, content, task="regression")
+    found = read(tmp_path, content, **options)
+    assert kinds(found) == {"size": NumberColumn, "town": CategoryColumn}
+    if case != "thousands":
+        assert torch.allclose(found.train.x, read(tmp_path, lines()).train.x)
+    path = tmp_path / "new.csv"
+    path.write_text(content)
+    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False, "observer": Observer()}
+    fit(path, target="price", out=tmp_path / "r", **settings, **options)
+    run = load_run(tmp_path / "r")
+    assert run.read_file(path)["price"].tolist() == [3 * i + 0.25 for i in range(ROWS)]
+    assert len(run.predict(path).mean) == ROWS
+    text = describe(run.about.preprocessing, run.config.data.roles)
+    for name, mark in options.items():
+        stored = {"\\t": "\t"}.get(mark, mark)
+        assert getattr(run.config.data.roles, name) == stored
+        assert f"{name} {stored!r}" in text
+
+
+def test_options_of_files_that_cannot_be_are_refused(tmp_path):
+    for options, told in (
+        ({"decimal": ",", "sep": ","}, "`decimal` and `thousands` to be different"),
+        ({"sep": ";;"}, "to be different characters, but got"),
+    ):
+        with pytest.raises(vd.VardropError, match=told):
+            read(tmp_path, lines(), **options)
+    table = pd.DataFrame({"x": ["1,5", "2,5"] * 10, "price": range(20)})
+    with pytest.raises(vd.VardropError, match="are for files, not for DataFrame"):
+        load_dataset(table, target="price", decimal=",")
+
+
 READ = {
-    "thousands": (lambda i: f'"{i + 1},{i % 1000:03d}"', Number),
-    "thousands and decimals": (lambda i: f'"{i + 1},{i:03d}.75"', Number),
-    "accounts": (lambda i: f"({i}.5)" if i % 2 else f"{i}.5", Number),
-    "question marks": (lambda i: "?" if i % 7 == 0 else f"{i}.5", Number),
-    "several words for nothing": (lambda i: ("NA", "n/a", "-", "null")[i % 4] if i % 3 == 0 else f"{i}", Number),
-    "exponents": (lambda i: f"{i}e-3", Number),
-    "truth values": (lambda i: str(i % 3 == 0), Number),
-    "dates": (lambda i: f"2021-{i % 12 + 1:02d}-{i % 28 + 1:02d}", Date),
-    "dates, days first": (lambda i: f"{i % 28 + 1}/{i % 12 + 1}/2021", Date),
-    "dates with dots": (lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021", Date),
-    "times": (lambda i: f"2021-03-{i % 28 + 1:02d} {i % 24:02d}:30", Date),
-    "times with a zone": (lambda i: f"2021-03-{i % 28 + 1:02d}T{i % 24:02d}:30:00Z", Date),
-    "dates with holes": (lambda i: "" if i % 5 == 0 else f"2021-{i % 12 + 1:02d}-01", Date),
-    "categories": (lambda i: f"group {i % 6}", Category),
-    "categories with holes": (lambda i: "" if i % 5 == 0 else f"group {i % 6}", Category),
-    "other letters": (lambda i: ("Zürich", "東京", "Łódź")[i % 3], Category),
-    "words that look like numbers at times": (lambda i: f"{i % 4}" if i % 2 else "many", Category),
+    "question marks": (lambda i: "?" if i % 7 == 0 else f"{i}.5", NumberColumn),
+    "several words for nothing": (lambda i: ("NA", "n/a", "-", "null")[i % 4] if i % 3 == 0 else f"{i}", NumberColumn),
+    "exponents": (lambda i: f"{i}e-3", NumberColumn),
+    "truth values": (lambda i: str(i % 3 == 0), NumberColumn),
+    "truth values with holes": (lambda i: "" if i % 5 == 0 else ("true", "false")[i % 2], CategoryColumn),
+    "dates": (lambda i: f"2021-{i % 12 + 1:02d}-{i % 28 + 1:02d}", DateColumn),
+    "times": (lambda i: f"2021-03-{i % 28 + 1:02d} {i % 24:02d}:30", DateColumn),
+    "times with a zone": (lambda i: f"2021-03-{i % 28 + 1:02d}T{i % 24:02d}:30:00Z", DateColumn),
+    "dates with holes": (lambda i: "" if i % 5 == 0 else f"2021-{i % 12 + 1:02d}-01", DateColumn),
+    "categories": (lambda i: f"group {i % 6}", CategoryColumn),
+    "categories with holes": (lambda i: "" if i % 5 == 0 else f"group {i % 6}", CategoryColumn),
+    "versions": (lambda i: f"1.{i % 3}.0", CategoryColumn),
+    "other letters": (lambda i: ("Zürich", "東京", "Łódź")[i % 3], CategoryColumn),
+    "words that are numbers at times": (lambda i: f"{i % 4}" if i % 3 == 0 else "many", CategoryColumn),
 }  # fmt: skip
 
 
@@ -125,9 +169,19 @@ def test_columns_that_say_nothing_are_left_out_with_a_line(tmp_path, case):
 
 REFUSED = {
     "a word among numbers": (with_column("more", lambda i: "oops" if i == 30 else f"{i}.5"),
-                             {"stratify": False}, r"'oops' in row 31\. .*--drop more"),
+                             {"stratify": False}, r"numbers in column 'more' .*'oops' in row 31\. .*--decimal.*--drop more"),
     "infinity": (with_column("more", lambda i: "inf" if i == 30 else f"{i}.5"), {}, r"'inf' in row 31.*--drop more"),
-    "a name twice": (lines(head=("size", "size ", "price")), {}, "'size' more than once"),
+    "many words": (with_column("more", lambda i: f"{i}" if i % 2 else "many"), {}, r"'many' in row \d+, .* in all"),
+    "money": (with_column("more", lambda i: f"${i % 13 + 0.5}"), {}, r"numbers in column 'more' .*'\$\d+.5' in row"),
+    "per cent": (with_column("more", lambda i: f"{i} %"), {}, "numbers in column 'more'"),
+    "accounts": (with_column("more", lambda i: f"({i}.5)"), {}, "numbers in column 'more'"),
+    "thousands": (with_column("more", lambda i: f'"{i + 1},{i:03d}"'), {}, "numbers in column 'more' .*--thousands"),
+    "decimal commas": (with_column("more", lambda i: f'"{i},5"'), {}, "numbers in column 'more' .*--decimal"),
+    "days first": (with_column("more", lambda i: f"{i % 28 + 1}/{i % 12 + 1}/2021"), {}, "ISO dates .* in column 'more' .*--date-format"),
+    "dates with dots": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {}, "ISO dates .*--date-format"),
+    "another format": (with_column("more", lambda i: f"{i % 28 + 1}.{i % 12 + 1}.2021"), {"date_format": "%d/%m/%Y"}, "dates of the format '%d/%m/%Y'"),
+    "no date": (with_column("more", lambda i: "soon" if i == 9 else f"2021-03-{i % 28 + 1:02d}"), {}, "'soon' in row 10"),
+    "a name twice": (lines(head=("size", "size ", "price")), {}, "columns of .* with different names, but got ..size"),
     "no header": ("\n".join(f"{i},{i * 2},{i * 3}" for i in range(30)), {}, "numbers: 0, 0.1, 0.2. Put a line"),
     "a hole in the target": (lines().replace("3.25", "", 1), {}, "row 2 has none"),
     "only names": (lines(rows=200, head=("name", "price"), cells=lambda i: (f"house {i * i}", f"{i}.5")), {}, "'name' names the rows"),
@@ -157,7 +211,6 @@ def test_all_problems_are_told_at_once(tmp_path):
         ([i % 4 for i in range(60)], "classification", "0 to 3 taken for classes; --task regression"),
         ([10 * (i % 2) for i in range(60)], "classification", ""),
         ([i % 30 for i in range(60)], "regression", ""),
-        ([f"{i},5" for i in range(60)], "regression", ""),
     ],
 )  # fmt: skip
 def test_the_task_follows_a_rule_that_is_told(tmp_path, values, task, said):
@@ -168,14 +221,33 @@ def test_the_task_follows_a_rule_that_is_told(tmp_path, values, task, said):
 
 
 def test_dates_become_their_place_in_the_year_and_the_week(tmp_path):
-    data = read(tmp_path, with_column("day", READ["dates, days first"][0]))
+    """The same for each format; days are counted from 2000-01-01."""
+    iso = read(tmp_path, with_column("day", lambda i: f"2021-{i % 12 + 1:02d}-{i % 28 + 1:02d}"))
+    content = with_column("day", lambda i: f"{i % 28 + 1}/{i % 12 + 1}/2021")
+    data = read(tmp_path, content, date_format="%d/%m/%Y")
+    assert torch.equal(data.train.x, iso.train.x)
     found = column(data, "day")
-    assert found.day_first
     x = found.apply(pd.Series(["1/3/2021", "8/3/2021", None]), "new")
     assert torch.allclose(x[0, 3:5], x[1, 3:5], atol=1e-5)  # the same day of the week
     assert float(x[1, 0] - x[0, 0]) == pytest.approx(7 / found.std, rel=1e-4)
-    with pytest.raises(vd.VardropError, match="dates in column .* but got 'soon' in row 1"):
+    assert float(x[0, 0]) * found.std + found.mean == pytest.approx(7730, abs=1e-3)
+    with pytest.raises(vd.VardropError, match="dates .* in column .* but got 'soon' in row 1"):
         found.apply(pd.Series(["soon"]), "new")
+
+
+def test_texts_stay_texts_in_files_that_hold_only_numbers(tmp_path):
+    """A code such as 01 is not the number 1 in new rows or in a test file, where no letters are."""
+    code = lambda i: "A7" if i % 3 else "01"
+    path = tmp_path / "t.csv"
+    path.write_text(with_column("code", code))
+    new = tmp_path / "new.csv"
+    new.write_text("size,town,code,price\n1.5,Ulm,01,3\n2.5,Ulm,01,4\n")
+    settings = {"epochs": 1, "folds": 1, "beta": 1.0, "compare": False, "observer": Observer()}
+    run = fit(path, target="price", out=tmp_path / "r", test=new, **settings)
+    place = 3  # size, Bern, Ulm, 01, A7
+    assert run.inputs(new)[:, place].tolist() == [1.0, 1.0]
+    assert run.data.test.x[:, place].tolist() == [1.0, 1.0]
+    assert not [note for note in evaluate_rows(run, new)["notes"] if "code" in note]
 
 
 def test_many_categories_get_embeddings_that_are_noisy(tmp_path):
@@ -186,7 +258,7 @@ def test_many_categories_get_embeddings_that_are_noisy(tmp_path):
     table = pd.DataFrame({"town": [f"town {i}" for i in towns.tolist()], "size": torch.randn(600, generator=generator), "price": level.tolist()})  # fmt: skip
     data = load_dataset(table, target="price")
     found = column(data, "town")
-    assert type(found) is ManyCategories
+    assert found.embedded
     assert data.about.embeddings == {0: 1 + len(found.categories)}
     assert found.apply(pd.Series(["nowhere", None]), "new").flatten().tolist() == [0.0, 0.0]
     settings = {"epochs": 40, "batch_size": 32, "folds": 1, "beta": 0.1, "compare": False}

@@ -17,7 +17,7 @@ COMMANDS = (
     "compress {0}",
     "report {0}",
 )
-WIDTH, HEIGHT = 1100, 1100
+WIDTH, HEIGHT = 1100, 1720
 
 
 def commanded(line):
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     run = Path(tempfile.mkdtemp()) / "digits"
     for command in COMMANDS:
         commanded(command.format(run))
-    taken(run / "report.html", Path(__file__).parents[2] / "docs" / "report.png")
+    taken(run / "report.html", Path(__file__).parents[3] / "docs" / "report.png")

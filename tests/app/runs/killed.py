@@ -17,8 +17,8 @@ import torch
 import torch._dynamo  # an optimizer's first step would import it in every life
 
 from vardrop.app.runs import fit, resume
-from vardrop.recipes import sparse_vd
 from vardrop.app.runs.callbacks import Observer
+from vardrop.recipes import sparse_vd
 
 SETTINGS = {"epochs": 10, "pretrain": 1, "batch_size": 16, "lr": 1e-2, "folds": 2}
 

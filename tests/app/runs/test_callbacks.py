@@ -10,7 +10,6 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.app.runs import Recorder, read_history
-from vardrop.tuning import Loop
 from vardrop.app.runs.callbacks import (
     JsonLines,
     Observer,
@@ -19,6 +18,7 @@ from vardrop.app.runs.callbacks import (
     TensorBoard,
     TextObserver,
 )
+from vardrop.tuning import Loop
 
 
 def trained(directory, observer: Observer, recipe):

@@ -9,11 +9,18 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop._core.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from vardrop._core.files import (
+    read_json,
+    read_tensors,
+    sealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from vardrop.app.runs import Recorder, read_history
-from vardrop.tuning import Loop, NotFiniteError
-from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
+from vardrop.tuning import Loop, NotFiniteError
 
 
 def loop(epochs=3, lr=1e-2):
@@ -225,7 +232,10 @@ def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
     assert seen == [False, True, False]
 
 
-@pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', '{"epoch": 0}\n{"epoch": 1, "n'])
+LINE = json.dumps(sealed({"epoch": 0})) + "\n"
+
+
+@pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', LINE + '{"epoch": 1, "n'])
 def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
     (tmp_path / "history.jsonl").write_text(left)
     Recorder(tmp_path).run(loop(epochs=2))
@@ -236,7 +246,8 @@ def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
 def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
     Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
     with open(tmp_path / "history.jsonl", "a") as file:
-        file.write('{"epoch": 2}\n')  # killed before the first checkpoint of the next phase
+        # Killed before the first checkpoint of the next phase.
+        file.write(json.dumps(sealed({"epoch": 2})) + "\n")
     Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
     assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
     assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]
@@ -251,7 +262,8 @@ def test_a_damaged_history_is_told(tmp_path):
         whole.replace("{", "", 1): "epoch after epoch, but got Extra data.* in line 1",
         whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
         "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
-        '{"epoch": -1}\n': "but got the epoch -1 in line 1",
+        '{"epoch": 0}\n': "line 1 to match its content",
+        json.dumps(sealed({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
         "3\n": "line 1 to hold a JSON object, but got int",
         "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
         "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",
@@ -319,7 +331,7 @@ def test_tensors_that_no_recorder_writes_are_told(tmp_path, name):
             Recorder(tmp_path).resume(loop())
 
 
-def test_a_checkpoint_without_a_checksum_is_old_or_damaged(tmp_path):
+def test_a_checkpoint_without_a_checksum_is_an_error(tmp_path):
     from safetensors.torch import load, save
 
     torch.manual_seed(1)
@@ -328,11 +340,7 @@ def test_a_checkpoint_without_a_checksum_is_old_or_damaged(tmp_path):
     values = json.dumps(read_tensors(path)[1])
     path.write_bytes(save(load(path.read_bytes()), {"values": values}))
     with pytest.raises(vd.VardropError, match="checksum of .*checkpoint.safetensors to match"):
-        Recorder(tmp_path, checked=True).resume(loop())
-    again = loop()
-    with pytest.warns(UserWarning, match="has no checksum: it was written by version 0.1"):
-        Recorder(tmp_path).resume(again)
-    assert again.epoch == 1
+        Recorder(tmp_path).resume(loop())
 
 
 def test_the_momenta_of_kernels_in_channels_last_come_back_in_their_layout():

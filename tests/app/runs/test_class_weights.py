@@ -10,15 +10,14 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 import vardrop as vd
 from tests.app.cli.calling import call
-from vardrop.app.runs import fit, load_run, resume
-from vardrop.app.runs.scores import class_scores, number_scores
+from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import weighed
-from vardrop._core.errors import VardropError
+from vardrop.app.runs import Settings, fit, load_run, resume
+from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.scores import class_scores, number_scores
 from vardrop.metrics import ece
 from vardrop.sklearn import VardropClassifier
-from vardrop.app.runs import Settings
-from vardrop.app.runs.callbacks import Observer
 
 QUICK = {"folds": 1, "beta": 0.1, "compare": False, "observer": Observer()}
 

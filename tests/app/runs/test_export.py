@@ -12,11 +12,11 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.cli.calling import call
-from vardrop.app.runs import compress, export_run, fit, load_run
+from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.data.preprocessing import Category, Date, ManyCategories, Number
-from vardrop._core.errors import VardropError
+from vardrop.app.runs import compress, export_run, fit, load_run
 from vardrop.app.runs.callbacks import Observer
 
 with warnings.catch_warnings():
@@ -191,7 +191,7 @@ def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
 
 def test_a_graph_of_another_width_is_refused():
     found = load_dataset(table(), target="price", drop=["kind"]).preprocessing
-    with pytest.raises(VardropError, match=rf"shape \(batch, {found.features}\).* got 'x' with"):
+    with pytest.raises(VardropError, match=rf"to be \(batch, {found.features}\), but got 'x' with"):
         with_preprocessing(doubled(3), found)
 
 
@@ -245,11 +245,11 @@ def test_moments_answer_with_what_is_asked_for(tmp_path):
     p = run.in_units(vd.predict(run.net, x, 32, mode="moments", likelihood=likelihood))
     assert np.allclose(found["mean"], p.mean, rtol=0, atol=1e-5 * unit)
     assert np.allclose(found["epistemic"], p.epistemic, rtol=0, atol=1e-5 * unit**2)
-    assert np.allclose(found["lower"], run.interval(p, 0.95).lower, rtol=0, atol=1e-5 * unit)
+    assert np.allclose(found["lower"], p.interval(0.95).lower, rtol=0, atol=1e-4 * unit)
 
 
 def test_an_output_that_is_not_there_is_told(numbers, tmp_path):
-    with pytest.raises(VardropError, match=r"known moments, but got '0' \(Embedded\)"):
+    with pytest.raises(VardropError, match=r"known moments, but got '0.tables.0' \(Embedding\)"):
         export_run(numbers, tmp_path / "m.onnx", mode="moments", outputs=["mean"])
     for mode in ("functions", "sample"):
         with pytest.raises(VardropError, match="`outputs` to be one of .*, but got 'probs'"):

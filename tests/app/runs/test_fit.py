@@ -9,14 +9,26 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs import METHODS, build_net, compress, evaluate, fit, load_run, method_named, methods, prediction_table, resume, write_predictions
-from vardrop.app.runs.config import command
+from vardrop._core.files import read_tensors, sealed
 from vardrop.app.data import load_dataset
-from vardrop._core.files import read_tensors
-from vardrop.testing import RECURRENT
-from vardrop.app.runs import read_history
-from vardrop.tuning import NotFiniteError
+from vardrop.app.runs import (
+    METHODS,
+    build_net,
+    compress,
+    evaluate,
+    fit,
+    load_run,
+    method_named,
+    methods,
+    prediction_table,
+    read_history,
+    resume,
+    write_predictions,
+)
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.config import command
+from vardrop.testing import RECURRENT
+from vardrop.tuning import NotFiniteError
 
 QUICK = {
     "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "observer": Observer(),
@@ -78,7 +90,6 @@ def test_a_run_holds_what_the_report_reads(classes):
         "labels",
         "entropy_in",
         "epistemic_in",
-        "log_alpha.1",
         "weight.1",
         "weight_pruned.1",
     } <= set(arrays)
@@ -93,7 +104,6 @@ def test_it_learns_and_prunes_without_loss(classes):
     assert found["sparsity"] > 0.9
     assert found["weights_after"] == plan.total("weights")[1]
     assert found["test_score_after"] >= found["test_score_before"] - 0.07  # two of thirty
-    assert set(classes.results["curve"][0]) == {"threshold", "sparsity", "metric"}
     shape = build_net("mlp", (4,), 3)
     loaded = vd.load(classes.directory / "small.safetensors", into=shape)
     x = classes.data.test.x
@@ -138,18 +148,11 @@ def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
 
 
 def test_compression_of_a_regression_speaks_of_rmse(regression):
-    from vardrop.app.report.gallery import KINDS
-
     compress(regression, max_drop=2.0)
-    found, curve = regression.results["compression"], regression.results["curve"]
+    found = regression.results["compression"]
     assert found["score"] == "rmse"
     metrics = regression.results["metrics"]
     assert found["test_score_before"] == pytest.approx(metrics["rmse"], rel=0.05)
-    (kind,) = [k for k in KINDS if k.title == "Score against sparsity"]
-    ax = kind.of(vd.report.read_run(regression.directory))[""]
-    assert ax.get_ylabel() == "rmse"
-    assert sorted(ax.lines[0].get_ydata()) == sorted(p["metric"] for p in curve)
-    assert min(ax.lines[0].get_ydata()) > 0
 
 
 def test_predictions_of_a_file(regression, classes, tmp_path):
@@ -194,7 +197,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     assert run.directory.parts[-2:] == ("runs", "digits-1")
     assert f"vd.load_run('{run.directory}', net)" in unescape(run.report().read_text())
     assert type(net[3]) is nn.Linear
-    with pytest.raises(vd.VardropError, match="holds a net of your own \\(Sequential\\)"):
+    with pytest.raises(vd.VardropError, match="has a net of your own \\(Sequential\\)"):
         load_run(run.directory)
     again = load_run(run.directory, own())
     assert torch.equal(again.predict(run.data.test.x).probs, run.predict(run.data.test.x).probs)
@@ -203,7 +206,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
             run.directory,
             nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)),
         )
-    with pytest.raises(vd.VardropError, match="trains a net of your own"):
+    with pytest.raises(vd.VardropError, match="has a net of your own"):
         resume(run.directory)
     longer = resume(run.directory, own(), Observer(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
@@ -217,8 +220,7 @@ def test_uncertainty_tells_out_of_distribution_images(tmp_path):
     found = evaluate(run, ["photos"])["ood"]["photos"]
     assert found["auroc_entropy"] > 0.8
     arrays, _ = read_tensors(run.directory / "arrays.safetensors")
-    assert {"entropy_out_photos", "epistemic_out_photos", "images_most_certain"} <= set(arrays)
-    assert arrays["images_least_certain"].shape == (16, 1, 8, 8)
+    assert {"entropy_out_photos", "epistemic_out_photos"} <= set(arrays)
 
 
 def test_nan_stops_with_advice_and_resumes_with_other_settings(tmp_path):
@@ -259,7 +261,7 @@ def test_a_run_predicts_where_its_data_are_not(tmp_path):
 @pytest.mark.parametrize(
     "started, told",
     [
-        (["/lib/vardrop/app/cli/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
+        (["/lib/vardrop/__main__.py", "fit", "my data.csv"], "vardrop fit 'my data.csv'"),
         (["/env/bin/vardrop", "fit", "iris"], "vardrop fit iris"),
         (["/lib/vardrop/app/demo.py"], "vardrop demo"),
         (["study.py", "3"], "python study.py 3"),
@@ -318,8 +320,8 @@ def test_nets_and_errors_of_the_verbs(tmp_path):
     with pytest.raises(vd.VardropError, match="a run with a method to compress"):
         compress(run)
     assert read_history(run.directory)[-1]["sparsity"] == {}
-    (run.directory / "config.json").write_text('{"version": 1}')
-    with pytest.raises(vd.VardropError, match="config.json to describe a run"):
+    (run.directory / "config.json").write_text(json.dumps(sealed({"version": 1})))
+    with pytest.raises(vd.VardropError, match="config.json and .* to describe a run"):
         load_run(run.directory)
 
 

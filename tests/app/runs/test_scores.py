@@ -9,12 +9,12 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from vardrop.app.runs import evaluate, fit, load_run
-from vardrop.app.runs.evaluate import _against
-from vardrop.app.runs.scores import class_scores, constant, majority, number_scores
-from vardrop.app.cli import printing
 from vardrop._core.errors import VardropError
+from vardrop.app.cli import printing
+from vardrop.app.runs import evaluate, fit, load_run
 from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.held_out import Choice
+from vardrop.app.runs.scores import class_scores, constant, majority, number_scores
 
 G = torch.Generator().manual_seed(0)
 QUICK = {"epochs": 2, "folds": 1, "beta": 1.0, "compare": False, "observer": Observer()}
@@ -137,8 +137,12 @@ def test_baselines_know_the_training_rows_alone():
 
 def test_the_difference_to_others_has_its_standard_error():
     rows = {"net": torch.tensor([1.0, 2.0, 3.0, 4.0]), "plain": torch.tensor([1.0, 1.0, 3.0, 3.0])}
-    assert _against(rows) == {"plain": {"nll": 0.5, "error": 0.25}}
-    assert _against({"plain": rows["plain"]}) == {}
+
+    def against(rows):
+        return Choice(1.0, 0.0, {}, {}, rows, torch.zeros(0)).against()
+
+    assert against(rows) == {"plain": {"nll": 0.5, "error": 0.25}}
+    assert against({"plain": rows["plain"]}) == {}
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +186,7 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
     assert found["notes"] == ["No rows were kept for a test: the scores are of rows that were held out in turn."]  # fmt: skip
     printing.run(run, as_json=False)
     shown = capsys.readouterr().out
-    assert "scores on rows held out in turn" in shown
+    assert "scores on held-out examples" in shown
     assert "mean of the target" in shown
     with pytest.raises(VardropError, match="Expected test rows to tell photos from. No rows"):
         evaluate(run, ["photos"])

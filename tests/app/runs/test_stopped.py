@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs import evaluate, fit, load_run
 from vardrop._core.files import remove
 from vardrop.app.report import report
+from vardrop.app.runs import evaluate, fit, load_run
 from vardrop.app.runs.callbacks import Observer
 
 QUICK = {"epochs": 6, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False}

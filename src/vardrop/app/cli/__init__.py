@@ -1,4 +1,4 @@
-"""The command line. It parses, calls one verb and prints; exit codes: 0 done, 2 usage, 1 failed."""
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage."""
 
 import sys
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from vardrop._core.errors import VardropError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit; a missing package of the extra "app" is one line on stderr."""
+    """Run a command and exit; an error, or an interrupt while it starts, is one line on stderr."""
     try:
         from vardrop.app.cli.program import main as run
-    except VardropError as missing:
-        print(f"vardrop: {missing}", file=sys.stderr)
+    except (VardropError, KeyboardInterrupt) as error:
+        print(f"vardrop: {str(error) or 'stopped before it began.'}", file=sys.stderr)
         sys.exit(1)
     run(arguments)

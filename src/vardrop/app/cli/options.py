@@ -6,17 +6,18 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 import vardrop
 from vardrop._core.errors import VardropError
-from vardrop.app.cli.config_file import configured
+from vardrop.app.cli.config_file import read_config
 from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION, Roles
 from vardrop.app.runs import METHODS, NETS, Settings
 from vardrop.app.runs.compress import MAX_DROPS
@@ -29,220 +30,130 @@ def _begin_with(names: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"vardrop {vardrop.__version__}")
         raise typer.Exit
 
 
+MaybePath = Path | None
+MaybeText = str | None
+MaybeTexts = list[str] | None
+Fraction = float | None
+_NETS = f"{', '.join(NETS)}; mlp by default, mlp50 for a table of fewer than {FEW} rows."
+_METHODS = """A name from `vardrop methods`, or none for the plain model; by default
+bayes_by_backprop with a learned prior for tables, sparse_vd for images."""
+_DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]} by default), or as
+a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
+_OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}; may be repeated."
+_SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
+_COMPARISON = "A directory for the table and picture, and with --methods for the runs."
+_IMPORT = "Import a module that registers data sets or methods; may be repeated."
+_CONFIG = "A TOML file with options, such as epochs = 20; typed options win."
+_ON_DATA = _begin_with(DATASETS)
+_ON_NETS = _begin_with(NETS)
+_ON_METHODS = _begin_with([*METHODS, "none"])
+_ON_OOD = _begin_with(OUT_OF_DISTRIBUTION)
+
 DATA = Annotated[
-    str | None,
-    typer.Argument(
-        help=f"{', '.join(DATASETS)}, or a CSV or Parquet file.",
-        autocompletion=_begin_with(DATASETS),
-    ),
+    MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_ON_DATA)
 ]
-RUN = Annotated[Path, typer.Argument(help="The directory of a run.")]
-RUNS = Annotated[list[Path], typer.Argument(help="The directories of one or more runs.")]
-NET = Annotated[
-    str | None,
-    typer.Option(
-        help=f"{', '.join(NETS)}; mlp by default, and mlp50 for a table below {FEW} rows.",
-        autocompletion=_begin_with(NETS),
-    ),
-]
-METHOD = Annotated[
-    str | None,
-    typer.Option(
-        help="A name from `vardrop methods`, or none for the plain net; by default "
-        "bayes_by_backprop with a prior whose scale is learned for tables, sparse_vd for images.",
-        autocompletion=_begin_with([*METHODS, "none"]),
-    ),
-]
-OPTION = Annotated[
-    list[str] | None,
-    typer.Option(help="An option of the method, such as drop_rate=0.2; may be repeated."),
-]
-OUT = Annotated[
-    Path | None, typer.Option(help="The directory of the run; runs/<data>-<number> by default.")
-]
-VALIDATION = Annotated[
-    Path | None, typer.Option(help="A file of your own for validation, like that of DATA.")
-]
-TEST = Annotated[Path | None, typer.Option(help="A file of your own for the test, likewise.")]
-STREAM = Annotated[
-    bool, typer.Option("--stream", help="Read the file piece by piece; it may exceed the memory.")
-]
-DATA_DIR = Annotated[
-    Path | None,
-    typer.Option(help="Where the image sets lie; VARDROP_DATA by default, else a download."),
-]
-WHERE = Annotated[str | None, typer.Option(help="Make only layers of this name noisy (a glob).")]
-EXCLUDE = Annotated[str | None, typer.Option(help="Leave layers of this name plain (a glob).")]
-RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-FORCE = Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, for machines.")]
-TENSORBOARD = Annotated[
-    bool, typer.Option("--tensorboard", help="Log for TensorBoard into the run's directory.")
-]
-CONFIG = Annotated[
-    Path | None,
-    typer.Option(
-        help="A TOML file with options, such as epochs = 20; those that are typed win.",
-        callback=configured,
-        is_eager=True,
-    ),
-]
+RUN = Annotated[Path, Argument(help="The directory of a run.")]
+RUNS = Annotated[list[Path], Argument(help="The directories of one or more runs.")]
+NET = Annotated[MaybeText, Option(help=_NETS, autocompletion=_ON_NETS)]
+METHOD = Annotated[MaybeText, Option(help=_METHODS, autocompletion=_ON_METHODS)]
+OPTION = Annotated[MaybeTexts, Option(help="Such as drop_rate=0.2, for the method; repeatable.")]
+OUT = Annotated[MaybePath, Option(help="The directory; runs/<data>-<number> by default.")]
+VALIDATION = Annotated[MaybePath, Option(help="A file for validation, with the columns of DATA.")]
+TEST = Annotated[MaybePath, Option(help="A file for the test, with the columns of DATA.")]
+DATA_DIR = Annotated[MaybePath, Option(help="Where image sets are; VARDROP_DATA by default.")]
+WHERE = Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")]
+EXCLUDE = Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")]
+RESUME = Annotated[bool, Option("--resume", help="Continue the run in --out.")]
+FORCE = Annotated[bool, Option("--force", help="Overwrite the run in --out.")]
+JSON = Annotated[bool, Option("--json", help="Print JSON lines.")]
+TENSORBOARD = Annotated[bool, Option("--tensorboard", help="Log for TensorBoard in the run.")]
+CONFIG = Annotated[MaybePath, Option(help=_CONFIG, callback=read_config, is_eager=True)]
 VERSION = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
 ]
-QUIET = Annotated[
-    bool,
-    typer.Option("--quiet", help="Print nothing but errors; with --json the result alone."),
-]
-IMPORT = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import",
-        help="Import a module of your own first, with the data sets and methods that it registers; "
-        "may be repeated.",
-        metavar="MODULE",
-    ),
-]
-DEBUG = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.")]
-SAMPLES = Annotated[int, typer.Option(help="Draws of the noise.", min=1)]
-OOD = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"An image set to tell apart: {', '.join(OUT_OF_DISTRIBUTION)}; may be repeated.",
-        autocompletion=_begin_with(OUT_OF_DISTRIBUTION),
-    ),
-]
-NEW_ROWS = Annotated[
-    Path | None,
-    typer.Option("--data", help="Score new rows of this file in the place of the test data."),
-]
-NEW_PREDICTIONS = Annotated[
-    Path | None, typer.Option(help="With --data: write the predictions to this CSV file.")
-]
-DEMO_OUT = Annotated[Path | None, typer.Option(help="A directory; runs/demo-<number> by default.")]
-TABLE = Annotated[Path, typer.Argument(help="A CSV or Parquet file; images as .npy.")]
-PREDICTIONS = Annotated[Path, typer.Option(help="The CSV file to write.")]
-MAX_DROP = Annotated[
-    float | None,
-    typer.Option(
-        help=f"What may be lost on validation data: accuracy ({MAX_DROPS['accuracy']} by default), "
-        f"or the fraction by which the RMSE may grow ({MAX_DROPS['rmse']} by default)."
-    ),
-]
-SPARSITY = Annotated[float | None, typer.Option(help="The fraction of weights to drop, instead.")]
-MACS = Annotated[
-    float | None,
-    typer.Option(help="Train to this fraction of the multiplications instead, such as 0.5."),
-]
-LATENCY = Annotated[
-    float | None, typer.Option(help="Train to this fraction of the time in torch, instead.")
-]
-BYTES = Annotated[float | None, typer.Option(help="Train to this fraction of the bytes, instead.")]
+QUIET = Annotated[bool, Option("--quiet", help="Print only errors; with --json only the result.")]
+IMPORT = Annotated[MaybeTexts, Option("--import", help=_IMPORT, metavar="MODULE")]
+DEBUG = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
+SAMPLES = Annotated[int, Option(help="Draws of the noise.", min=1)]
+OOD = Annotated[MaybeTexts, Option(help=_OOD, autocompletion=_ON_OOD)]
+NEW_ROWS = Annotated[MaybePath, Option("--data", help="Score this file instead of the test data.")]
+NEW_PREDICTIONS = Annotated[MaybePath, Option(help="With --data: write predictions to this CSV.")]
+DEMO_OUT = Annotated[MaybePath, Option(help="A directory; runs/demo-<number> by default.")]
+TABLE = Annotated[Path, Argument(help="A CSV or Parquet file; images as .npy.")]
+PREDICTIONS = Annotated[Path, Option(help="The CSV file to write.")]
+MAX_DROP = Annotated[Fraction, Option(help=_DROP)]
+SPARSITY = Annotated[Fraction, Option(help="Remove this fraction of the weights instead.")]
+MACS = Annotated[Fraction, Option(help="Train to this fraction of the multiplications instead.")]
+LATENCY = Annotated[Fraction, Option(help="Train to this fraction of the time in torch instead.")]
+BYTES = Annotated[Fraction, Option(help="Train to this fraction of the bytes instead.")]
 FUNCTIONS = Annotated[
-    int,
-    typer.Option(
-        "--samples", min=0, help="Functions drawn into the file; 0 for the means of the weights."
-    ),
+    int, Option("--samples", min=0, help="Functions in the file; 0 for the means of the weights.")
 ]
-SERVING = Annotated[
-    Literal["functions", "moments", "sample"],
-    typer.Option(
-        help="Functions in the file; one pass that carries mean and variance; or draws by the "
-        "runtime."
-    ),
-]
-OUTPUTS = Annotated[
-    str | None, typer.Option(help="What it answers with, such as probs,epistemic; all by default.")
-]
-MODEL = Annotated[
-    Path, typer.Option("--onnx", help="The file to write: raw rows in, answers with doubt out.")
-]
-ONNX = Annotated[Path | None, typer.Option(help="Also write the small net as ONNX.")]
-THINGS = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="The directories of two or more runs; or, with --methods, the data.",
+SERVING = Annotated[Literal["functions", "moments", "sample"], Option(help=_SERVING)]
+OUTPUTS = Annotated[MaybeText, Option(help="Such as probs,epistemic; all outputs by default.")]
+MODEL = Annotated[Path, Option("--onnx", help="The file to write.")]
+ONNX = Annotated[MaybePath, Option(help="Also write the small model as ONNX.")]
+COMPARED = Annotated[
+    MaybeTexts,
+    Argument(
+        help="The directories of two or more runs; with --methods, the data.",
         metavar="RUNS...|DATA",
-        autocompletion=_begin_with(DATASETS),
+        autocompletion=_ON_DATA,
     ),
 ]
-METHODS_ = Annotated[
-    str | None,
-    typer.Option("--methods", help="Fit these methods on DATA, such as none,l0,sparse_vd."),
-]
-SEEDS = Annotated[int, typer.Option(help="With --methods: how many seeds each, from 0 on.", min=1)]
-SCORES = Annotated[
-    str | None,
-    typer.Option(help="The scores to show, such as auroc,nll; those to be read first by default."),
-]
-COMPARISON_OUT = Annotated[
-    Path | None,
-    typer.Option(
-        help="A directory for comparison.json and comparison.png, and with --methods for the runs: "
-        "the same command goes on with what is there."
-    ),
-]
-REPORT_OUT = Annotated[
-    Path | None, typer.Option(help="The HTML file; report.html in the first run by default.")
-]
-EXPERIMENT = Annotated[
-    str | None,
-    typer.Argument(help="A name from --list; `quick` for the minutes-long version of all."),
-]
-QUICK_NAME = Annotated[str | None, typer.Argument(help="After `quick`: the one experiment to run.")]
-LIST = Annotated[bool, typer.Option("--list", help="Show the experiments and what is done.")]
-PAGE = Annotated[bool, typer.Option("--page", help="Write results.md and its plots into --docs.")]
-EXPERIMENTS = Annotated[
-    Path | None,
-    typer.Option(help="Where the descriptions lie; experiments/ of the clone by default."),
-]
+METHODS_ = Annotated[MaybeText, Option("--methods", help="Fit these on DATA, such as none,l0.")]
+SEEDS = Annotated[int, Option(help="With --methods: the number of seeds, from 0 on.", min=1)]
+SCORES = Annotated[MaybeText, Option(help="Such as auroc,nll; the most important by default.")]
+COMPARISON_OUT = Annotated[MaybePath, Option(help=_COMPARISON)]
+REPORT_OUT = Annotated[MaybePath, Option(help="The file; report.html in the first run by default.")]
+EXPERIMENT = Annotated[MaybeText, Argument(help="A name from --list.")]
+QUICK = Annotated[bool, Option("--quick", help="The version of minutes: of NAME, or of all.")]
+LIST = Annotated[bool, Option("--list", help="Show the experiments and what is done.")]
+PAGE = Annotated[bool, Option("--page", help="Write results.md and its plots into --docs.")]
+EXPERIMENTS = Annotated[MaybePath, Option(help="Descriptions; experiments/ of the clone if unset.")]
 RESULTS = Annotated[
-    Path | None,
-    typer.Option(help="Where the results go; results/ of the clone by default, for quick nowhere."),
+    MaybePath, Option(help="Results; results/ of the clone by default, nowhere with --quick.")
 ]
-DOCS = Annotated[
-    Path | None, typer.Option(help="Where --page writes; docs/ of the clone by default.")
-]
-ANEW = Annotated[bool, typer.Option("--force", help="Start anew, without the seeds that are done.")]
+DOCS = Annotated[MaybePath, Option(help="Where --page writes; docs/ of the clone by default.")]
+RESTART = Annotated[bool, Option("--force", help="Start again, without finished seeds.")]
 
 
 def with_settings(*without: str) -> Callable[[Command], Command]:
     """Give a command that takes `**more` one option per field of `Roles` and `Settings`.
 
-    Names, types and defaults are those of the fields, the help is that of the docstring; what is
-    not given is None. Fields in `without` get none.
+    Names, types, defaults and help are those of the fields; an option that is not given is None.
+    Fields in `without` get none.
     """
-    return lambda command: _with_settings(command, without)
 
+    def decorate(command: Command) -> Command:
+        settings = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=_option(field, types[field.name], helps[field.name]),
+            )
+            for value in (Roles, Settings)
+            for helps, types in [(_arguments(value), get_type_hints(value))]
+            for field in dataclasses.fields(value)
+            if field.name not in without
+        ]
+        signature = inspect.signature(command, eval_str=True)
+        others = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        command.__signature__ = signature.replace(parameters=[*others, *settings])  # type: ignore[attr-defined]
+        return command
 
-def _with_settings(command: Command, without: Sequence[str]) -> Command:
-    settings = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=_option(field, types[field.name], helps[field.name]),
-        )
-        for value in (Roles, Settings)
-        for helps, types in [(_arguments(value), get_type_hints(value))]
-        for field in dataclasses.fields(value)
-        if field.name not in without
-    ]
-    own = inspect.signature(command, eval_str=True)
-    others = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    command.__signature__ = own.replace(parameters=[*others, *settings])  # type: ignore[attr-defined]
-    return command
+    return decorate
 
 
 def _arguments(described: type) -> dict[str, str]:
-    """What a docstring says under `Args`, by name."""
+    """The texts under `Args` of a docstring, by name."""
     text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
     return {name: " ".join(words.split()) for name, words in found}
@@ -250,27 +161,25 @@ def _arguments(described: type) -> dict[str, str]:
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """The option for a field of this type."""
-    weighs = any(get_origin(part) is dict for part in get_args(kind))
-    if isinstance(kind, UnionType):  # with None, which is an option that is not given
+    by_class = any(get_origin(part) is dict for part in get_args(kind))
+    if isinstance(kind, UnionType):  # with None, for an option that is not given
         kind = get_args(kind)[0]
-    none = field.default is None or field.default is False or field.default == ()
-    usual = "" if none else field.default
-    shown = f"{usual:g}" if isinstance(usual, float) else "on" if usual is True else str(usual)
-    word = field.name.replace("_", "-")
-    name = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
-    told = text[0].upper() + text[1:].rstrip(".") + (f"; {shown} by default." if shown else ".")
-    if weighs:
-        option = typer.Option(name, help=told, parser=_weights, metavar="<balanced|a=1,b=10>")
-        return Annotated[str | None, option]
-    if get_origin(kind) is Literal:
-        words = _begin_with(get_args(kind))
-        return Annotated[str | None, typer.Option(name, help=told, autocompletion=words)]
-    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
-        return Annotated[list[str] | None, typer.Option(name, help=f"{told} May be repeated.")]
-    if get_origin(kind) is tuple:
-        option = typer.Option(name, help=told, parser=_pair, metavar="<start,end>")
-        return Annotated[str | None, option]
-    return Annotated[kind | None, typer.Option(name, help=told)]
+    default, word = field.default, field.name.replace("_", "-")
+    usual = f"{default:g}" if isinstance(default, float) else "on" if default is True else default
+    end = "." if default is None or default is False or default == () else f"; {usual} by default."
+    name, text = f"--{word}", text[0].upper() + text[1:].rstrip(".") + end
+    more: dict[str, Any] = {}
+    if default is True:
+        name += f"/--no-{word}"
+    if by_class:
+        kind, more = str, {"parser": _weights, "metavar": "<balanced|a=1,b=10>"}
+    elif get_origin(kind) is Literal:
+        kind, more = str, {"autocompletion": _begin_with(get_args(kind))}
+    elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
+        kind, text = list[str], f"{text} May be repeated."
+    elif get_origin(kind) is tuple:
+        kind, more = str, {"parser": _pair, "metavar": "<start,end>"}
+    return Annotated[kind | None, Option(name, help=text, **more)]
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -305,7 +214,7 @@ def examples(*lines: str) -> str:
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """Errors inside are the caller's, who gave an option a value that it cannot have."""
+    """Report errors inside as wrong options."""
     try:
         yield
     except VardropError as wrong:
@@ -328,6 +237,6 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def listed(text: str | None) -> list[str] | None:
-    """Names with commas between them; None where nothing was typed."""
+def split_names(text: str | None) -> list[str] | None:
+    """Names with commas between them; None if nothing was typed."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON lines for machines."""
+"""What the commands print: tables, or JSON lines."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from rich.table import Table
 
 from vardrop._core.checks import printable
 from vardrop._core.files import plain
-from vardrop.app.report.score_texts import BASELINES, MEANINGS, number, title
 from vardrop.app.runs import Run
 from vardrop.app.runs.models import Method
+from vardrop.app.score_texts import SCORES, number, score_columns, title
 from vardrop.compression import ShrinkPlan
 from vardrop.tuning import Slimmed
 
 if TYPE_CHECKING:
     from vardrop.app.report import Comparison
 
-_FALLEN = 0.95  # the fraction of the MACs above which a net is told to be as slow as before
+_FALLEN = 0.95  # the fraction of the MACs above which a model counts as slow as before
 
 
 def say(text: str) -> None:
-    """A line of text; names out of files do not steer the terminal."""
+    """Print a line without control characters, which names from files may hold."""
     print(printable(text))
 
 
+def _print_event(event: str, run: Run, values: Mapping[str, Any]) -> None:
+    print(json.dumps({"event": event, "directory": str(run.directory), **values}))
+
+
 def standing(run: Run) -> None:
-    """One line on stderr where the training did not come to its end."""
+    """Print one line on stderr if the training was interrupted."""
     if run.standing:
         print(f"vardrop: {printable(run.standing)}", file=sys.stderr)
 
 
 def methods(found: Sequence[Method], as_json: bool) -> None:
-    """The named methods, one line each."""
+    """Print the named methods, one line each."""
     if as_json:
         for method in found:
             print(json.dumps(method._asdict()))
@@ -50,15 +54,14 @@ def methods(found: Sequence[Method], as_json: bool) -> None:
 
 
 def run(run: Run, as_json: bool) -> None:
-    """The scores of a run, and its directory; only the first process speaks."""
+    """Print the scores of a run, and its directory, in the first process only."""
     if os.environ.get("RANK", "0") != "0":
         return
     results = run.results
     if as_json:
-        print(json.dumps({"event": "result", "directory": str(run.directory), **results}))
-        return
+        return _print_event("result", run, results)
     count = run.about.sizes["test"]
-    on = f"{count:,} rows of test data" if count else "rows held out in turn"
+    on = f"{count:,} test examples" if count else "held-out examples"
     say(f"{run.config.net} on {run.about.name}, scores on {on}")
     _table(results)
     for line in [*results.get("notes", []), *filter(None, [run.advice])]:
@@ -67,10 +70,9 @@ def run(run: Run, as_json: bool) -> None:
 
 
 def rows(run: Run, found: Mapping[str, Any], as_json: bool) -> None:
-    """The scores of a run on new rows."""
+    """Print the scores of a run on new rows."""
     if as_json:
-        print(json.dumps({"event": "rows", "directory": str(run.directory), **found}))
-        return
+        return _print_event("rows", run, found)
     say(f"{run.config.net} of {run.directory}, scores on {found['rows']:,} rows of {found['data']}")
     _table(found)
     for line in found["notes"]:
@@ -78,7 +80,7 @@ def rows(run: Run, found: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _table(results: Mapping[str, Any]) -> None:
-    table, columns = Table(), _columns(results)
+    table, columns = Table(), score_columns(results)
     table.add_column("score")
     for name in columns:
         table.add_column(name, justify="right")
@@ -93,50 +95,38 @@ def _table(results: Mapping[str, Any]) -> None:
     Console().print(table)
 
 
-def _columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Scores on test rows, those of no net beside them; of held-out rows where there is no test."""
-    baseline = results.get("baseline") or {}
-    if results["metrics"]:
-        others = {"majority", "mean"} & {baseline.get("name")}
-        return {"value": results["metrics"], **{BASELINES[name]: baseline for name in others}}
-    held = results.get("held_out") or {}
-    return {label: held[name] for name, label in BASELINES.items() if name in held}
-
-
 def _better(name: str) -> str:
-    return MEANINGS[name].better if name in MEANINGS else ""
+    return SCORES[name].better if name in SCORES else ""
 
 
 def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
-    """What went, layer by layer, and what it cost on test data."""
+    """Print what was removed, layer by layer, and the scores on test data."""
     found = run.results["compression"]
     if as_json:
-        print(json.dumps({"event": "compression", "directory": str(run.directory), **found}))
-        return
+        return _print_event("compression", run, found)
     say(str(plan))
     if found["macs_after"] > _FALLEN * found["macs_before"]:
         print(
-            "The MACs hardly fell: single weights went, which buys bytes (vardrop.pack), not "
-            f"latency. For latency: vardrop compress {run.directory} --macs 0.5"
+            "The MACs hardly fell: removing weights saves bytes (vardrop.pack), not latency. "
+            f"For latency: vardrop compress {run.directory} --macs 0.5"
         )
     print(f"threshold {found['threshold']:.4g}, {_test_scores(found)}")
-    say(f"small net: {run.directory / 'small.safetensors'}, {found['bytes']:,} bytes")
+    say(f"small model: {run.directory / 'small.safetensors'}, {found['bytes']:,} bytes")
     packed = found["packed_bytes"]
     fewer = f"{plan.total('bytes')[0] / packed:.0f} times fewer than before"
     say(f"packed: {run.directory / 'small.vdp'}, {packed:,} bytes, {fewer}")
 
 
 def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:
-    """What a net was slimmed to, and what it cost on test data."""
+    """Print the budget that a model was trained to, and the scores on test data."""
     kept = run.results["compression"]
     if as_json:
-        print(json.dumps({"event": "compression", "directory": str(run.directory), **kept}))
-        return
+        return _print_event("compression", run, kept)
     said = {*found.notes, found.plan.proof}  # in both
     layers = [line for line in str(found.plan).splitlines() if line not in said]
     say("\n".join([*layers, str(found)]))
     print(_test_scores(kept))
-    say(f"small net: {run.directory / 'small.safetensors'}")
+    say(f"small model: {run.directory / 'small.safetensors'}")
 
 
 def _test_scores(found: Mapping[str, Any]) -> str:
@@ -147,7 +137,7 @@ def _test_scores(found: Mapping[str, Any]) -> str:
 def comparison(
     found: Comparison, scores: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
-    """Nets beside each other, and where that was written."""
+    """Print a comparison, and where it was written."""
     if as_json:
         print(json.dumps(plain({"event": "comparison", **found.to_json()}), allow_nan=False))
         return

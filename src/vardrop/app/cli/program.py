@@ -1,4 +1,4 @@
-"""The program: options that may stand anywhere, one command, one line on stderr for an error."""
+"""The program: options anywhere, one command, one line on stderr for an error."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ for _package in ("typer", "rich"):
 
 import typer
 
-from vardrop.app.cli import compare  # noqa: F401  which adds its command
 from vardrop.app.cli.commands import app
 
-_INTERRUPTED = 130  # typer's code, without a word
+_INTERRUPTED = 130  # the exit code of typer
 _ANYWHERE = ("--debug", "--quiet", "--version", "--import")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit; an error is one line on stderr, with a traceback by --debug."""
+    """Run a command and exit; an error is one line on stderr, or a traceback with --debug."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    own, others = _apart(given)
+    own, others = _split_options(given)
     silent = "--quiet" in own and "--json" not in others
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()) if silent else nullcontext():
-            warnings.showwarning = _warned
+            warnings.showwarning = _print_warning
             code = app([*own, *others], prog_name="vardrop", standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in own:
             raise
-        text, code = _described(error)
+        text, code = _describe(error)
         print(f"vardrop: {printable(text)}", file=sys.stderr)
     sys.exit(code or 0)
 
 
-def _apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of the program, which may stand anywhere, and the command with its own."""
+def _split_options(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of the program, which may be anywhere, and the command with its own."""
     own: list[str] = []
     others: list[str] = []
     words = iter(given)
@@ -61,17 +60,19 @@ def _apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, others
 
 
-def _warned(message: Warning | str, *where: Any, **more: Any) -> None:
+def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     print(f"vardrop: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
-def _described(error: BaseException) -> tuple[str, int]:
+def _describe(error: BaseException) -> tuple[str, int]:
     """One line about an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "stopped. `fit --resume` and `reproduce` go on from the last checkpoint.", 1
+        return "stopped. `fit --resume` and `reproduce` continue from the last checkpoint.", 1
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
+        if context is not None and _is_from_file(context, error):
+            hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = nearest(getattr(error, "option_name", ""), near or ())
@@ -80,3 +81,9 @@ def _described(error: BaseException) -> tuple[str, int]:
     known = isinstance(error, VardropError)
     text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."
     return " ".join(text.split()), 1
+
+
+def _is_from_file(context: typer.Context, error: typer.TyperException) -> bool:
+    """Whether the value of an option that is wrong comes from a configuration file."""
+    source = context.get_parameter_source(getattr(getattr(error, "param", None), "name", ""))
+    return source is not None and source.name == "DEFAULT_MAP"

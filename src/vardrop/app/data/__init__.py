@@ -23,7 +23,6 @@ from vardrop.app.data.splits import (
     Part as Part,
     Roles as Roles,
 )
-from vardrop.app.data.streams import Stream as Stream
 from vardrop.app.data.tables import (
     describe as describe,
     read_table as read_table,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, needed
 
 
 def data_directory(directory: str | Path | None = None) -> Path | None:
@@ -34,48 +34,27 @@ def find(
     path = Path(name) / file if root is None else root / name / file
     if root is None or not path.is_file():
         path = _fetch(name, file, md5, source, path)
-    try:
-        raw = path.read_bytes()
-    except OSError as failure:
-        raise VardropError(f"Expected to read {path}, but got: {failure.strerror}.") from failure
+    raw = path.read_bytes()
     if (found := hashlib.md5(raw).hexdigest()) != md5:
-        raise VardropError(
-            f"Expected the MD5 of {path} to be {md5}, but got {found}. The file is damaged or of "
-            "another version; fetch it again."
-        )
+        raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {found}.")
     return raw
 
 
 def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> Path:
     """Download a file into pooch's cache; the file there, if it was fetched before."""
-    remedy = (
-        "Put the original files there, or set VARDROP_DATA to the directory that holds "
-        f"{absent.parent.name}/{file}."
-    )
+    problem = f"Expected the file {absent}, but it is not there"
+    remedy = f"Put it there, or set VARDROP_DATA to the directory that holds {name}/{file}."
     if source is None:
-        raise VardropError(f"Expected the file {absent}, but it is not there. {remedy}")
-    try:
-        import pooch
-    except ImportError as missing:
-        raise VardropError(
-            f"Expected the file {absent}, but it is not there. {remedy} "
-            "With `pip install 'vardrop[app]'`, which brings pooch, it is fetched."
-        ) from missing
+        raise VardropError(f"{problem}. {remedy}")
+    pooch = needed("pooch")
     pooch.get_logger().setLevel("WARNING")
+    cache = pooch.os_cache("vardrop") / name
     try:
-        fetched = pooch.retrieve(
-            url=source + file,
-            known_hash=f"md5:{md5}",
-            fname=file,
-            path=pooch.os_cache("vardrop") / name,
-        )
-    except Exception as failure:
+        return Path(pooch.retrieve(source + file, f"md5:{md5}", file, cache))
+    except (OSError, ValueError) as failure:
         reason = " ".join(str(failure).split())[:200]
-        raise VardropError(
-            f"Expected the file {absent}, but it is not there, and fetching it from "
-            f"{source} failed: {reason}. {remedy}"
-        ) from failure
-    return Path(fetched)
+        text = f"{problem}, and fetching it from {source} failed: {reason}. {remedy}"
+        raise VardropError(text) from failure
 
 
 _FILES = {

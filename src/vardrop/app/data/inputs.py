@@ -1,24 +1,25 @@
-"""What people hold, as one table or as tensors: files, DataFrames, arrays, data sets, loaders."""
+"""Data as users hold them, as one table or as tensors: files, DataFrames, arrays, loaders."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data.splits import checksum
-from vardrop.app.data.tables import read_table
+from vardrop.app.data.splits import Roles, checksum
+from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:
     import pandas
 
 TARGET = "target"  # the name of a target that has none
-LARGEST = 4_000_000_000  # bytes of a file or of the inputs of a loader that are read into memory
+LARGEST = 4_000_000_000  # bytes of the inputs of a loader that are read into memory
 KINDS = (
     "a name, a file, a DataFrame with `target`, a pair (X, y) of arrays, tensors or DataFrames, "
     "a torch Dataset or a DataLoader"
@@ -26,159 +27,125 @@ KINDS = (
 
 
 class Table(NamedTuple):
-    """Rows with named columns, one of them the target where that is known."""
+    """Rows with named columns, one of them the target if that is known."""
 
-    frame: pandas.DataFrame
+    rows: pandas.DataFrame
     name: str
-    target: str | None
     checksum: str
+    target: str | None
 
 
 class Tensors(NamedTuple):
     """Inputs with more than two axes, such as images, and a class each."""
 
-    x: Tensor
-    y: Tensor
+    rows: Tensor
     name: str
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of both."""
-        return checksum(self.x, self.y)
+    checksum: str
+    y: Tensor
 
 
-def given(data: Any, target: str | None) -> Table | Tensors:
-    """What `data` holds.
+def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | Tensors:
+    """Read data into memory.
 
-    >>> given(([[1.0, 2.0], [3.0, 4.0]], [0, 1]), None).frame.columns.tolist()
+    Args:
+        data: anything among `KINDS` but a name.
+        roles: with the target, and how the cells of a file are read.
+        texts: columns of a file to read as texts, see `read_table`.
+
+    >>> read_input(([[1.0, 2.0], [3.0, 4.0]], [0, 1]), Roles()).frame.columns.tolist()
     ['x0', 'x1', 'target']
     """
     if isinstance(data, str | Path):
-        path = Path(data)
-        _check_size(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        return Table(read_table(path), str(path), target, f"sha256:{digest}")
-    if (frame := _frame(data)) is not None:
-        return Table(frame, "the DataFrame", target, _hash(frame))
-    if isinstance(data, torch.utils.data.DataLoader | torch.utils.data.Dataset):
-        data = _collected(data)
+        frame = read_table(data, roles, texts)
+        with open(data, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Table(frame, str(data), f"sha256:{digest}", roles.target)
+    if (table := to_frame(data)) is not None:
+        return Table(table, "the DataFrame", _hash(table), roles.target)
+    if isinstance(data, DataLoader | torch.utils.data.Dataset):
+        data = _collect(data)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise VardropError(f"Expected `data` to be {KINDS}, but got {type(data).__name__}.")
     x, y = data
-    if isinstance(x, Tensor) and x.dim() > 2:
-        return _tensors(x, y)
-    return _pair(x, y, target)
-
-
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size if path.is_file() else 0
-    if size > LARGEST:
-        raise VardropError(
-            f"Expected a file of at most {LARGEST / 1e9:g} GB to read into memory, but {path} has "
-            f"{size / 1e9:.3g}. Pass vardrop.Stream({str(path)!r}), or --stream, to read it piece "
-            "by piece."
-        )
+    return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
 
 
 def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
-    """Rows to predict, as a table: a DataFrame as it is, an array with these names of columns."""
-    found = _frame(x)
-    if found is not None:
-        return found
-    values = needed("numpy").asarray(x)
+    """Rows to predict, as a table: a DataFrame unchanged, an array with these names of columns."""
+    frame = to_frame(x)
+    if frame is not None:
+        return frame
+    values = _to_numpy(x)
     if values.ndim != 2 or values.shape[1] != len(names):
-        raise VardropError(
-            f"Expected an array with the {len(names)} columns of the training data, but got one of "
-            f"shape {values.shape}. Pass a DataFrame with their names."
-        )
+        shape = f"the shape {values.shape}. Pass a DataFrame with their names."
+        raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
     return needed("pandas").DataFrame(values, columns=list(names))
 
 
-def _frame(data: Any) -> pandas.DataFrame | None:
-    """A DataFrame of pandas, or of a library that gives one, with names that are texts."""
+def to_frame(data: Any) -> pandas.DataFrame | None:
+    """A DataFrame of pandas or polars as one of pandas, with texts as names; None for others."""
     pandas = needed("pandas")
     if type(data).__module__.startswith("polars") and hasattr(data, "columns"):
         data = pandas.DataFrame({name: data[name].to_list() for name in data.columns})
     if not isinstance(data, pandas.DataFrame):
         return None
-    if len(data) == 0:
-        raise VardropError("Expected `data` to have rows, but got an empty DataFrame.")
-    names = [str(name) for name in data.columns]
-    if len(set(names)) < len(names):
-        raise VardropError(f"Expected columns with names of their own, but got {names}.")
-    return data.set_axis(names, axis=1).reset_index(drop=True)
+    return check_frame(data, "the DataFrame")
 
 
-def _pair(x: Any, y: Any, target: str | None) -> Table:
-    pandas, numpy = needed("pandas"), needed("numpy")
-    frame = _frame(x)
+def _to_numpy(values: Any) -> Any:
+    return needed("numpy").asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+
+
+def _read_pair(x: Any, y: Any, target: str | None) -> Table:
+    frame, values = to_frame(x), _to_numpy(y)
     if frame is None:
-        values = numpy.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-        if values.ndim != 2:
-            raise VardropError(
-                f"Expected `X` to have a row per example and a column per input, but got an array "
-                f"of shape {values.shape}."
-            )
-        frame = pandas.DataFrame(values, columns=[f"x{i}" for i in range(values.shape[1])])
-    found = numpy.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
-    if found.shape not in ((len(frame),), (len(frame), 1)):
-        raise VardropError(
-            f"Expected `y` to have one value for each of {len(frame)} rows, but got an array of "
-            f"shape {found.shape}."
-        )
+        inputs = _to_numpy(x)
+        if inputs.ndim != 2:
+            raise VardropError(f"Expected `X` to be a table, but got the shape {inputs.shape}.")
+        frame = frame_of(inputs, [f"x{i}" for i in range(inputs.shape[1])])
+    if values.shape not in ((len(frame),), (len(frame), 1)):
+        rows, shape = len(frame), values.shape
+        raise VardropError(f"Expected `y` to have one value for each of {rows} rows, not {shape}.")
     name = target or str(getattr(y, "name", None) or TARGET)
     while name in frame.columns:
         name += "_"
-    frame = frame.assign(**{name: found.reshape(-1)})
-    return Table(frame, "the arrays", name, _hash(frame))
+    frame = frame.assign(**{name: values.reshape(-1)})
+    return Table(frame, "the arrays", _hash(frame), name)
 
 
-def _tensors(x: Tensor, y: Any) -> Tensors:
-    classes = torch.as_tensor(y)
-    if classes.is_floating_point() or classes.shape != x.shape[:1]:
+def _read_tensors(x: Any, y: Any) -> Tensors:
+    inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
+    if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
         raise VardropError(
-            f"Expected `y` to hold one class number for each of {len(x)} inputs of shape "
-            f"{tuple(x.shape[1:])}, but got {classes.dtype} of shape {tuple(classes.shape)}. "
-            "For other targets train with vardrop.ELBO."
+            f"Expected `y` to hold one class number for each of {len(inputs)} inputs, but got "
+            f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
         )
-    return Tensors(x.detach().float(), classes.long(), "the tensors")
+    return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
-def _collected(data: Any) -> tuple[Tensor, Tensor]:
-    """All examples of a data set, or all batches of a loader, as two tensors."""
-    batched = isinstance(data, torch.utils.data.DataLoader)
-    streams = batched or isinstance(data, torch.utils.data.IterableDataset)
-    items = data if streams else (data[i] for i in range(len(data)))
-    inputs, targets, total = [], [], 0
-    for item in items:
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise VardropError(
-                f"Expected examples (input, target) from {type(data).__name__}, but got "
-                f"{type(item).__name__}."
-            )
-        x, y = (torch.as_tensor(part) for part in item)
-        total += x.nbytes
+def _collect(data: Any) -> tuple[Tensor, ...]:
+    """All examples of a dataset or a loader as two tensors."""
+    loader, kind = data if isinstance(data, DataLoader) else DataLoader(data, 1000), type(data)
+    batches, total = [], 0
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise VardropError(f"Expected examples (input, target) from {kind.__name__}.")
+        batches.append(batch)
+        total += batch[0].nbytes
         if total > LARGEST:
             raise VardropError(
-                f"Expected at most {LARGEST / 1e9:g} GB of inputs from {type(data).__name__} to "
-                "read into memory, but got more. Write them into files for vardrop.Stream, or "
-                "train on the loader with `vardrop.app.runs.Loop`."
+                f"{kind.__name__} has more than {LARGEST / 1e9:g} GB of inputs, too many to read "
+                "into memory. Train on its batches with `vardrop.tuning.train`."
             )
-        inputs.append(x if batched else x.unsqueeze(0))
-        targets.append(y if batched else y.unsqueeze(0))
-    if not inputs:
-        raise VardropError(f"Expected {type(data).__name__} to have examples, but got none.")
-    return torch.cat(inputs), torch.cat(targets)
+    if not batches:
+        raise VardropError(f"Expected {kind.__name__} to have examples, but got none.")
+    return tuple(map(torch.cat, zip(*batches, strict=True)))
 
 
 def _hash(frame: pandas.DataFrame) -> str:
-    """SHA-256 of the names, types and values of a table."""
-    hashed = needed("pandas").util.hash_pandas_object(frame.astype(_plain(frame)), index=False)
+    """SHA-256 of the names, types and values of a table; mixed objects are hashed as texts."""
+    mixed = {str(name): str for name, kind in frame.dtypes.items() if kind.kind == "O"}
+    hashed = needed("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
     described = ",".join(f"{name}:{kind}" for name, kind in frame.dtypes.items())
     digest = hashlib.sha256(described.encode() + hashed.to_numpy().tobytes())
     return f"sha256:{digest.hexdigest()}"
-
-
-def _plain(frame: pandas.DataFrame) -> dict[str, Any]:
-    """Columns of mixed objects are hashed as texts."""
-    return {str(name): str for name, kind in frame.dtypes.items() if kind.kind == "O"}

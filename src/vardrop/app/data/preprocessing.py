@@ -1,31 +1,32 @@
-"""From a table to tensors: what the training part showed, stored and applied to every table."""
+"""From a table to tensors: what the training rows showed, kept as JSON, applied to any table."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_number, check_type, nearest
+from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data.parsing import Decimal, as_dates, as_numbers, texts, wrong
 
 if TYPE_CHECKING:
     import pandas
 
 Task = Literal["classification", "regression"]
 VERSION = 1
+YEAR, WEEK, DAY = 365.2425, 7.0, 1.0  # periods of dates, in days
+_TRUTH = {"True", "False"}  # what pandas makes of true, TRUE and True alike
 
 
 @dataclass(frozen=True)
-class Number:
-    """A numeric column: missing values get the median, then mean 0 and deviation 1.
+class NumberColumn:
+    """A numeric column, scaled to mean 0 and standard deviation 1; the median replaces gaps.
 
-    With `missing` a second column marks the missing values; `decimal` is the mark before decimals.
+    With `missing` a second column marks the missing values.
     """
 
     name: str
@@ -33,15 +34,6 @@ class Number:
     mean: float
     std: float
     missing: bool
-    decimal: Decimal = "."
-
-    def __post_init__(self) -> None:
-        check_type("name", self.name, str, "the name of a column")
-        check_number("median", self.median)
-        check_number("mean", self.mean)
-        check_number("std", self.std, above=0)
-        check_type("missing", self.missing, bool, "true or false")
-        check_choice("decimal", self.decimal, get_args(Decimal))
 
     @property
     def width(self) -> int:
@@ -50,155 +42,92 @@ class Number:
 
     def apply(self, values: pandas.Series, source: str) -> Tensor:
         """Its columns of the tensor, (N, width)."""
-        found = _tensor(numbers(values, source, self.decimal))
-        scaled = (torch.where(found.isnan(), self.median, found) - self.mean) / self.std
-        return _with_missing([scaled], found.isnan(), self.missing)
-
-    def surprise(self, values: pandas.Series) -> str:
-        """What values have that the training had not; empty where that is nothing."""
-        absent = 0 if self.missing else int(as_numbers(values, self.decimal).isna().sum())
-        return f"{absent} missing values, the median in their place" if absent else ""
+        numbers = _tensor(to_numbers(values, source))
+        scaled = (torch.where(numbers.isnan(), self.median, numbers) - self.mean) / self.std
+        return _stack([scaled], numbers.isnan(), self.missing)
 
     def __str__(self) -> str:
-        comma = ", decimals after a comma" if self.decimal == "," else ""
-        return f"median {self.median:.4g}{', with missing values' if self.missing else ''}{comma}"
+        return f"median {self.median:.4g}{', with missing values' if self.missing else ''}"
 
 
 @dataclass(frozen=True)
-class Category:
-    """A column of categories: one 0/1 column each; a missing or unknown one has none."""
+class CategoryColumn:
+    """A column of categories: one 0/1 column each; all are 0 for a missing or unknown category.
+
+    With `embedded` it is one column with the number of the category, from 1 on, for an embedding;
+    0 stands for a missing or unknown category.
+    """
 
     name: str
     categories: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        for text in (self.name, *self.categories):
-            check_type("name", text, str, "the name of a column or a category")
+    embedded: bool = False
 
     @property
     def width(self) -> int:
         """How many columns of the tensor it has."""
-        return len(self.categories)
+        return 1 if self.embedded else len(self.categories)
 
     def codes(self, values: pandas.Series) -> Tensor:
         """The number of each value's category, -1 for none."""
-        known = needed("pandas").Index(list(self.categories), dtype=object)
-        own = values.map(str, na_action="ignore").astype(object)
-        return torch.tensor(known.get_indexer(own.where(own.notna(), None)))
+        index = needed("pandas").Index(list(self.categories), dtype=object)
+        names = values.map(str, na_action="ignore").astype(object)
+        return torch.tensor(index.get_indexer(names.where(names.notna(), None)))
 
     def apply(self, values: pandas.Series, source: str) -> Tensor:
         """Its columns of the tensor, (N, width)."""
-        found = self.codes(values).unsqueeze(1)
-        return (found == torch.arange(self.width)).float()
-
-    def surprise(self, values: pandas.Series) -> str:
-        """What values have that the training had not; empty where that is nothing."""
-        new = values[(self.codes(values) < 0).numpy() & values.notna().to_numpy()].map(str)
-        shown = ", ".join(list(dict.fromkeys(new))[:3])
-        return f"{len(new)} rows with a new category ({shown}), taken for none" if len(new) else ""
+        codes = self.codes(values).unsqueeze(1)
+        return (codes + 1 if self.embedded else codes == torch.arange(self.width)).float()
 
     def __str__(self) -> str:
-        return ", ".join(self.categories)
+        if not self.embedded:
+            return ", ".join(self.categories)
+        return f"{len(self.categories)} with an embedding: {', '.join(self.categories[:3])}, ..."
 
 
 @dataclass(frozen=True)
-class ManyCategories(Category):
-    """A column of many categories: its number, from 1 on, for an embedding; 0 is none of them."""
+class DateColumn:
+    """A column of dates: scaled days since 2000-01-01, and their place in the year and the week.
 
-    @property
-    def width(self) -> int:
-        """One column of the tensor, with the number."""
-        return 1
-
-    def apply(self, values: pandas.Series, source: str) -> Tensor:
-        """Its column of the tensor, (N, 1)."""
-        return (self.codes(values) + 1).float().unsqueeze(1)
-
-    def __str__(self) -> str:
-        shown = ", ".join(self.categories[:3])
-        return f"{len(self.categories)} with an embedding: {shown}, ..."
-
-
-@dataclass(frozen=True)
-class Date:
-    """A column of dates: days, scaled, and their place in the year and the week, or the day too.
-
-    Days are counted from the year 2000. With `missing` a last column marks the missing values.
+    Texts are read with `date_format`, ISO 8601 if that is None. With `hours` there is the place in
+    the day too; with `missing` a last column marks the missing values.
     """
 
     name: str
     mean: float
     std: float
     hours: bool
-    day_first: bool
     missing: bool
+    date_format: str | None = None
 
-    def __post_init__(self) -> None:
-        check_type("name", self.name, str, "the name of a column")
-        check_number("mean", self.mean)
-        check_number("std", self.std, above=0)
-        for name in ("hours", "day_first", "missing"):
-            check_type(name, getattr(self, name), bool, "true or false")
+    @property
+    def periods(self) -> tuple[float, ...]:
+        """The periods whose sine and cosine are columns, in days."""
+        return (YEAR, WEEK, DAY) if self.hours else (YEAR, WEEK)
 
     @property
     def width(self) -> int:
         """How many columns of the tensor it has."""
-        return 5 + 2 * self.hours + self.missing
+        return 1 + 2 * len(self.periods) + self.missing
 
     def apply(self, values: pandas.Series, source: str) -> Tensor:
         """Its columns of the tensor, (N, width)."""
-        found = days(values, self.day_first, source)
-        filled = torch.where(found.isnan(), self.mean, found)
-        parts = [(filled - self.mean) / self.std]
-        for period in (365.2425, 7.0, *([1.0] if self.hours else [])):
-            angle = 2 * math.pi * filled / period
-            parts += [angle.sin(), angle.cos()]
-        return _with_missing(parts, found.isnan(), self.missing)
-
-    def surprise(self, values: pandas.Series) -> str:
-        """What values have that the training had not; empty where that is nothing."""
-        absent = 0 if self.missing else int(as_dates(values, self.day_first).isna().sum())
-        return f"{absent} missing dates, the mean in their place" if absent else ""
+        days = to_days(values, self.date_format, source)
+        filled = torch.where(days.isnan(), self.mean, days)
+        angles = [2 * math.pi * filled / period for period in self.periods]
+        waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
+        return _stack([(filled - self.mean) / self.std, *waves], days.isnan(), self.missing)
 
     def __str__(self) -> str:
-        first = "day first" if self.day_first else "year or month first"
-        return f"{first}{', with hours' if self.hours else ''}"
+        return f"{self.date_format or 'ISO 8601'}{', with hours' if self.hours else ''}"
 
 
-def days(values: pandas.Series, first: bool, source: str) -> Tensor:
-    """Days since the year 2000, NaN where there is no date."""
-    pandas = needed("pandas")
-    found = as_dates(values, first)
-    absent = found.isna() & texts(values).notna()
-    if bool(absent.any()):
-        position = int(absent.to_numpy().argmax())
-        raise VardropError(
-            f"Expected dates in column '{values.name}' of {source}, but got "
-            f"'{values.iloc[position]}' in row {row_number(values, position)}."
-        )
-    return _tensor((found - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
-
-
-def _tensor(values: pandas.Series) -> Tensor:
-    return torch.tensor(values.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
-
-
-def _with_missing(parts: list[Tensor], absent: Tensor, marked: bool) -> Tensor:
-    return torch.stack([*parts, *([absent.double()] if marked else [])], 1).float()
-
-
-Column = Number | Category | ManyCategories | Date
-_KINDS: dict[str, Any] = {
-    "number": Number,
-    "category": Category,
-    "categories": ManyCategories,
-    "date": Date,
-}
+Column = NumberColumn | CategoryColumn | DateColumn
+_KINDS: dict[str, Any] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the training part of a table showed: its columns, its target, the target's scale.
+    """What the training rows of a table showed: its columns, its target, the target's scale.
 
     `dropped` holds columns that were left out, each with the reason; `note` what was decided about
     the target, if anything was.
@@ -210,16 +139,8 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    decimal: Decimal = "."
     dropped: tuple[tuple[str, str], ...] = ()
     note: str = ""
-
-    def __post_init__(self) -> None:
-        check_choice("task", self.task, ("classification", "regression"))
-        check_number("target_mean", self.target_mean)
-        check_number("target_std", self.target_std, above=0)
-        for text in (self.target, *self.classes):
-            check_type("target", text, str, "the name of a column or a class")
 
     @property
     def features(self) -> int:
@@ -231,38 +152,55 @@ class Preprocessing:
         """By their place in the tensor, the columns with the number of a category: how many."""
         found, place = {}, 0
         for column in self.columns:
-            if isinstance(column, ManyCategories):
+            if isinstance(column, CategoryColumn) and column.embedded:
                 found[place] = 1 + len(column.categories)
             place += column.width
         return found
 
+    @property
+    def text_columns(self) -> set[str]:
+        """Columns that are texts in any file, also in one where all their cells look like numbers.
+
+        Truth values with gaps are not among them: pandas reads `true` and `TRUE` as True.
+        """
+        texts = {c.name: c.categories for c in self.columns if isinstance(c, CategoryColumn)}
+        if not all(map(is_number, self.classes)):
+            texts[self.target] = self.classes
+        dates = {c.name for c in self.columns if isinstance(c, DateColumn)}
+        return dates | {name for name, values in texts.items() if not _TRUTH.issuperset(values)}
+
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
         if missing := [c.name for c in self.columns if c.name not in table.columns]:
-            raise VardropError(
-                f"Expected {source} to have the columns of the training data, but got none named "
-                f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
-            )
+            names = f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
+            raise VardropError(f"Expected the columns of the training in {source}, but no {names}")
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
     def targets(self, values: pandas.Series, source: str) -> Tensor:
         """Class numbers (N,), or scaled values (N, 1)."""
         if self.task == "regression":
-            found = _tensor(numbers(values, source, self.decimal))
-            return ((found - self.target_mean) / self.target_std).float().unsqueeze(1)
+            numbers = _tensor(to_numbers(values, source))
+            return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
-        for position, value in enumerate(values):
-            if label(value) not in index:
-                raise VardropError(
-                    f"Expected the classes {', '.join(self.classes)} in column '{self.target}' of "
-                    f"{source}, but got '{value}' in row {row_number(values, position)}."
-                )
-        return torch.tensor([index[label(v)] for v in values])
+        codes = torch.tensor([index.get(label(value), -1) for value in values])
+        wanted = f"the classes {', '.join(self.classes)} in column '{self.target}' of {source}"
+        check_cells(values, (codes < 0).numpy(), wanted)
+        return codes
 
-    def surprises(self, table: pandas.DataFrame) -> list[str]:
-        """A sentence on every column of a table that has what the training had not."""
-        found = {column.name: column.surprise(table[column.name]) for column in self.columns}
-        return [f"Column '{name}': {text}." for name, text in found.items() if text]
+    def unseen(self, table: pandas.DataFrame) -> list[str]:
+        """A sentence on every column of a table that has what the training rows had not."""
+        notes = []
+        for column in self.columns:
+            values = table[column.name]
+            if isinstance(column, CategoryColumn):
+                new = values[(column.codes(values) < 0).numpy() & values.notna().to_numpy()]
+                first = ", ".join(list(dict.fromkeys(map(str, new)))[:3])
+                text = f"{len(new)} rows with a new category ({first}), taken for none"
+            else:
+                new = [] if column.missing else values[values.isna()]
+                text = f"{len(new)} missing values, filled as in training"
+            notes += [f"Column '{column.name}': {text}."] if len(new) else []
+        return notes
 
     def resembles(self, other: Preprocessing) -> bool:
         """Whether another is the same, but for the last digits of its numbers."""
@@ -277,14 +215,16 @@ class Preprocessing:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocessing:
         """The preprocessing that `to_json` described."""
-        if data.get("version") != VERSION:
-            raise VardropError(
-                f"Expected preprocessing of version {VERSION}, but got {data.get('version')!r}."
-            )
-        fields = {k: _float(v) for k, v in data.items() if k != "version"}
-        fields["columns"] = tuple(_column(dict(c)) for c in data["columns"])
-        fields["dropped"] = tuple((name, why) for name, why in data.get("dropped", ()))
-        return cls(**{**fields, "classes": tuple(data["classes"])})
+        if (version := data.get("version")) != VERSION:
+            raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
+        stored = {name: value for name, value in data.items() if name != "version"}
+        columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
+        stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
+        return cls(**{k: _tuple(v) for k, v in stored.items()})
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -297,42 +237,68 @@ def _close(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
+def _tensor(values: pandas.Series) -> Tensor:
+    return torch.tensor(values.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
 
 
-def _column(data: dict[str, Any]) -> Column:
-    kind = data.pop("kind")
-    check_choice("kind", kind, tuple(_KINDS))
-    if "holes" in data:  # the word of version 0.1
-        data["missing"] = data.pop("holes")
-    if "categories" in data:
-        data["categories"] = tuple(data["categories"])
-    found: Column = _KINDS[kind](**{k: _float(v) for k, v in data.items()})
-    return found
+def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
+    return torch.stack([*parts, *([missing.double()] if marked else [])], 1).float()
 
 
 def label(value: Any) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value)
 
 
-def numbers(values: pandas.Series, source: str, decimal: Decimal = ".") -> pandas.Series:
-    """A column as floats, missing values as NaN; an error names the first row of another kind."""
-    found = as_numbers(values, decimal)
-    bad = wrong(values, found) | found.isin([math.inf, -math.inf])
-    if bool(bad.any()):
-        first = int(bad.to_numpy().argmax())
-        raise VardropError(
-            f"Expected numbers in column '{values.name}' of {source}, but got "
-            f"'{values.iloc[first]}' in row {row_number(values, first)}."
-        )
-    return found
+def is_number(text: str) -> bool:
+    """Whether a text can be read as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
+    """A column as floats, missing values as NaN; an error shows the cells that are no numbers."""
+    numbers = needed("pandas").to_numeric(values, errors="coerce").astype("float64")
+    wrong = (numbers.isna() & values.notna()) | numbers.isin([math.inf, -math.inf])
+    remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
+    check_cells(values, wrong, f"numbers in column '{values.name}' of {source}", remedy)
+    return numbers
+
+
+def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
+    """A column as times in UTC, without a time zone; NaT where there is none."""
+    pandas = needed("pandas")
+    if not pandas.api.types.is_datetime64_any_dtype(values):
+        values = values.map(str, na_action="ignore").astype(object)
+    options = {"format": date_format or "ISO8601", "errors": "coerce", "utc": True}
+    return pandas.to_datetime(values, **options).dt.tz_localize(None)
+
+
+def to_days(values: pandas.Series, date_format: str | None, source: str) -> Tensor:
+    """Days since 2000-01-01, NaN for missing dates; an error shows the cells that are no dates."""
+    pandas, dates = needed("pandas"), to_dates(values, date_format)
+    kind = f"dates of the format {date_format!r}" if date_format else "ISO dates (2020-01-31)"
+    wanted = f"{kind} in column '{values.name}' of {source}"
+    remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
+    check_cells(values, dates.isna() & values.notna(), wanted, remedy)
+    return _tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
+
+
+def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = "") -> None:
+    """Raise for wrong cells; the error shows the first of them."""
+    if bool(wrong.any()):
+        rows = needed("numpy").flatnonzero(wrong)
+        cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
+        more = f" ({len(rows)} in all)" if len(rows) > 3 else ""
+        problem = f"Expected {wanted}, but got {', '.join(cells)}{more}."
+        raise VardropError(f"{problem} {remedy}".rstrip())
 
 
 def row_number(values: pandas.Series, position: int) -> int:
     """The row of the file that a value comes from, counted from 1; parts keep their index."""
-    found = values.index[position]
-    return (int(found) if isinstance(found, Integral) else position) + 1
+    row = values.index[position]
+    return (int(row) if isinstance(row, Integral) else position) + 1

@@ -1,30 +1,27 @@
-"""A data set as the application uses it: three parts, a task, a checksum; and who is in which."""
+"""A data set as the application uses it: three parts, a task, a checksum; how rows are split."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError
-from vardrop.app.data.preprocessing import Preprocessing, Task
+from vardrop._core.errors import VardropError, needed
+from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
 
 if TYPE_CHECKING:
     import pandas
 
 Kind = Literal["image", "table"]
-PARTS = ("test", "validation", "train")
+PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
-_NAMES = {
-    **dict.fromkeys(("train", "training", "fit"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "holdout"), "test"),
-}
+_TRIES = 20  # random choices of groups, of which the one nearest to the wanted size is taken
 
 
 class _Pair(NamedTuple):
@@ -33,40 +30,50 @@ class _Pair(NamedTuple):
 
 
 class Part(_Pair):
-    """Inputs and targets, a pair; and for how many rows each stands, where that is not one."""
+    """Inputs and targets, a pair; and for how many rows each stands, and its group.
+
+    `weight` is None if every row stands for itself. Rows of one number in `group` are never held
+    out apart from each other; it is None if there are no groups.
+    """
 
     weight: Tensor | None
+    group: Tensor | None
 
-    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Part:
-        found = super().__new__(cls, x, y)
-        found.weight = weight
-        return found
+    def __new__(
+        cls, x: Tensor, y: Tensor, weight: Tensor | None = None, group: Tensor | None = None
+    ) -> Part:
+        part = super().__new__(cls, x, y)
+        part.weight, part.group = weight, group
+        return part
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Part:
+        weight, group = (None if t is None else change(t) for t in (self.weight, self.group))
+        return Part(change(self.x), change(self.y), weight, group)
 
     def to(self, device: torch.device) -> Part:
         """The same on a device."""
-        weight = None if self.weight is None else self.weight.to(device)
-        return Part(self.x.to(device), self.y.to(device), weight)
+        return self._map(lambda t: t.to(device))
 
     @property
     def weights(self) -> Tensor:
-        """(N,) in double precision: ones, where there are none."""
-        found = torch.ones(len(self.y)) if self.weight is None else self.weight
-        return found.double()
+        """(N,) in double precision: ones if there are none."""
+        weight = torch.ones(len(self.y)) if self.weight is None else self.weight
+        return weight.double()
 
     def take(self, rows: Tensor) -> Part:
         """Some rows, by number or by mask."""
-        return Part(self.x[rows], self.y[rows], None if self.weight is None else self.weight[rows])
+        return self._map(lambda t: t[rows])
 
     def join(self, other: Part) -> Part:
         """The rows of both."""
-        weights = [part.weight for part in (self, other) if part.weight is not None]
-        weight = torch.cat(weights) if len(weights) == 2 else None
-        return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), weight)
+        pairs = ((self.weight, other.weight), (self.group, other.group))
+        more = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
+        return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), *more)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are for.
+    """What the columns of a table are for, and how its cells are read.
 
     Args:
         target: what is predicted.
@@ -78,6 +85,10 @@ class Roles:
         group: rows with the same value here stay in one part.
         time: the latest rows by this column are the test part, those before them validation.
         stratify: each part has about the same fraction of every class.
+        sep: the delimiter of a CSV file; found from its first lines unless given.
+        decimal: the decimal mark of a CSV file.
+        thousands: the mark between thousands in a CSV file; none unless given.
+        date_format: the format of dates that are texts, such as %d/%m/%Y; ISO 8601 unless given.
     """
 
     target: str | None = None
@@ -89,13 +100,33 @@ class Roles:
     group: str | None = None
     time: str | None = None
     stratify: bool = True
+    sep: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    date_format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sep == "\\t":  # as it is typed
+            object.__setattr__(self, "sep", "\t")
+        marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
+        if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
+            named = "`sep`, `decimal` and `thousands`"
+            raise VardropError(f"Expected {named} to be different characters, but got {marks}.")
+        if self.group is not None and self.time is not None:
+            raise VardropError("`group` cannot be combined with `time`. Choose one of them.")
 
     @property
     def apart(self) -> tuple[str, ...]:
         """The columns that are no inputs."""
-        named = (self.target, self.id, self.weight, self.split, self.time)
-        groups = () if self.group is None else (self.group,)
-        return (*self.drop, *(name for name in named if name is not None), *groups)
+        named = (self.target, self.id, self.weight, self.split, self.group, self.time)
+        return (*self.drop, *(name for name in named if name is not None))
+
+    @property
+    def reading(self) -> str:
+        """How the cells of a file are read, in one line."""
+        sep = "found in the file" if self.sep is None else repr(self.sep)
+        marks = f"decimal {self.decimal!r}, thousands {self.thousands!r}"
+        return f"sep {sep}, {marks}, dates {self.date_format or 'ISO 8601'}"
 
 
 @dataclass(frozen=True)
@@ -125,73 +156,32 @@ class About:
         return len(self.classes) if self.task == "classification" else 1
 
 
-class Feed(Protocol):
-    """Training rows that are not in memory."""
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-
-    def batched(self, size: int) -> Iterable[Any]:
-        """Batches (x, y) or (x, y, weight) of so many rows, others in every epoch."""
-
-    def weighed(self, factors: Tensor) -> Feed:
-        """The same rows with factors on their weights, by class."""
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset(About):
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back. `test_rows` is a checksum of which rows the test part has. Where there is a
-    `feed`, it gives the rows to train on, and `train` is a sample of them.
+    knows the way back. `test_rows` is a checksum of which rows the test part has.
     """
 
-    name: str
-    kind: Kind
-    task: Task
     train: Part
     validation: Part
     test: Part
-    classes: tuple[str, ...]
-    checksum: str
-    preprocessing: Preprocessing | None = None
-    test_rows: str = ""
-    feed: Feed | None = None
+    test_rows: str
 
     @property
     def about(self) -> About:
         """What is kept with a net."""
-        return About(
-            self.name,
-            self.kind,
-            self.task,
-            self.shape,
-            self.classes,
-            self.sizes(),
-            self.checksum,
-            self.preprocessing,
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.train.x.shape[1:])
-
-    def sizes(self) -> dict[str, int]:
-        """How many examples each part has."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        found = {name: len(part.y) for name, part in parts.items()}
-        return found if self.feed is None else {**found, "train": self.feed.rows}
+        return About(*(getattr(self, field.name) for field in dataclasses.fields(About)))
 
 
-def weighed(data: Dataset, class_weight: Literal["balanced"] | Mapping[str, float]) -> Dataset:
-    """The data with rows to train on and to choose by that count by their class; test rows do not.
+def with_class_weight(
+    data: Dataset, class_weight: Literal["balanced"] | Mapping[str, float]
+) -> Dataset:
+    """The data with class weights on the rows of training and validation; test rows have none.
 
-    A weight multiplies that of the row. Balanced: n / (K n_k) for the n_k rows of a class, of n in
-    all and K classes that have some; of a stream, n and n_k are those of the rows in memory. A
-    class that is not named counts once.
+    A class weight multiplies that of the row. Balanced: n / (K n_k) for the n_k rows of a class, of
+    n in all and K classes that have some. A class that is not named counts once.
     """
     rows = data.train.join(data.validation)
     factors = torch.ones(len(data.classes), dtype=torch.float64)
@@ -202,19 +192,16 @@ def weighed(data: Dataset, class_weight: Literal["balanced"] | Mapping[str, floa
     else:
         for name, weight in class_weight.items():
             factors[data.classes.index(name)] = weight
-    train, validation = (
-        Part(*part, (part.weights * factors[part.y]).float())
-        for part in (data.train, data.validation)
-    )
-    feed = None if data.feed is None else data.feed.weighed(factors.float())
-    return dataclasses.replace(data, train=train, validation=validation, feed=feed)
+    parts = (data.train, data.validation)
+    train, validation = (Part(*p, (p.weights * factors[p.y]).float(), p.group) for p in parts)
+    return dataclasses.replace(data, train=train, validation=validation)
 
 
-def parted(
+def split_rows(
     count: int,
     seed: int,
     name: str,
-    given: Sequence[str | None] | None = None,
+    parts: Sequence[str | None] | None = None,
     classes: Tensor | None = None,
     groups: Tensor | None = None,
     times: Tensor | None = None,
@@ -226,92 +213,94 @@ def parted(
         count: how many rows there are.
         seed: of the shuffling.
         name: of the data, for errors.
-        given: the part of each row, where it is known; rows without one are parted.
+        parts: the part of each row, None for rows to split; validation and test rows that are
+            given stay as they are, a part without any is taken from the other rows.
         classes: class numbers, of which every part gets its fraction.
         groups: numbers of groups that stay together.
-        times: order in time; the latest rows are the test part.
+        times: the latest rows are the test part; rows of one time stay together.
         without: a part that stays empty.
     """
-    known: list[str | None] = [None] * count if given is None else list(given)
-    found = {part: [i for i, own in enumerate(known) if own == part] for part in PARTS}
-    free = torch.tensor([i for i, own in enumerate(known) if own is None], dtype=torch.long)
-    if given is not None and any(known) and found["train"]:  # those that are absent come from train
-        free = torch.tensor([i for i, own in enumerate(known) if own in (None, "train")])
-        found["train"] = []
-    wanted = {p: _FRACTIONS[p] for p in _FRACTIONS if not found[p] and p != without}
-    taken = _sizes(len(free), wanted, name)
-    order = _ordered(free, seed, classes, groups, times)
-    cuts = _cuts(order, taken, groups, name)
-    for part, rows in zip((*wanted, "train"), cuts, strict=True):
-        found[part] += rows.tolist()
-    return {part: torch.tensor(rows, dtype=torch.long) for part, rows in found.items()}
+    given = [None] * count if parts is None else list(parts)
+    found = {part: _positions(given, part) for part in _FRACTIONS}
+    rest = _positions(given, "train", None)
+    wanted = [part for part in _FRACTIONS if len(found[part]) == 0 and part != without]
+    sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
+    blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
+    kind, values = next((kind, v[rest]) for kind, v in blocks.items() if v is not None)
+    if (number := len(values.unique())) <= len(wanted):
+        parted = f"{name} for training, validation and test, but got {number}"
+        raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
+    for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
+        left = len(wanted) - done  # groups or times that have to stay
+        if times is not None:
+            held = _latest(times[rest], size, left)
+        elif groups is not None:
+            held = _whole_groups(groups[rest], size, left, seed)
+        else:
+            strata = torch.zeros_like(rest) if classes is None else classes[rest]
+            held = _stratified(strata, size, seed)
+        mask = torch.zeros(len(rest), dtype=torch.bool).index_fill(0, held, True)
+        found[part], rest = rest[mask], rest[~mask]
+    return {**found, "train": rest}
 
 
-def _sizes(count: int, wanted: dict[str, float], name: str) -> list[int]:
-    sizes = [max(1, round(fraction * count)) for fraction in wanted.values()]
-    if sum(sizes) >= count:
-        raise VardropError(
-            f"Expected at least {len(sizes) + 2} rows to split {name} for training, validation and "
-            f"test, but got {count}. Give more data."
-        )
-    return sizes
+def _positions(values: Sequence[str | None], *wanted: str | None) -> Tensor:
+    return torch.tensor([i for i, value in enumerate(values) if value in wanted]).long()
 
 
-def _ordered(
-    free: Tensor, seed: int, classes: Tensor | None, groups: Tensor | None, times: Tensor | None
-) -> Tensor:
-    """The rows so that slices of them are the parts: test first, training last."""
-    generator = torch.Generator().manual_seed(seed)
-    if times is not None:
-        return free[times[free].argsort(descending=True, stable=True)]
-    order = free[torch.randperm(len(free), generator=generator)]
-    if groups is not None:
-        own = groups[order]
-        place = torch.randperm(int(groups.max()) + 1, generator=generator)
-        return order[place[own].argsort(stable=True)]
-    if classes is None:
-        return order
-    # The rows of a class at even distances from 0 to 1, with an offset of its own: a slice has the
-    # same fraction of every class. A class's last row is trained on.
-    own, key = classes[order], torch.empty(len(order), dtype=torch.float64)
-    for number in own.unique().tolist():
-        rows = (own == number).nonzero().flatten()
-        offset = float(torch.rand((), generator=generator)) if len(rows) > 1 else 1 - 1e-9
-        key[rows] = (torch.arange(len(rows), dtype=torch.float64) + offset) / len(rows)
-    return order[key.argsort(stable=True)]
+def _latest(times: Tensor, size: int, left: int) -> Tensor:
+    """About `size` of the latest rows, so that no time is divided and `left` of them stay."""
+    levels, counts = times.unique(return_counts=True)
+    rows = counts.flip(0).cumsum(0)[:-left]  # at the latest time, the latest two, ...
+    return (times >= levels[-1 - int((rows - size).abs().argmin())]).nonzero().flatten()
 
 
-def _cuts(order: Tensor, sizes: list[int], groups: Tensor | None, name: str) -> list[Tensor]:
-    """Slices of these sizes and the rest; none divides a group."""
-    if groups is None:
-        return list(order.split([*sizes, len(order) - sum(sizes)]))
-    own = groups[order]
-    edges = [0, *((own[1:] != own[:-1]).nonzero().flatten() + 1).tolist(), len(own)]
-    if len(edges) < len(sizes) + 2:
-        raise VardropError(
-            f"Expected at least {len(sizes) + 1} groups to split {name}, but got {len(edges) - 1}."
-        )
-    cuts: list[int] = []
-    inner, wanted = edges[1:-1], 0
-    for later, size in zip(range(len(sizes) - 1, -1, -1), sizes, strict=True):
-        wanted += size
-        allowed = [e for e in inner[: len(inner) - later] if not cuts or e > cuts[-1]]
-        cuts.append(min(allowed, key=lambda e: abs(e - wanted)))
-    return list(order.tensor_split(cuts))
+def _whole_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
+    """About `size` rows of random groups, so that `left` groups stay."""
+    total = len(groups.unique())
+    number = min(max(1, round(size / len(groups) * total)), total - left)
+    splitter = needed("sklearn.model_selection").GroupShuffleSplit
+    splits = splitter(_TRIES, test_size=number, random_state=seed).split(groups, groups=groups)
+    return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
+
+
+def _stratified(classes: Tensor, size: int, seed: int) -> Tensor:
+    """`size` rows, each class in proportion if there are enough; not the only row of a class."""
+    counts = classes.bincount()
+    several = (counts[classes] > 1).nonzero().flatten()
+    free = several if len(several) > size else torch.arange(len(classes))
+    fits = int((counts > 1).sum()) <= min(size, len(several) - size)
+    options = {"test_size": size, "random_state": seed, "stratify": classes[free] if fits else None}
+    split = needed("sklearn.model_selection").train_test_split
+    return torch.tensor(split(free.numpy(), **options)[1])
+
+
+def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
+    """The fold of each row, from 0 on; classes are spread evenly, groups are never divided."""
+    count = len(rows.y) if rows.group is None else len(rows.group.unique())
+    if folds > count:
+        kind = "rows" if rows.group is None else "groups"
+        raise VardropError(f"Expected `folds` to be at most {count}, the {kind}, but got {folds}.")
+    numbers = torch.zeros(len(rows.y), dtype=torch.long)
+    labels = rows.y if task == "classification" else numbers
+    if int(labels.bincount().max()) < folds:  # too few of every class to spread them
+        labels = numbers
+    name = "StratifiedKFold" if rows.group is None else "StratifiedGroupKFold"
+    splitter = getattr(needed("sklearn.model_selection"), name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
+        parts = splitter(folds, shuffle=True, random_state=seed).split(labels, labels, rows.group)
+        for number, held in enumerate([held for _, held in parts]):
+            numbers[held] = number
+    return numbers
 
 
 def parts_named(values: pandas.Series, column: str, source: str) -> list[str | None]:
     """The part that every row names; an empty cell names none."""
-    found: list[str | None] = []
-    for row, (value, absent) in enumerate(zip(values, values.isna(), strict=True)):
-        text = "" if absent else str(value).strip().lower()
-        if text and text not in _NAMES:
-            raise VardropError(
-                f"Expected train, validation or test in column '{column}' of {source}, but got "
-                f"'{value}' in row {row + 1}."
-            )
-        found.append(_NAMES.get(text))
-    return found
+    texts = values.map(lambda value: str(value).strip().lower(), na_action="ignore")
+    wrong = texts.notna() & ~texts.isin(PARTS)
+    check_cells(values, wrong, f"train, validation or test in column '{column}' of {source}")
+    return [text if isinstance(text, str) else None for text in texts]
 
 
 def checksum(*tensors: Tensor) -> str:

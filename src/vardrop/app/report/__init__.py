@@ -1,4 +1,4 @@
-"""Pictures and the report: they read what a run wrote, and never run a model."""
+"""Reports and pictures from the files of runs; no model is run."""
 
 from vardrop._core.errors import needed
 
@@ -7,24 +7,16 @@ for _package in ("jinja2", "matplotlib"):
 
 from vardrop.app.report.comparison import Comparison as Comparison, compare_runs as compare_runs
 from vardrop.app.report.page import report as report
-from vardrop.app.report.pictures.certainty import (
+from vardrop.app.report.pictures.comparison import score_intervals as score_intervals
+from vardrop.app.report.pictures.training import training_curves as training_curves
+from vardrop.app.report.pictures.uncertainty import (
     regression_band as regression_band,
     reliability_diagram as reliability_diagram,
     risk_coverage_curve as risk_coverage_curve,
     uncertainty_histograms as uncertainty_histograms,
 )
-from vardrop.app.report.pictures.comparison import score_intervals as score_intervals
-from vardrop.app.report.pictures.maps import (
-    certain_examples as certain_examples,
+from vardrop.app.report.pictures.weights import (
+    layer_sparsity as layer_sparsity,
     weight_maps as weight_maps,
 )
-from vardrop.app.report.pictures.sparsity import (
-    alpha_histograms as alpha_histograms,
-    layer_sparsity as layer_sparsity,
-    sparsity_curve as sparsity_curve,
-)
-from vardrop.app.report.pictures.training import training_curves as training_curves
-from vardrop.app.store import (
-    StoredRun as StoredRun,
-    read_run as read_run,
-)
+from vardrop.app.store import StoredRun as StoredRun, read_run as read_run

@@ -1,4 +1,4 @@
-"""Several nets beside each other: scores with intervals, and differences from the first."""
+"""Compare runs: scores with intervals, and differences from the first run."""
 
 from __future__ import annotations
 
@@ -12,41 +12,32 @@ from torch import Tensor
 
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically, write_json
-from vardrop.app.report.page import named
 from vardrop.app.report.pictures.canvas import png
 from vardrop.app.report.pictures.comparison import score_intervals
-from vardrop.app.report.score_texts import MEANINGS, check_scores, number, title
-from vardrop.app.store import StoredRun, read_run
-from vardrop.metrics.intervals import (
-    Estimate,
-    Weighted,
-    bootstrap,
-    class_scores,
-    estimated,
-    number_scores,
-)
+from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
+from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
+from vardrop.metrics.intervals import Estimate, bootstrap, class_scores, estimated, number_scores
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
 Estimates = Mapping[str, Mapping[str, Estimate]]
-SIZES = ("weights", "weights_left", "packed_bytes", "seconds")
-_NUMBERS = ("mean", "y", "lower", "upper")  # by row
+_NUMBERS = ("mean", "y", "lower", "upper")
 FILE, PICTURE = "comparison.json", "comparison.png"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Nets and their scores.
+    """Models and their scores.
 
     Args:
-        over: what the intervals are over: the "rows" of the test, or "seeds".
-        scores: by net and score, with 95 % intervals where they are known.
-        differences: from the first net, on the same rows or seeds, by net and score.
-        sizes: by net: weights, what is left of them, and what else is known.
-        notes: what the numbers cannot tell.
-        runs: the directories, by net.
+        over: what the intervals are over: the "rows" of the test data, or "seeds".
+        scores: by model and score, with 95% intervals where they are defined.
+        differences: from the first model, on the same rows or seeds, by model and score.
+        sizes: by model: weights, weights left, bytes and seconds.
+        notes: limits of the comparison, in sentences.
+        runs: the run directories, by model.
     """
 
     over: str
@@ -58,227 +49,160 @@ class Comparison:
 
     @property
     def reference(self) -> str:
-        """The net that the others are compared with: the first one."""
+        """The model that the others are compared with: the first one."""
         return next(iter(self.scores))
 
-    def shown(self, scores: Sequence[str] | None = None) -> list[str]:
-        """The scores of a table: the given ones, or those to be read first."""
-        known = list(dict.fromkeys(name for found in self.scores.values() for name in found))
+    def select(self, scores: Sequence[str] | None = None) -> list[str]:
+        """The scores of a table: the given ones, or the most important ones."""
+        names = list(dict.fromkeys(name for values in self.scores.values() for name in values))
         if scores is None:
-            first = known[:2] if known[:1] == ["balanced_accuracy"] else known[:1]
-            return [*first, *(n for n in ("nll", "ece", "coverage95") if n in known)]
-        check_scores(scores, known)
+            first = names[:2] if names[:1] == ["balanced_accuracy"] else names[:1]
+            return [*first, *(n for n in ("nll", "ece", "coverage95") if n in names)]
+        check_scores(scores, names)
         return list(scores)
 
+    def difference_text(self, model: str, score: str) -> str:
+        """How a model differs from the first one, with "better" or "worse" if that is clear."""
+        difference = self.differences.get(model, {}).get(score)
+        if difference is None:
+            return ""
+        sign = "+" if difference.value > 0 else ""
+        return f"{sign}{estimate_text(difference)} {judge_difference(score, difference)}".rstrip()
+
     def table(self, scores: Sequence[str] | None = None) -> str:
-        """The table as text; a line for each net, and one on how it differs from the first."""
-        names = self.shown(scores)
-        kinds = [kind for kind in SIZES if any(kind in found for found in self.sizes.values())]
+        """The comparison as text: a line for each model, and one for its difference."""
+        names = self.select(scores)
+        kinds = [kind for kind in SIZES if any(kind in own for own in self.sizes.values())]
         lines = [["", *map(title, names), *(kind.replace("_", " ") for kind in kinds)]]
-        for net, found in self.scores.items():
-            sizes = [_size(self.sizes[net].get(kind)) for kind in kinds]
-            lines.append([net, *(_cell(found.get(name)) for name in names), *sizes])
-            if other := self.differences.get(net):
-                cells = (_difference(name, other.get(name)) for name in names)
+        for model, found in self.scores.items():
+            own = self.sizes[model]
+            sizes = [f"{own[kind]:,}" if kind in own else "" for kind in kinds]
+            lines.append([model, *(estimate_text(found.get(name)) for name in names), *sizes])
+            if model in self.differences:
+                cells = (self.difference_text(model, name) for name in names)
                 lines.append([f"  against {self.reference}", *cells, *[""] * len(kinds)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        rows = [
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         count = len(self.runs.get(self.reference, ()))
         means = f"Means of {count} seeds; in" if self.over == "seeds" else "In"
-        told = f"{means} brackets: 95 % intervals over {self.over}."
-        return "\n".join([*rows, told, *self.notes])
+        return "\n".join([*rows, f"{means} brackets: 95% intervals over {self.over}.", *self.notes])
 
     def __str__(self) -> str:
         return self.table()
 
     def frame(self) -> pandas.DataFrame:
-        """A DataFrame with a row for each net and score."""
+        """A DataFrame with a row for each model and score."""
         rows = []
-        for net, found in self.scores.items():
+        for model, found in self.scores.items():
             for name, estimate in found.items():
-                other = self.differences.get(net, {}).get(name, Estimate(float("nan")))
-                apart = {f"difference_{k}": v for k, v in other._asdict().items()}
-                rows.append({"name": net, "score": name, **estimate._asdict(), **apart})
+                other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
+                difference = {f"difference_{k}": v for k, v in other._asdict().items()}
+                rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
         return needed("pandas").DataFrame(rows).rename(columns={"difference_value": "difference"})
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as plain dictionaries."""
-        return {
-            "over": self.over,
-            "reference": self.reference,
-            "scores": _plain(self.scores),
-            "differences": _plain(self.differences),
-            "sizes": {net: dict(found) for net, found in self.sizes.items()},
-            "notes": list(self.notes),
-            "runs": {net: list(paths) for net, paths in self.runs.items()},
+        """The comparison as plain dictionaries."""
+        plain = {
+            part: {model: {k: v._asdict() for k, v in own.items()} for model, own in found.items()}
+            for part, found in (("scores", self.scores), ("differences", self.differences))
         }
+        return {**vars(self), **plain, "reference": self.reference}
 
     def plot(self, scores: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
-        """The picture: a panel for each score."""
-        found = {
-            name: {net: own[name] for net, own in self.scores.items() if name in own}
-            for name in self.shown(scores)
+        """Draw the scores with their intervals, a panel for each score."""
+        panels = {
+            name: {model: own[name] for model, own in self.scores.items() if name in own}
+            for name in self.select(scores)
         }
-        return score_intervals(found, ax)
+        return score_intervals(panels, ax)
 
     def write(self, folder: str | Path, scores: Sequence[str] | None = None) -> Path:
         """Write comparison.json and comparison.png into a folder; the folder."""
-        path = Path(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as failure:
-            raise VardropError(
-                f"Expected to make the directory {path}, but got: {failure.strerror}."
-            ) from failure
+        path = make_directory(Path(folder))
         write_json(path / FILE, self.to_json())
         write_atomically(path / PICTURE, png(self.plot(scores)))
         return path
 
 
-def _plain(found: Estimates) -> dict[str, Any]:
-    return {net: {k: v._asdict() for k, v in own.items()} for net, own in found.items()}
-
-
-def _cell(found: Estimate | None) -> str:
-    if found is None:
-        return "undefined"
-    if found.low is None:
-        return number(found.value)
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
-
-
-def _difference(name: str, found: Estimate | None) -> str:
-    if found is None:
-        return ""
-    sign = "+" if found.value > 0 else ""
-    better = MEANINGS[name].better if name in MEANINGS else ""
-    wanted = {"higher": 1, "lower": -1}.get(better)
-    word = "" if wanted is None or not found.sign else found.sign == wanted
-    return f"{sign}{_cell(found)}" + ("" if word == "" else " better" if word else " worse")
-
-
-def _size(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return "" if value is None else f"{value:,}"
-
-
-def sizes(run: StoredRun) -> dict[str, Any]:
-    """Weights of a net, what is left of them by compression or the method's rule, seconds."""
-    counts = {str(row["name"]): int(row["weights"]) for row in run.results.get("layers") or []}
-    packed = run.results.get("compression") or {}
-    removed = run.fractions()
-    left = packed.get("weights_after")
-    if left is None and removed:
-        gone = (removed.get(name, 0.0) * count for name, count in counts.items())
-        left = sum(counts.values()) - round(sum(gone))
-    seconds = sum(float(row.get("seconds") or 0) for row in run.history)
-    time = round(seconds, 2) if run.history else None
-    found = (sum(counts.values()) or None, left, packed.get("packed_bytes"), time)
-    return {k: value for k, value in zip(SIZES, found, strict=True) if value is not None}
-
-
 def compare_runs(paths: Iterable[str | Path]) -> Comparison:
-    """Compare runs on the same data by what they wrote; see `vardrop.compare_runs`."""
-    runs = _checked([read_run(Path(path)) for path in paths])
-    first = next(iter(runs.values()))
-    scores: dict[str, dict[str, Estimate]] = {}
-    differences: dict[str, dict[str, Estimate]] = {}
-    notes: list[str] = []
-    drawn = {name: _drawn(run) for name, run in runs.items()}
-    reference = drawn[next(iter(runs))]
-    for name, run in runs.items():
-        values, draws = run.results["metrics"], drawn[name]
-        known = {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
-        scores[name] = {
-            k: estimated(v, draws[k]) if k in draws else Estimate(v) for k, v in known.items()
-        }
-        if run is not first and (why := _other_rows(first, run)):
-            notes.append(f"{name} was tested on other rows than {next(iter(runs))} ({why}).")
-        elif run is not first:
-            differences[name] = {
-                k: estimated(v - float(first.results["metrics"][k]), draws[k] - reference[k])
-                for k, v in known.items()
-                if k in draws and k in reference
-            }
-        notes += [f"{name} {found}." for found in filter(None, [stopped(run)])]
-    found = {name: sizes(run) for name, run in runs.items()}
-    where = {name: [str(run.path)] for name, run in runs.items()}
-    return Comparison("rows", scores, differences, found, notes, where)
-
-
-def _checked(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
-    """Runs by name, if they can be compared."""
+    """Compare runs on the same data from their files; see `vardrop.compare_runs`."""
+    runs = [read_run(Path(path)) for path in paths]
     if len({run.path.resolve() for run in runs}) < max(2, len(runs)):
         shown = ", ".join(str(run.path) for run in runs) or "none"
         raise VardropError(f"Expected two or more different runs to compare, but got {shown}.")
-    first = runs[0]
     for run in runs:
-        if not run.results.get("metrics"):
-            done = "has no test part" if run.results else "was not evaluated"
+        _check_comparable(runs[0], run)
+    return compare_stored(name_runs(runs))
+
+
+def _check_comparable(first: StoredRun, run: StoredRun) -> None:
+    """Raise an error unless a run was tested on the same data as the first one."""
+    if not run.results.get("metrics"):
+        raise VardropError(
+            f"Expected scores on test data of {run.path}, but it has none. Run `vardrop evaluate "
+            f"{run.path}`, or fit it with a test part."
+        )
+    known = _identify_data(first)
+    for what, value in _identify_data(run).items():
+        if value != known[what]:
             raise VardropError(
-                f"Expected scores on test data of {run.path}, but it {done}. "
-                + ("Fit it with one." if run.results else f"Try `vardrop evaluate {run.path}`.")
+                f"Expected runs on the same data, but the {what} of {run.path} is {value} and "
+                f"the {what} of {first.path} is {known[what]}. Compare runs on one data set."
             )
-        for what, own, others in (
-            ("data", _data(run), _data(first)),
-            ("task", run.task, first.task),
-            ("target", run.target, first.target),
-            ("classes", run.config.get("classes"), first.config.get("classes")),
-        ):
-            if own != others:
-                raise VardropError(
-                    f"Expected runs on the same data, but the {what} of {run.path} is {own} and "
-                    f"that of {first.path} {others}. Compare runs on one data set."
-                )
-    return named(runs)
 
 
-def _data(run: StoredRun) -> str:
+def _identify_data(run: StoredRun) -> dict[str, Any]:
+    """What runs must have in common to be compared."""
     name = Path(str((run.config.get("data") or {}).get("name") or "")).name
-    return f"{name} with {str(run.config.get('checksum'))[:15]}"
+    data = f"{name} with {str(run.config.get('checksum'))[:15]}"
+    classes = run.config.get("classes")
+    return {"data": data, "task": run.task, "target": run.target, "classes": classes}
 
 
-def _drawn(run: StoredRun) -> dict[str, Tensor]:
-    """The scores of resamples of the test rows, as far as these are stored."""
-    arrays, logs = run.arrays, run.arrays.get("log_prob")
-    weight = arrays.get("row_weight")
-    found: dict[str, Weighted] = {}
-    if "probs" in arrays and "labels" in arrays:
-        probs, y = arrays["probs"].double(), arrays["labels"].long()
-        logs = probs.gather(1, y[:, None]).flatten().log() if logs is None else logs
-        least = torch.finfo(torch.float32).tiny
-        bounded = logs.clamp(min=torch.tensor(least).log().item()) if logs.isinf().any() else logs
-        found = class_scores(probs, bounded, y)
-    elif "y" in arrays and "mean" in arrays:
-        mean, y, lower, upper = (arrays[n].flatten().double() for n in _NUMBERS)
+def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
+    """Scores of runs with intervals; differences from the first run on the same test rows."""
+    name, first = next(iter(runs.items()))
+    scores: dict[str, dict[str, Estimate]] = {}
+    differences: dict[str, dict[str, Estimate]] = {}
+    notes: list[str] = []
+    resamples = {label: _resample(run) for label, run in runs.items()}
+    for label, run in runs.items():
+        metrics, draws = run.results.get("metrics") or {}, resamples[label]
+        values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        scores[label] = {
+            k: estimated(v, draws[k]) if k in draws else Estimate(v) for k, v in values.items()
+        }
+        if run is not first and _share_rows(first, run):
+            differences[label] = {
+                k: estimated(v - scores[name][k].value, draws[k] - resamples[name][k])
+                for k, v in values.items()
+                if k in draws and k in resamples[name]
+            }
+        elif run is not first and values:
+            notes.append(f"{label} was tested on other rows than {name}.")
+        notes += [f"{label} {run.stopped}."] if run.stopped else []
+    sizes = {label: run.sizes() for label, run in runs.items()}
+    paths = {label: [str(run.path)] for label, run in runs.items()}
+    return Comparison("rows", scores, differences, sizes, notes, paths)
+
+
+def _share_rows(first: StoredRun, run: StoredRun) -> bool:
+    rows, others = (one.results.get("test_rows") for one in (first, run))
+    return rows is not None and rows == others and _identify_data(first) == _identify_data(run)
+
+
+def _resample(run: StoredRun) -> dict[str, Tensor]:
+    """The scores of resamples of the test rows, as far as the rows are stored."""
+    arrays = run.arrays
+    if "log_prob" not in arrays:
+        return {}
+    logs, weight = arrays["log_prob"], arrays.get("row_weight")
+    if "probs" in arrays:
+        # As in the scores themselves, a probability of zero counts as the smallest normal number.
+        smallest = torch.tensor(torch.finfo(torch.float32).tiny).log().item()
+        bounded = logs.clamp(min=smallest) if logs.isinf().any() else logs
+        found = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
+    else:
+        mean, y, lower, upper = (arrays[k].flatten().double() for k in _NUMBERS)
         found = number_scores(mean, y, lower, upper, logs)
-    rows = len(arrays.get("labels", arrays.get("y", ())))
-    return bootstrap(found, rows, weight) if found else {}
-
-
-def _other_rows(first: StoredRun, run: StoredRun) -> str:
-    """Why two runs do not share their test rows; empty where they do."""
-    own, others = run.results.get("test_rows"), first.results.get("test_rows")
-    if own and others:
-        same = own == others
-    else:  # of runs before this was kept
-        keys = ("checksum", "seed", "sizes", "data")
-        same = all(run.config.get(key) == first.config.get(key) for key in keys)
-    if same:
-        return ""
-    seeds = [found.config.get("seed") for found in (run, first)]
-    return f"seed {seeds[0]} instead of {seeds[1]}" if seeds[0] != seeds[1] else "split otherwise"
-
-
-def stopped(run: StoredRun) -> str:
-    """What to say of a run that did not come to its end; empty for one that did."""
-    settings = run.config.get("settings") or {}
-    epochs, done = settings.get("epochs"), len(run.history)
-    wanted = (epochs or 0) + (settings.get("pretrain") or 0)
-    if settings.get("patience") is not None or done >= wanted:
-        return ""
-    return f"was stopped after {done} of {wanted} epochs"
+    return bootstrap(found, len(logs), weight)

@@ -1,7 +1,8 @@
-"""The report: runs, their tables and pictures, in one HTML file that needs nothing else."""
+"""The report: runs, their scores and pictures, in one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,31 +12,50 @@ import jinja2
 
 from vardrop._core.errors import VardropError
 from vardrop._core.files import check_apart, write_atomically
-from vardrop.app.report.cards import sections
-from vardrop.app.report.score_texts import BASELINES
-from vardrop.app.report.summary import Figure, facts, figures, predicts, remarks
-from vardrop.app.report.tables import Table, beside, compared, confusions, flatten, table
-from vardrop.app.store import StoredRun, read_run
+from vardrop.app.report import summary
+from vardrop.app.report.comparison import Comparison, compare_stored
+from vardrop.app.report.gallery import PICTURES, make_card
+from vardrop.app.score_texts import MODEL, SCORES, number, score_columns, title
+from vardrop.app.store import StoredRun, make_directory, name_runs, read_run
+from vardrop.metrics.intervals import Estimate
 
 Runs = Mapping[str, StoredRun]
 _NAMED = 4  # runs that the title still names
-_GROUPS = ("data", "settings", "sizes", "versions")
+_SCORES = "Scores with 95% intervals"
+_GAP = "\N{EN DASH}"
+
+
+class Cell(NamedTuple):
+    """A cell of a table, with a note below its text and a shade from 0 to 1."""
+
+    text: str
+    note: str = ""
+    shade: float = 0.0
+
+
+class Table(NamedTuple):
+    """A table; the first column holds the names of the rows."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+    text: str = ""
 
 
 def report(run_directories: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write one self-contained HTML file about one run, or about several side by side.
+    """Write one self-contained HTML file about one run, or about several next to each other.
 
     Args:
         run_directories: what `vardrop fit --out` wrote; only read here.
-        out: the file to write; without it `report.html` in the first run directory.
+        out: the file to write; `report.html` in the first run directory by default.
 
     Returns:
-        the path of the file.
+        The path of the file.
 
-    >>> import json, pathlib, tempfile
+    >>> import pathlib, tempfile
+    >>> from vardrop._core.files import sealed, write_json
     >>> from vardrop.app.report import report
     >>> run = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (run / "config.json").write_text(json.dumps({"command": "vardrop fit digits"}))
+    >>> write_json(run / "config.json", sealed({"command": "vardrop fit digits"}))
     >>> report([run]).name
     'report.html'
     """
@@ -44,179 +64,98 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
             "Expected `run_directories` to name at least one run, but got none. "
             "Pass the directory that `vardrop fit --out` wrote."
         )
-    runs = named([read_run(Path(path)) for path in run_directories])
+    runs = name_runs([read_run(Path(path)) for path in run_directories])
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
-    if target.is_dir():
-        raise VardropError(
-            f"Expected `out` to be a file, but got the directory {target}. "
-            f"Pass {target / 'report.html'}."
-        )
-    read = (file for run in runs.values() for file in run.path.iterdir())
-    check_apart(target, (file for file in read if file.suffix != ".html"))
-    page = _page(runs)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise VardropError(
-            f"Expected to make the directory {target.parent}, but got: {failure.strerror}."
-        ) from failure
+    inputs = (file for run in runs.values() for file in run.path.iterdir())
+    check_apart(target, (file for file in inputs if file.suffix != ".html"))
+    page = _render(runs)
+    make_directory(target.parent)
     write_atomically(target, page.encode())
     return target
 
 
-def named(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
-    """Runs by the name of their directory, or by its path where names are not distinct."""
-    names = [run.path.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.path) for run in runs]
-    return dict(zip(names, runs, strict=True))
-
-
-def _page(runs: Runs) -> str:
-    environment = jinja2.Environment(
-        autoescape=True,  # everything that comes from a file
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _render(runs: Runs) -> str:
+    # Everything that comes from a file is escaped.
+    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
-    same, other = _facts(runs)
+    compared, several = compare_stored(runs), len(runs) > 1
     return environment.from_string(text).render(
         title=", ".join(runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
-        headlines=(headlines := {name: _headline(run) for name, run in runs.items()}),
-        leads=_leads(headlines),
-        short=_short(headlines),
-        same=same,
-        other=other,
-        tables=_tables(runs),
-        sections=sections(runs),
-        loading=[_loading(run) for run in runs.values()],
+        runs=runs,
+        verdicts={name: summary.verdict(run, compared.scores[name]) for name, run in runs.items()},
+        describe=summary.describe,
+        notes=_notes(runs, compared),
+        scores=_score_table(runs, compared),
+        intervals=several and compared.select() and make_card(_SCORES, _SCORES, compared.plot()),
+        pictures=[(p.title, p.caption, cards) for p in PICTURES if (cards := p.cards(runs))],
+        confusions={
+            f"Confusion of {name}" if several else "Confusion": _confusion_table(run)
+            for name, run in runs.items()
+            if run.results.get("confusion")
+        },
+        facts=_fact_table(runs),
     )
 
 
-class _Headline(NamedTuple):
-    sentence: str
-    figures: list[Figure]
-    remarks: list[str]
+def _notes(runs: Runs, compared: Comparison) -> list[str]:
+    notes = [(name, note) for name, run in runs.items() for note in summary.notes(run)]
+    own = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
+    return [*own, *compared.notes]
 
 
-def _headline(run: StoredRun) -> _Headline:
-    return _Headline(predicts(run), figures(run), remarks(run))
-
-
-def _leads(headlines: Mapping[str, _Headline]) -> dict[str, list[str]]:
-    """What the runs predict, each sentence once, with the names of those that it is about."""
-    found: dict[str, list[str]] = {}
-    for name, headline in headlines.items():
-        found.setdefault(headline.sentence, []).append(name)
-    return found
-
-
-def _short(headlines: Mapping[str, _Headline]) -> Table:
-    """The figures of several runs, a column each; those of one run need no table."""
-    several = headlines if len(headlines) > 1 else {}
-    by_run = {name: {f.question: f.value for f in h.figures} for name, h in several.items()}
-    return compared("Side by side", by_run)
-
-
-def _facts(runs: Runs) -> tuple[dict[str, str], Table]:
-    """What all runs have in common, and a table of the rest with a column per run."""
-    found = {name: facts(run, apart=len(runs) > 1) for name, run in runs.items()}
-    first = next(iter(found.values()))
-    same = {k: v for k, v in first.items() if all(f.get(k) == v for f in found.values())}
-    rest = {name: {k: v for k, v in f.items() if k not in same} for name, f in found.items()}
-    joined: dict[str, list[str]] = {}
-    for key, text in same.items():  # settings that are apart, in one line again
-        group, _, name = key.partition(" ")
-        whole = group in _GROUPS and bool(name)
-        joined.setdefault(group if whole else key, []).append(f"{name} {text}" if whole else text)
-    return {k: ", ".join(texts) for k, texts in joined.items()}, compared("What differs", rest)
-
-
-def _tables(runs: Runs) -> list[Table]:
-    found = [compared("On test data", _scores(runs)), *_held_out(runs)]
+def _score_table(runs: Runs, compared: Comparison) -> Table:
+    """Scores of the runs and their baselines, out-of-distribution detection, and sizes."""
+    labels = {name: name if len(runs) > 1 else MODEL for name in runs}
+    columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
-        of = f" of {name}" if len(runs) > 1 else ""
-        rows, counts = run.results.get("by_class"), run.results.get("confusion")
-        classes = [str(c) for c in run.config.get("classes") or []]
-        if rows and all(isinstance(row, dict) for row in rows):
-            found.append(table(f"By class{of}", rows, "Each class against the rest."))
-        if counts and len(classes) == len(counts):
-            found.append(confusions(f"Confusions{of}", classes, counts))
-    outside = {
-        f"{name}, {dataset}" if len(runs) > 1 else dataset: flatten(values)
-        for name, run in runs.items()
-        for dataset, values in (run.results.get("ood") or {}).items()
-        if isinstance(values, Mapping)
-    }
-    if outside:
-        found.append(compared("Out of distribution", outside))
-    return [*found, *_sizes(runs)]
+        by_label, own = score_columns(run.results), columns[labels[name]]
+        own |= {k: _score_cell(compared, name, k, v) for k, v in by_label.pop(MODEL, {}).items()}
+        for data, values in (run.results.get("ood") or {}).items():
+            own |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
+        own |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
+        for label, scores in by_label.items():
+            cells = {k: Cell(number(v)) for k, v in scores.items()}
+            same = columns.get(label, cells) == cells  # baselines are often shared
+            columns[label if same else f"{label}, {name}"] = cells
+    keys = dict.fromkeys(key for cells in columns.values() for key in cells)
+    rows = [[_score_name(k), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys]
+    text = "In brackets: 95% intervals over the test examples."
+    if compared.differences:
+        text += f" Below them: the difference from {compared.reference}, with its own interval."
+    return Table(["", *columns], rows, text)
 
 
-def _scores(runs: Runs) -> dict[str, Mapping[str, Any]]:
-    """Scores by run, then those of what needs no net, once where all runs share them."""
-    found = {_column(runs, name): run.results.get("metrics") or {} for name, run in runs.items()}
-    baselines = {name: dict(run.results.get("baseline") or {}) for name, run in runs.items()}
-    alike = len({str(scores) for scores in baselines.values()}) == 1
-    for name, scores in baselines.items():
-        kind, own = BASELINES.get(str(scores.pop("name", ""))), found[_column(runs, name)]
-        if kind is not None:
-            found[kind if alike else f"{kind}, {name}"] = {k: scores.get(k) for k in own}
-    return found
+def _score_cell(compared: Comparison, run: str, score: str, value: Any) -> Cell:
+    low, high = compared.scores[run].get(score, Estimate(math.nan))[2:]
+    interval = "" if low is None else f"[{number(low)}, {number(high)}]"
+    return Cell(number(value), f"{interval}\n{compared.difference_text(run, score)}".strip())
 
 
-def _column(runs: Runs, name: str) -> str:
-    return name if len(runs) > 1 else BASELINES["net"]
+def _score_name(key: str) -> Cell:
+    if key not in SCORES:
+        return Cell(key)
+    name, text, better = SCORES[key]
+    return Cell(name, f"{text}; {better} is better")
 
 
-def _held_out(runs: Runs) -> list[Table]:
-    """Scores on held-out rows of the net, of the plain net and of none."""
-    columns: dict[str, Mapping[str, Any]] = {}
-    for who, label in BASELINES.items():
-        held = {name: (run.results.get("held_out") or {}).get(who) for name, run in runs.items()}
-        scores = {name: found for name, found in held.items() if isinstance(found, Mapping)}
-        if who == "net":
-            columns |= {_column(runs, name): found for name, found in scores.items()}
-        elif len({str(found) for found in held.values()}) == 1:
-            columns |= dict.fromkeys([label][: len(scores)], next(iter(scores.values()), {}))
-        else:
-            columns |= {f"{label}, {name}": found for name, found in scores.items()}
-    text = "Rows of the training data that were held out to choose and to compare."
-    return [compared("On held-out rows", columns, text)] if columns else []
+def _confusion_table(run: StoredRun) -> Table:
+    classes = [str(name) for name in run.config["classes"]]
+    rows = [
+        [Cell(name), *(Cell(f"{n:,}", shade=n / max(1, sum(line))) for n in line)]
+        for name, line in zip(classes, run.results["confusion"], strict=True)
+    ]
+    text = "Test examples by true class (down) and most probable class (across)."
+    return Table(["", *classes], rows, text)
 
 
-def _sizes(runs: Runs) -> list[Table]:
-    """What compression did, as a whole and layer by layer."""
-    whole = {name: run.results.get("compression") or {} for name, run in runs.items()}
-    known = {
-        _column(runs, name): flatten({k: v for k, v in found.items() if k != "layers"})
-        for name, found in whole.items()
-    }
-    text = "" if any(known.values()) else "Not done yet: try `vardrop compress`."
-    found = [compared("Compression", known, text)]
-    for name, run in runs.items():
-        layers = whole[name].get("layers") or run.results.get("layers") or []
-        if layers and all(isinstance(row, dict) for row in layers):
-            title = f"Layers of {name}" if len(runs) > 1 else "Layers"
-            found.append(table(title, [_layer(run, beside(row)) for row in layers]))
-    return found
-
-
-def _layer(run: StoredRun, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table of layers; the kind stands with a name that is but a number."""
-    name = str(row.get("name", ""))
-    label = run.label(name)
-    return {k: v for k, v in {**row, "name": label}.items() if k != "kind" or label == name}
-
-
-def _loading(run: StoredRun) -> str:
-    """The code that loads a run."""
-    own = ", net" if run.config.get("own_net") else ""
-    return "\n".join(
-        (
-            "import vardrop as vd",
-            f"run = vd.load_run({str(run.path)!r}{own})",
-            "prediction = run.predict(x)",
-        )
-    )
+def _fact_table(runs: Runs) -> Table:
+    """What was run; of several runs only what differs."""
+    facts = {name: summary.facts(run, flat=len(runs) > 1) for name, run in runs.items()}
+    keys = dict.fromkeys(key for pairs in facts.values() for key in pairs)
+    rows = [
+        [Cell(key), *(Cell(pairs.get(key, _GAP)) for pairs in facts.values())]
+        for key in keys
+        if len(runs) == 1 or len({pairs.get(key) for pairs in facts.values()}) > 1
+    ]
+    return Table(["", *runs] if len(runs) > 1 else [], rows)

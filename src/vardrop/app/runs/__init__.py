@@ -8,7 +8,7 @@ from vardrop.app.runs.compress import (
     compress as compress,
     slim_run as slim_run,
 )
-from vardrop.app.runs.evaluate import evaluate as evaluate
+from vardrop.app.runs.evaluate import evaluate as evaluate, evaluate_rows as evaluate_rows
 from vardrop.app.runs.export import export_run as export_run
 from vardrop.app.runs.fit import (
     fit as fit,
@@ -24,12 +24,11 @@ from vardrop.app.runs.predict import (
     prediction_table as prediction_table,
     write_predictions as write_predictions,
 )
-from vardrop.app.runs.rows import evaluate_rows as evaluate_rows
+from vardrop.app.runs.recorder import Recorder as Recorder
 from vardrop.app.runs.run import (
     Run as Run,
     load_run as load_run,
 )
-from vardrop.recipes import METHODS as METHODS
-from vardrop.app.runs.recorder import Recorder as Recorder
-from vardrop.app.store import read_history as read_history
 from vardrop.app.runs.settings import Settings as Settings
+from vardrop.app.store import read_history as read_history
+from vardrop.recipes import METHODS as METHODS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,38 +45,26 @@ class Observer:
         """The phase is over, by its end or by an error."""
 
 
+def _tell_all(name: str) -> Callable[..., None]:
+    def tell(self: ObserverList, *args: Any) -> None:
+        for observer in self.observers:
+            getattr(observer, name)(*args)
+
+    return tell
+
+
 class ObserverList(Observer):
     """Passes everything on to several observers."""
+
+    describe, note, start, step, epoch, stop = map(
+        _tell_all, ("describe", "note", "start", "step", "epoch", "stop")
+    )
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = observers
 
-    def describe(self, text: str) -> None:
-        for observer in self.observers:
-            observer.describe(text)
-
-    def note(self, text: str) -> None:
-        for observer in self.observers:
-            observer.note(text)
-
     def trial(self, label: str) -> Observer:
         return ObserverList([observer.trial(label) for observer in self.observers])
-
-    def start(self, first_epoch: int, loop: Loop) -> None:
-        for observer in self.observers:
-            observer.start(first_epoch, loop)
-
-    def step(self, loop: Loop) -> None:
-        for observer in self.observers:
-            observer.step(loop)
-
-    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
-        for observer in self.observers:
-            observer.epoch(record, elbo)
-
-    def stop(self) -> None:
-        for observer in self.observers:
-            observer.stop()
 
 
 class JsonLines(Observer):
@@ -95,11 +83,10 @@ class JsonLines(Observer):
 class TextObserver(Observer):
     """Prints what was found in the data and what was decided, and nothing else."""
 
-    def describe(self, text: str) -> None:
-        print(printable(text), flush=True)
-
     def note(self, text: str) -> None:
         print(printable(text), flush=True)
+
+    describe = note
 
 
 # What stands beside the bar, from which width of the terminal on.
@@ -127,13 +114,9 @@ class ProgressBar(Observer):
     def start(self, first_epoch: int, loop: Loop) -> None:
         console, progress = needed("rich.console"), needed("rich.progress")
         terminal = console.Console(stderr=True)  # standard output is for results
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            *(progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least),
-            console=terminal,
-            transient=self.transient,
-        )
+        texts = [progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least]
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *texts
+        self._bar = progress.Progress(*columns, console=terminal, transient=self.transient)
         steps = loop.steps or 0  # of a stream that may have no length
         total, done = loop.epochs * steps or None, loop.epoch * steps + loop.position
         self._task = self._bar.add_task(

@@ -11,15 +11,10 @@ from vardrop._core.errors import VardropError
 from vardrop._core.sharding import is_sharded
 
 
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `prefix.` before their names."""
-    return {f"{prefix}.{name}": t for name, t in tensors.items()}
-
-
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix.`, without it."""
     start = f"{prefix}."
-    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
+    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -40,7 +35,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    _check_state(state, parameters)
     for number, parts in state.items():
         like = parameters[number]
         state[number] = {name: _laid_out(value, like) for name, value in parts.items()}
@@ -53,18 +47,6 @@ def _laid_out(value: Tensor, like: Tensor) -> Tensor:
     if value.shape != like.shape or is_sharded(like):
         return value
     return torch.empty_like(like, dtype=value.dtype).copy_(value)
-
-
-def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
-    """Every parameter has the same parts, each a number or in the shape of the parameter."""
-    names = {tuple(sorted(parts)) for parts in state.values()}
-    fits = len(names) <= 1 and all(
-        0 <= index < len(parameters) and value.shape in ((), parameters[index].shape)
-        for index, parts in state.items()
-        for value in parts.values()
-    )
-    if not fits:
-        raise ValueError("the state of an optimizer of other parameters")
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop.app.runs.config import check_output, working
-from vardrop.app.runs.export import export_small
-from vardrop.app.runs.run import Run, likelihood_for, predicted
-from vardrop.tuning.slim_report import Slimmed
-from vardrop.tuning.slim import slim
 from vardrop._core.checks import check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.files import remove, write_tensors
+from vardrop.app.runs.config import working
+from vardrop.app.runs.export import check_target, export_small
+from vardrop.app.runs.run import Run, likelihood_for, predicted
 from vardrop.compression import (
     ShrinkPlan,
     choose_threshold,
@@ -27,11 +27,12 @@ from vardrop.compression import (
     save,
 )
 from vardrop.conversion import revert
-from vardrop._core.errors import VardropError
-from vardrop._core.files import remove, write_tensors
 from vardrop.layers import Variational
 from vardrop.noisy import has_noise, relevance, tensor_name
+from vardrop.tuning.slim import slim
+from vardrop.tuning.slim_report import Slimmed
 
+Metric = Callable[[Tensor, Tensor], float]
 SMALL, PACKED = "small.safetensors", "small.vdp"
 _ENOUGH = 1000  # rows of validation that show a small loss
 MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
@@ -63,9 +64,29 @@ def compress(
             f"Expected a run with a method to compress, but {run.directory} is plain. "
             "Train with a method such as sparse_vd, or give a budget of macs, latency or bytes."
         )
-    _check_onnx(run, onnx)
+    if onnx is not None:
+        check_target(run, Path(onnx))
+    score, metric = _metric(run)
+    unasked = max_drop is None and sparsity is None
+    if unasked:
+        max_drop = MAX_DROPS[score]
+    if max_drop is not None:
+        check_number("max_drop", max_drop, at_least=0)
     with working(run.directory):
-        return _compressed(run, max_drop, sparsity, onnx)
+        threshold = _choose_threshold(run, score, metric, max_drop, sparsity)
+        if unasked and len(run.data.validation.y) < _ENOUGH:  # no more than by the method's rule
+            rule = next(iter(relevance(run.net).values()))
+            threshold = (min if rule.keep_above else max)(threshold, rule.threshold)
+        plan = plan_shrink(run.net, run.data.validation.x[:1], threshold)
+        small = plan.apply(run.net)
+        results = _measurements(run, small, plan, threshold)
+        results["bytes"] = save(small, run.directory / SMALL)
+        results["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
+        if onnx is not None:
+            results["onnx_bytes"] = export_small(run, small, onnx)
+        _store_pruned(run, threshold)
+        run.keep({**run.results, "compression": results})
+    return small, plan
 
 
 def slim_run(
@@ -88,115 +109,61 @@ def slim_run(
     Returns:
         The small net with its report. results.json has the measurements on test data.
     """
-    _check_onnx(run, onnx)
+    if onnx is not None:
+        check_target(run, Path(onnx))
     with working(run.directory):
         plain = copy.deepcopy(run.net)
-        if has_noise(plain):
-            plain = revert(plain)
-        found = slim(
-            plain,
-            run.data.train,
-            run.data.validation,
-            macs=macs,
-            latency=latency,
-            bytes=bytes,
-            seed=run.config.settings.seed,
-        )
-        score, metric = _metric(run)
-        kept = {"score": score, **_measurements(run, found.net, found.plan, metric, None)}
-        kept["bytes"] = save(found.net, run.directory / SMALL)
+        net, data = revert(plain) if has_noise(plain) else plain, run.data
+        given: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
+        given["seed"] = run.config.settings.seed
+        slimmed = slim(net, data.train, data.validation, **given)
+        results = _measurements(run, slimmed.net, slimmed.plan, None)
+        results["bytes"] = save(slimmed.net, run.directory / SMALL)
         remove(run.directory / PACKED)  # it is of another small net
-        kept["latency_before"], kept["latency_after"] = (
-            dict(cost.latency) for cost in (found.before, found.after)
-        )
-        kept["notes"] = " ".join(found.notes)
+        results["latency_before"] = dict(slimmed.before.latency)
+        results["latency_after"] = dict(slimmed.after.latency)
+        results["notes"] = " ".join(slimmed.notes)
         if onnx is not None:
-            kept["onnx_bytes"] = export_small(run, found.net, onnx)
-        run.keep({**run.results, "compression": kept, "curve": []})
-    return found
+            results["onnx_bytes"] = export_small(run, slimmed.net, onnx)
+        run.keep({**run.results, "compression": results})
+    return slimmed
 
 
-def _check_onnx(run: Run, onnx: str | Path | None) -> None:
-    if onnx is None:
-        return
-    check_output(Path(onnx), run.directory, run.config.data.name)
-    if not Path(onnx).absolute().parent.is_dir():
-        raise VardropError(f"Expected a directory to write {onnx} into, but there is none.")
+def _choose_threshold(
+    run: Run, score: str, metric: Metric, max_drop: float | None, sparsity: float | None
+) -> float:
+    """The threshold that validation data allow.
 
-
-def _compressed(
-    run: Run, max_drop: float | None, sparsity: float | None, onnx: str | Path | None
-) -> tuple[nn.Module, ShrinkPlan]:
-    score, metric = _metric(run)
-    rises = score == "accuracy"
-    unasked = max_drop is None and sparsity is None
-    if unasked:
-        max_drop = MAX_DROPS[score]
-    if max_drop is not None:
-        check_number("max_drop", max_drop, at_least=0)
+    The logarithm turns a fraction of the RMSE into a difference, whatever its units.
+    """
     x, y = run.data.validation
-    # The logarithm turns a fraction of the RMSE into a difference, whatever its units.
-    chosen = choose_threshold(
-        run.net,
-        (x, y),
-        metric if rises else lambda output, y: -_log(metric(output, y)),
-        max_drop=max_drop if rises or max_drop is None else math.log1p(max_drop),
-        sparsity=sparsity,
-    )
-    example, threshold = x[:1], float(chosen)
-    if unasked and len(y) < _ENOUGH:
-        threshold = _bounded(run.net, threshold)
-    plan = plan_shrink(run.net, example, threshold)
-    small = plan.apply(run.net)
-    found = {"score": score, **_measurements(run, small, plan, metric, threshold)}
-    found["bytes"] = save(small, run.directory / SMALL)
-    found["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
-    if onnx is not None:
-        found["onnx_bytes"] = export_small(run, small, onnx)
-    curve = [
-        {
-            "threshold": p.threshold,
-            "sparsity": p.sparsity,
-            "metric": p.score if rises else math.exp(-p.score),
-        }
-        for p in chosen.points
-    ]
-    _store(run, threshold, {"compression": found, "curve": curve})
-    return small, plan
+    if score == "accuracy":
+        wanted, drop = metric, max_drop
+    else:
+        wanted = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
+        drop = None if max_drop is None else math.log1p(max_drop)
+    return float(choose_threshold(run.net, (x, y), wanted, max_drop=drop, sparsity=sparsity))
 
 
-def _bounded(net: nn.Module, threshold: float) -> float:
-    """The threshold, or the method's own where that takes out less."""
-    rule = next(iter(relevance(net).values()))
-    return (min if rule.keep_above else max)(threshold, rule.threshold)
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
-
-
-def _metric(run: Run) -> tuple[str, Callable[[Tensor, Tensor], float]]:
+def _metric(run: Run) -> tuple[str, Metric]:
     """The name of the score, and the score itself."""
     if run.about.task == "classification":
         return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())
-    found = run.about.preprocessing
-    scale = 1.0 if found is None else found.target_std
+    scale = run.config.units[1]
     means = likelihood_for(run.config).locations
     return "rmse", lambda output, y: scale * float((means(output) - y).square().mean().sqrt())
 
 
 @torch.no_grad()
 def _measurements(
-    run: Run,
-    small: nn.Module,
-    plan: ShrinkPlan,
-    metric: Callable[[Tensor, Tensor], float],
-    threshold: float | None,
+    run: Run, small: nn.Module, plan: ShrinkPlan, threshold: float | None
 ) -> dict[str, Any]:
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
+    score, metric = _metric(run)
     x, y = run.data.test if len(run.data.test.y) else run.data.validation
     outputs = torch.cat([small(batch) for batch in x.split(1000)])
     return {
+        "score": score,
         "threshold": threshold,
         "test_score_before": metric(predicted(run.elbo, x, 0, 0).draws[0], y),
         "test_score_after": metric(outputs, y),
@@ -210,14 +177,11 @@ def _measurements(
     }
 
 
-def _store(run: Run, threshold: float, found: dict[str, Any]) -> None:
-    arrays = run.arrays()
-    pruned, _ = masked(run.net, threshold)
-    arrays |= {
-        f"weight_pruned.{tensor_name(name, own)}": getattr(pruned.get_submodule(name), own)
-        for name, module in run.net.named_modules()
-        if isinstance(module, Variational)
-        for own in module.weight_axes
-    }
+def _store_pruned(run: Run, threshold: float) -> None:
+    """Keep the weights of the noisy layers without what the threshold takes, for the report."""
+    arrays, pruned = run.arrays(), masked(run.net, threshold)[0]
+    for name, module in run.net.named_modules():
+        for own in module.weight_axes if isinstance(module, Variational) else ():
+            weight = getattr(pruned.get_submodule(name), own)
+            arrays[f"weight_pruned.{tensor_name(name, own)}"] = weight
     write_tensors(run.directory / "arrays.safetensors", arrays)
-    run.keep({**run.results, **found})

@@ -1,67 +1,41 @@
-"""Score a run: on validation data while it trains, on test data at its end."""
+"""Score a run: on test data, on images of other sets, on new rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop.app.runs import scores
-from vardrop.app.runs.config import Config, working
-from vardrop.app.runs.run import SAMPLES, Run, predicted
-from vardrop.compression import masked
-from vardrop.app.data import Part, load_out_of_distribution
 from vardrop._core.errors import VardropError
-from vardrop._core.files import write_tensors
-from vardrop.functional.normal import LOG_2PI
+from vardrop._core.files import write_atomically, write_tensors
+from vardrop.app.data import Preprocessing, load_out_of_distribution
+from vardrop.app.data.datasets import row_weights
+from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
+from vardrop.app.runs import scores
+from vardrop.app.runs.config import check_output, working
+from vardrop.app.runs.predict import named_rows, prediction_table
+from vardrop.app.runs.run import SAMPLES, Run
+from vardrop.compression import masked
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.likelihoods import Gaussian
 from vardrop.metrics.checks import averaged
-from vardrop.noisy import has_noise, log_alpha, relevance, tensor_name
+from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:
-    from vardrop.objective import ELBO
+    import pandas
+
     from vardrop.prediction import Prediction
 
-_SHOWN = 16  # images in the report
-_VALIDATION_SAMPLES = 8
 _WEIGHED = (
     "The classes were weighed in training: probabilities, NLL, Brier score and calibration error "
     "are those of data where the classes are as frequent as the weights make them."
 )
 _UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
-
-
-def validation_scores(elbo: ELBO, part: Part, config: Config) -> dict[str, float]:
-    """NLL and accuracy, or NLL and RMSE in the units of the target (runs of 0.1: of scaled ones).
-
-    The net's means predict; draws do where the means are zero by construction. A plain net's own
-    width of noise follows its training error and would stop it far too early, so its NLL has the
-    width that suits these rows best.
-    """
-    empty_means = any(
-        isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
-        for m in elbo.net.modules()
-    )
-    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
-    weight = part.weight
-    nll = -float(averaged(p.log_prob(part.y), weight))
-    if p.classifies:
-        return {"nll": nll, "accuracy": float(metrics.accuracy(p.probs, part.y, weight))}
-    found = config.about.preprocessing
-    scale = found.target_std if found is not None else 1.0
-    square = (p.mean - part.y).square().flatten()
-    width = float(averaged(square, weight).sqrt())
-    if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
-        nll = math.log(max(width, 1e-6)) + 0.5 * (LOG_2PI + 1)
-    # What an older run compares its epochs with has been stored in scaled units.
-    return {"nll": nll + (math.log(scale) if config.version > 2 else 0.0), "rmse": scale * width}
 
 
 def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
@@ -86,76 +60,68 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
 
 def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
     """What `evaluate` does, for a caller that has the directory to itself."""
-    arrays_path = run.directory / "arrays.safetensors"
-    arrays = run.arrays()
+    data, choice, arrays = run.data, run.choice, run.arrays()
     results: dict[str, Any] = {
         "ood": {},
         "compression": {},
-        "curve": [],
         **run.results,
-        "task": run.data.task,
-        "known": _known(run),
-        "held_out": {} if run.choice is None else run.choice.to_json(),
-        "against": {} if run.choice is None else _against(run.choice.rows),
+        "task": data.task,
+        "known": _known_targets(run),
+        "held_out": {} if choice is None else choice.to_json(),
+        "against": {} if choice is None else choice.against(),
         "layers": _layers(run.net),
         "metrics": {},
-        "notes": [_UNTESTED, *_on_weights(run)],
+        "notes": [_UNTESTED, *_notes(run)],
     }
-    if len(run.data.test.y):
-        p = run.predict(run.data.test.x, samples)
-        y = in_units(run, run.data.test.y)
-        apart, others = _out_of_distribution(p, run, ood, samples)
-        results |= score_prediction(run, p, y, run.data.test.weight, results["known"])
-        results["ood"] = {**results["ood"], **apart}
-        arrays |= {**(_of_classes if p.classifies else _of_numbers)(p, run, y), **others}
-        arrays |= _by_row(p, y, run.data.test.weight)
-        results["test_rows"] = run.data.test_rows
+    if len(data.test.y):
+        p, weight = run.predict(data.test.x, samples), data.test.weight
+        y = in_units(run, data.test.y)
+        results |= score_prediction(run, p, y, weight, results["known"])
+        results["test_rows"] = data.test_rows
+        arrays["log_prob"] = p.log_prob(y).double().flatten()
+        arrays |= {} if weight is None else {"row_weight": weight}
+        if p.classifies:
+            arrays |= {"probs": p.probs, "labels": y}
+            arrays |= {"entropy_in": p.entropy, "epistemic_in": p.epistemic}
+        else:
+            lower, upper = run.interval(p, scores.LEVEL)
+            arrays |= {"x": data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
+        for name in ood:
+            images = load_out_of_distribution(name, data.shape, run.config.data.directory)
+            other = run.predict(images, samples)
+            results["ood"] = {**results["ood"], name: _separation(p, other)}
+            arrays[f"entropy_out_{name}"] = other.entropy
+            arrays[f"epistemic_out_{name}"] = other.epistemic
     elif ood:
         raise VardropError(f"Expected test rows to tell {', '.join(ood)} from. {_UNTESTED}")
-    arrays = {**_layer_arrays(run), **arrays}
-    write_tensors(arrays_path, arrays)
+    write_tensors(run.directory / "arrays.safetensors", {**_layer_arrays(run.net), **arrays})
     run.keep(results)
     return run.results
 
 
-def _out_of_distribution(
-    p: Prediction, run: Run, names: Sequence[str], samples: int
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Areas under the ROC curve by set, and the uncertainties of their images."""
-    apart, arrays, directory = {}, {}, run.config.data.directory
-    for name in names:
-        images = load_out_of_distribution(name, run.about.shape, directory)
-        other = run.predict(images, samples)
-        apart[name] = _told_apart(p, other)
-        arrays[f"entropy_out_{name}"] = other.entropy
-        arrays[f"epistemic_out_{name}"] = other.epistemic
-    return apart, arrays
+def _separation(p: Prediction, other: Prediction) -> dict[str, float]:
+    """Areas under the ROC curve by which uncertainty tells other inputs from those of the test."""
+    areas = {"auroc_entropy": float(metrics.auroc(p.entropy, other.entropy))}
+    if int(p.samples.max()) > 1:
+        areas["auroc_epistemic"] = float(metrics.auroc(p.epistemic, other.epistemic))
+    return areas
 
 
-def _known(run: Run) -> dict[str, Any]:
+def _known_targets(run: Run) -> dict[str, Any]:
     """What the targets of the rows that were trained on say alone: all that no net needs."""
     rows = run.data.train.join(run.data.validation)
     weight = None if rows.weight is None else rows.weights
     if run.about.task == "classification":
-        counts = torch.bincount(rows.y, weight, len(run.about.classes))
-        return {"counts": counts.tolist()}
+        return {"counts": torch.bincount(rows.y, weight, len(run.about.classes)).tolist()}
     y = in_units(run, rows.y).double().flatten()
     mean = float(averaged(y, weight))
     return {"mean": mean, "std": float(averaged((y - mean).square(), weight).sqrt())}
 
 
-def known_targets(run: Run) -> dict[str, Any]:
-    """The same from the results of a run, or from its data where they are older."""
-    found: dict[str, Any] | None = run.results.get("known")
-    return found or _known(run)
-
-
 def in_units(run: Run, y: Tensor) -> Tensor:
     """Targets in the units that people know; classes as they are."""
-    found = run.about.preprocessing
-    if found is None or run.about.task == "classification":
-        return y
-    return y * found.target_std + found.target_mean
+    mean, std = run.config.units
+    return y if run.about.task == "classification" else y * std + mean
 
 
 def score_prediction(
@@ -170,88 +136,133 @@ def score_prediction(
     classes, counts = run.about.classes, torch.tensor(known["counts"]).double()
     # From log-probabilities: a probability that has rounded to zero would make the NLL infinite.
     scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
-    scored.notes.extend(_on_weights(run))
+    scored.notes.extend(_notes(run))
     majority = scores.majority(counts, y, classes, weight)
     return {**dataclasses.asdict(scored), "baseline": {"name": "majority", **majority}}
 
 
-def _on_weights(run: Run) -> list[str]:
+def _notes(run: Run) -> list[str]:
     """What weights of classes do to probabilities."""
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-def _by_row(p: Prediction, y: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-    """What a comparison with other runs needs of each row."""
-    found = {"log_prob": p.log_prob(y).double().flatten()}
-    return found if weight is None else {**found, "row_weight": weight}
-
-
-def _of_classes(p: Prediction, run: Run, y: Tensor) -> dict[str, Tensor]:
-    data = run.data
-    arrays = {"probs": p.probs, "labels": y, "entropy_in": p.entropy, "epistemic_in": p.epistemic}
-    if data.kind == "image":
-        order, (chance, guess) = p.entropy.argsort(), p.probs.max(1)
-        told = torch.stack([y.double(), guess.double(), chance.double()], 1)
-        for which, rows in (("most", order[:_SHOWN]), ("least", order.flip(0)[:_SHOWN])):
-            arrays[f"images_{which}_certain"] = data.test.x[rows]
-            arrays[f"told_{which}_certain"] = told[rows]
-    return arrays
-
-
-def _of_numbers(p: Prediction, run: Run, y: Tensor) -> dict[str, Tensor]:
-    lower, upper = run.interval(p, scores.LEVEL)
-    return {"x": run.data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
-
-
-def _against(rows: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """By how much the NLL of held-out rows is above that of the others, with its standard error."""
-    found = {}
-    for name, other in rows.items():
-        if "net" in rows and name != "net":
-            worse = rows["net"] - other
-            error = float(worse.std(correction=0)) / math.sqrt(len(worse))
-            found[name] = {"nll": float(worse.mean()), "error": error}
-    return found
-
-
 def _layers(net: nn.Module) -> list[dict[str, Any]]:
     """Name, kind and number of weights of each layer, biases left out."""
-    found = []
+    layers = []
     for name, module in net.named_modules():
         own = module.weight_axes if isinstance(module, Variational) else ("weight",)
         counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in own]
         if counts:
-            found.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
-    return found
-
-
-def _told_apart(p: Prediction, other: Prediction) -> dict[str, float]:
-    found = {"auroc_entropy": float(metrics.auroc(p.entropy, other.entropy))}
-    if int(p.samples.max()) > 1:
-        found["auroc_epistemic"] = float(metrics.auroc(p.epistemic, other.epistemic))
-    return found
+            layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
+    return layers
 
 
 @torch.no_grad()
-def _layer_arrays(run: Run) -> dict[str, Tensor]:
-    """log alpha and weights of the noisy layers, before and after the method's own pruning."""
-    if not has_noise(run.net):
-        return {}
-    layers = {n: m for n, m in run.net.named_modules() if isinstance(m, Variational)}
-    arrays = {f"log_alpha.{name}": la for name, la in log_alpha(run.net).items()}
-    arrays |= {
-        f"weight.{tensor_name(name, own)}": getattr(layer, own)
-        for name, layer in layers.items()
-        for own in layer.weight_axes
-    }
-    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in run.net.modules())
-    if relevance(run.net) and not depends:  # else no constant mask says what goes
-        pruned, _ = masked(run.net)
-        after = dict(pruned.named_parameters())
-        arrays |= {
-            f"weight_pruned.{tensor_name(name, own)}": after[f"{name}.{own}"]
-            for name, layer in layers.items()
-            for own in layer.weight_axes
-            if f"{name}.{own}" in after
-        }
+def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
+    """Weights of the noisy layers, before and after the method's own pruning."""
+    layers = {n: m for n, m in net.named_modules() if isinstance(m, Variational)}
+    tensors = [(name, own) for name, layer in layers.items() for own in layer.weight_axes]
+    arrays = {f"weight.{tensor_name(n, own)}": getattr(layers[n], own) for n, own in tensors}
+    depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
+    if has_noise(net) and relevance(net) and not depends:  # else no constant mask says what goes
+        after = dict(masked(net)[0].named_parameters())
+        for name, own in tensors:
+            if f"{name}.{own}" in after:
+                arrays[f"weight_pruned.{tensor_name(name, own)}"] = after[f"{name}.{own}"]
     return arrays
+
+
+def evaluate_rows(
+    run: Run, data: Any, samples: int = SAMPLES, predictions: str | Path | None = None
+) -> dict[str, Any]:
+    """Score a run on rows of a new table, prepared as those of its training were.
+
+    The run stays as it is. What the rows have that the training had not is told: new categories,
+    missing values in columns that had none. Rows without a target are left out.
+
+    Args:
+        run: a trained run on a table.
+        data: a CSV or Parquet file or a DataFrame, with the target; or a pair (X, y), where X may
+            be an array with the columns of the training in their order.
+        samples: draws of the noise.
+        predictions: also write the predictions as CSV to this file, with the column that names the
+            rows, where the run has one, and with the target.
+
+    Returns:
+        `metrics`, `by_class`, `confusion`, `baseline` and `notes`, as in `evaluate`; `data`, its
+        name, and `rows`, how many were scored. Where the run has a column of weights, rows count
+        by it.
+
+    >>> import tempfile, vardrop as vd
+    >>> from sklearn.datasets import load_iris
+    >>> table = load_iris(as_frame=True).frame
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = vd.fit(table[::2], target="target", out=folder, epochs=2, folds=1)
+    ...     found = evaluate_rows(run, table[1::2])
+    >>> found["rows"], list(found["metrics"])[:3]
+    (75, ['accuracy', 'balanced_accuracy', 'auroc'])
+    """
+    if run.about.preprocessing is None:
+        raise VardropError(
+            f"Expected a run on a table for new rows, but {run.directory} is one on images. Score "
+            "it on test data, or predict an .npy file."
+        )
+    if predictions is not None:
+        sources = [data] if isinstance(data, str | Path) else []
+        check_output(Path(predictions), run.directory, run.config.data.name, *sources)
+    columns = run.about.preprocessing
+    frame, name, notes = _rows_with_target(run, data, columns)
+    target, p = frame[columns.target], run.predict(columns.inputs(frame, name), samples)
+    y, weight = in_units(run, columns.targets(target, name)), None
+    if (column := run.config.data.roles.weight) in frame.columns:
+        weight = row_weights(frame[column], name)
+    elif column is not None:
+        notes.append(f"{name} has no column '{column}' of weights: each row counts once.")
+    known = run.results.get("known") or _known_targets(run)
+    scored = score_prediction(run, p, y, weight, known)
+    if predictions is not None:
+        table = prediction_table(run, p)
+        for column in (columns.target, run.config.data.roles.id):
+            if column is not None:
+                table.insert(0, column, named_rows(frame, column, name), True)
+        write_atomically(Path(predictions), table.to_csv(index=False).encode())
+    return {"data": name, "rows": len(y), **scored, "notes": [*notes, *scored["notes"]]}
+
+
+def _rows_with_target(
+    run: Run, data: Any, columns: Preprocessing
+) -> tuple[pandas.DataFrame, str, list[str]]:
+    """Rows that have a target, their name, and what is to be said of them.
+
+    Arrays get the names of the training's columns.
+    """
+    names = [column.name for column in columns.columns]
+    if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
+        data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
+    roles = dataclasses.replace(run.config.data.roles, target=columns.target)
+    table = read_input(data, roles, columns.text_columns)
+    if not isinstance(table, Table):
+        raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
+    if columns.target not in table.rows.columns:
+        raise VardropError(
+            f"Expected {table.name} to have the target column '{columns.target}' to score by, but "
+            f"it has {', '.join(map(repr, table.rows.columns))}. Rows without a target can be "
+            "predicted."
+        )
+    there = table.rows[columns.target].notna()
+    if not bool(there.any()):
+        raise VardropError(
+            f"Expected values in the target column '{columns.target}' of {table.name}, but got "
+            "none. Rows without a target can be predicted."
+        )
+    notes = []
+    if table.checksum == run.about.checksum:
+        notes.append(
+            f"{table.name} is what the run was trained on: these scores say nothing of new rows."
+        )
+    if absent := int((~there).sum()):
+        notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
+    frame = table.rows[there]
+    if set(names) <= set(frame.columns):
+        notes += columns.unseen(frame)
+    return frame, table.name, notes

@@ -15,20 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from vardrop.app.runs.config import check_output
-from vardrop.app.runs.run import SAMPLES, Run
 from vardrop._core.checks import check_choice, check_integer
-from vardrop.compression import export_onnx
-from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
+from vardrop.app.data.onnx_graph import with_preprocessing
+from vardrop.app.runs.config import check_output
+from vardrop.app.runs.run import SAMPLES, Run
+from vardrop.export import export_onnx
 from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
-from vardrop.prediction import draws, freeze
+from vardrop.prediction import Conformal, draws, freeze
 from vardrop.prediction.calibration import conformal_rule
 
 LEVEL = 0.95
+_ON_REQUEST = {"classification": ("lower", "upper", "set")}
 
 
 class Answer(nn.Module):
@@ -40,17 +41,11 @@ class Answer(nn.Module):
     Args:
         nets: the functions: nets that differ in their numbers alone.
         likelihood: what an output means.
-        shift, unit: of the target, mean and deviation by which it was scaled.
-        width: half the 95 % interval in standard deviations.
+        rule: the conformal rule that gives the interval, if there is one.
     """
 
     def __init__(
-        self,
-        nets: list[nn.Module],
-        likelihood: Likelihood,
-        shift: float,
-        unit: float,
-        width: float,
+        self, nets: list[nn.Module], likelihood: Likelihood, rule: Conformal | None
     ) -> None:
         super().__init__()
         parameters, buffers = stack_module_state(nets)
@@ -59,118 +54,95 @@ class Answer(nn.Module):
         self.numbers = nn.ParameterList(stacked.values()).requires_grad_(False)
         self._net = (nets[0],)  # no part of this module, whose numbers it is called with
         self.likelihood, self.together = likelihood, len(nets) > 1
-        self.shift, self.unit, self.width = shift, unit, width
+        normal = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
+        self.width = normal if rule is None else rule.quantile
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def output_names(self) -> tuple[str, ...]:
         """The names of the outputs."""
         if self.likelihood.class_axis is not None:
             return "probs", "entropy", "aleatoric", "epistemic"
         return "mean", "std", "lower", "upper", "aleatoric", "epistemic"
 
-    def _draws(self, x: Tensor) -> Tensor:
-        if self.together:
-            return torch.vmap(partial(self._draw, x))(*self.numbers)
-        each = ([t[k] for t in self.numbers] for k in range(self.count))
-        return torch.stack([self._draw(x, *numbers) for numbers in each])
-
     def _draw(self, x: Tensor, *numbers: Tensor) -> Tensor:
-        found: Tensor = functional_call(self._net[0], dict(zip(self.keys, numbers, strict=True)), x)
-        return found
+        tensors = dict(zip(self.keys, numbers, strict=True))
+        output: Tensor = functional_call(self._net[0], tensors, x)
+        return output
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs for rows as the net takes them."""
-        parts = self.likelihood.parts(self._draws(x))
+        if self.together:
+            outputs = torch.vmap(partial(self._draw, x))(*self.numbers)
+        else:
+            each = ([t[k] for t in self.numbers] for k in range(self.count))
+            outputs = torch.stack([self._draw(x, *numbers) for numbers in each])
+        parts = self.likelihood.parts(outputs)
         aleatoric = parts.aleatoric.mean(0)
         if parts.probs is not None:
             probs = parts.probs.mean(0)
             total = entropy(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), probs, 1)
             return probs, total, aleatoric, (total - aleatoric).clamp(min=0)
-        mean, square = parts.location.mean(0), self.unit**2
-        shifted = parts.location - mean
-        epistemic = square * shifted.square().sum(0) / max(self.count - 1, 1)
-        mean, aleatoric = mean * self.unit + self.shift, aleatoric * square
+        mean = parts.location.mean(0)
+        epistemic = (parts.location - mean).square().sum(0) / max(self.count - 1, 1)
         std = (aleatoric + epistemic).sqrt()
-        return (
-            mean,
-            std,
-            mean - self.width * std,
-            mean + self.width * std,
-            aleatoric,
-            epistemic,
-        )
+        half = self.width * std
+        return mean, std, mean - half, mean + half, aleatoric, epistemic
 
 
-@undisturbed
-def answer(run: Run, samples: int = SAMPLES) -> Answer:
-    """What a run says of rows, as one module of plain nets.
+class InUnits(nn.Module):
+    """Outputs of an `Answer`, or of the graph of a frozen predictor, in the units of the target."""
 
-    Args:
-        run: a trained run.
-        samples: functions drawn from its posterior with the seed of the run; 0 takes the means.
-    """
-    check_integer("samples", samples, 0)
-    if samples == 0 or not has_noise(run.net):
-        return _answer(run, [run.net.eval()])
-    with drawing(run.config.settings.seed):  # as `predict` draws them
-        return _answer(run, list(draws(run.net, samples)))
-
-
-def _answer(run: Run, nets: list[nn.Module]) -> Answer:
-    """What nets say, with the scale of the noise and the width of intervals of the run."""
-    choice, found = run.choice, run.about.preprocessing
-    scale = 1.0 if choice is None else math.exp(choice.log_scale)
-    quantile = math.inf
-    if choice is not None and run.about.task == "regression":
-        quantile = conformal_rule(choice.deviations, LEVEL).quantile
-    normal = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
-    shift, unit = (0.0, 1.0) if found is None else (found.target_mean, found.target_std)
-    width = quantile if math.isfinite(quantile) else normal
-    likelihood = run.elbo.likelihood
-    assert isinstance(likelihood, Likelihood)  # a run has one of ours
-    return Answer(nets, likelihood.scaled(scale), shift, unit, width)
-
-
-class Served(nn.Module):
-    """The graph of a frozen predictor of a run, with numbers in the units of the target."""
-
-    together = False
-
-    def __init__(self, graph: Any, count: int, shift: float, unit: float) -> None:
+    def __init__(self, inner: Any, run: Run, count: int, outputs: Sequence[str] | None) -> None:
         super().__init__()
-        self.inner, self.count, self.names = graph, count, tuple(graph.output_names)
-        self.shift, self.unit = shift, unit
+        for name in outputs or ():
+            check_choice("outputs", name, inner.output_names)
+        self.inner, self.count, self.names = inner, count, tuple(outputs or inner.output_names)
+        self.shift, self.unit = run.config.units
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs for rows as the net takes them."""
-        found = self.inner(x)
-        return tuple(self._in_units(n, t) for n, t in zip(self.names, found, strict=True))
+        outputs = dict(zip(self.inner.output_names, self.inner(x), strict=True))
+        return tuple(self._scale(name, outputs[name]) for name in self.names)
 
-    def _in_units(self, name: str, value: Tensor) -> Tensor:
-        if name in ("mean", "lower", "upper") and self.unit != 1:
+    def _scale(self, name: str, value: Tensor) -> Tensor:
+        if name in ("mean", "lower", "upper"):
             return value * self.unit + self.shift
         return value * self.unit ** {"std": 1, "aleatoric": 2, "epistemic": 2}.get(name, 0)
 
 
-def served(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> Served:
-    """A run's net as `freeze` makes it, with the scale of its noise and its conformal rule."""
-    choice, found = run.choice, run.about.preprocessing
-    likelihood, rule = run.elbo.likelihood, None
-    assert isinstance(likelihood, Likelihood)
-    if choice is not None:
-        likelihood = likelihood.scaled(math.exp(choice.log_scale))
-        rule = conformal_rule(choice.deviations, LEVEL)
-        rule = rule if math.isfinite(rule.quantile) else None
+def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
+    """What an output means, with the scale of the noise; and the rule of intervals, or of sets."""
+    choice, likelihood = run.choice, run.elbo.likelihood
+    assert isinstance(likelihood, Likelihood)  # a run has one of ours
+    if choice is None:
+        return likelihood, None
+    rule = conformal_rule(choice.deviations, LEVEL)
+    scaled = likelihood.scaled(math.exp(choice.log_scale))
+    return scaled, rule if math.isfinite(rule.quantile) else None
+
+
+@undisturbed
+def _functions(run: Run, samples: int, outputs: Sequence[str] | None) -> InUnits:
+    """Functions drawn from the posterior with the seed of the run; 0 takes the means."""
+    check_integer("samples", samples, 0)
+    nets = [run.net.eval()]
+    if samples and has_noise(run.net):
+        with drawing(run.config.settings.seed):  # as `predict` draws them
+            nets = list(draws(run.net, samples))
+    return InUnits(Answer(nets, *_calibrated(run)), run, len(nets), outputs)
+
+
+def _frozen(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> InUnits:
+    """A run's net as `freeze` makes it."""
+    likelihood, rule = _calibrated(run)
+    # The scores are of sampled predictions, which the smaller variance of moments would miss.
+    rule = rule if mode == "sample" else None
     predictor = freeze(
         run.net.eval(), mode, samples, likelihood=likelihood, conformal=rule, level=LEVEL
     )
     names = [n for n in predictor.output_names if n not in _ON_REQUEST.get(run.about.task, ())]
     graph = predictor.graph(torch.zeros(2, *run.about.shape), outputs or names)
-    shift, unit = (0.0, 1.0) if found is None else (found.target_mean, found.target_std)
-    return Served(graph, samples, shift, unit)
-
-
-_ON_REQUEST = {"classification": ("lower", "upper", "set")}
+    return InUnits(graph, run, samples, outputs)
 
 
 def export_run(
@@ -184,17 +156,18 @@ def export_run(
     """Write a run as ONNX: raw rows in, answers in the units of the target out.
 
     Of a table every column is an input under its own name, see
-    `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer is that
-    of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from a file
-    that is smaller by as many times. Metadata name the version, method, likelihood, target, task,
-    classes and columns.
+    `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer
+    is that of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from
+    a file that is smaller by as many times. Metadata name the version, method, likelihood, target,
+    task, classes and columns.
 
     Args:
         run: a trained run.
         path: the file; it is there whole or not at all.
         samples: draws, of at least one where the mode is none of functions.
         mode: "functions" drawn from the posterior, all in the file; "moments", one pass that
-            carries mean and variance; "sample", draws as the layers' estimators, by the runtime.
+            carries mean and variance, whose interval is that of the predictive distribution and
+            not conformal; "sample", draws as the layers' estimators, by the runtime.
         outputs: which, in this order; all by default.
 
     Returns:
@@ -207,13 +180,18 @@ def export_run(
     >>> size > 1000
     True
     """
-    check_output(Path(path), run.directory, run.config.data.name)
-    if not Path(path).absolute().parent.is_dir():
-        raise VardropError(f"Expected a directory to write {path} into, but there is none.")
+    check_target(run, Path(path))
     check_choice("mode", mode, ("functions", "moments", "sample"))
     if mode == "functions":
-        return _written(run, answer(run, samples), Path(path), outputs)
-    return _written(run, served(run, mode, samples, outputs), Path(path))
+        return _write(run, _functions(run, samples, outputs), Path(path))
+    return _write(run, _frozen(run, mode, samples, outputs), Path(path))
+
+
+def check_target(run: Run, path: Path) -> None:
+    """Refuse a file that is in use, or whose directory is not there."""
+    check_output(path, run.directory, run.config.data.name)
+    if not path.absolute().parent.is_dir():
+        raise VardropError(f"Expected a directory to write {path} into, but there is none.")
 
 
 def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
@@ -223,66 +201,42 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
     """
     if run.about.preprocessing is None:
         return export_onnx(net, path, torch.zeros(1, *run.about.shape))
-    return _written(run, _answer(run, [net.eval()]), Path(path))
+    return _write(run, InUnits(Answer([net.eval()], *_calibrated(run)), run, 1, None), Path(path))
 
 
-def _written(
-    run: Run, module: Answer | Served, path: Path, outputs: Sequence[str] | None = None
-) -> int:
+def _write(run: Run, module: InUnits, path: Path) -> int:
     onnx = needed("onnx", "compress")
-    for name in outputs or ():
-        check_choice("outputs", name, module.names)
-    example = torch.zeros(2, *run.about.shape)
-    model = _named(onnx, _exported(onnx, module, example), module.names)
-    if outputs is not None:
-        there = {value.name: value for value in model.graph.output}
-        del model.graph.output[:]
-        model.graph.output.extend(there[name] for name in outputs)
-    onnx.helper.set_model_props(model, {"samples": str(module.count), **_metadata(run)})
+    # Nothing inside a graph has the name of an output, or of a column.
+    model = onnx.compose.add_prefix(_exported(onnx, module, run.about.shape), "answer/")
+    for value, name in zip(model.graph.output, module.names, strict=True):
+        model.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
+        value.name = name
+    metadata = {"samples": str(module.count), "vardrop": version("vardrop")}
+    metadata |= {"method": repr(run.config.method), "likelihood": repr(run.elbo.likelihood)}
+    metadata |= {
+        "task": run.about.task,
+        "classes": json.dumps(run.about.classes, ensure_ascii=False),
+    }
+    onnx.helper.set_model_props(model, metadata)
     if run.about.preprocessing is not None:
         model = with_preprocessing(model, run.about.preprocessing)
     else:
-        _name_input(onnx, model, "x")
+        (value,) = model.graph.input
+        model.graph.node.insert(0, onnx.helper.make_node("Identity", ["x"], [value.name]))
+        value.name = "x"
     raw = model.SerializeToString()
     write_atomically(path, raw)
     return len(raw)
 
 
-def _metadata(run: Run) -> dict[str, str]:
-    """What a reader of the file should know of the run."""
-    return {
-        "vardrop": version("vardrop"),
-        "method": repr(run.config.method),
-        "likelihood": repr(run.elbo.likelihood),
-        "task": run.about.task,
-        "classes": json.dumps(run.about.classes, ensure_ascii=False),
-    }
-
-
-def _exported(onnx: Any, module: Answer | Served, example: Tensor) -> Any:
+def _exported(onnx: Any, module: InUnits, shape: tuple[int, ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         try:
-            export_onnx(module, path, example)
+            export_onnx(module, path, torch.zeros(2, *shape))
         except VardropError:  # some operations are not exported side by side
-            if not module.together:
+            if not getattr(module.inner, "together", False):
                 raise
-            module.together = False
-            export_onnx(module, path, example)
+            module.inner.together = False
+            export_onnx(module, path, torch.zeros(2, *shape))
         return onnx.load(path)
-
-
-def _named(onnx: Any, model: Any, names: tuple[str, ...]) -> Any:
-    """The same graph with these names of its outputs, which nothing inside has."""
-    found = onnx.compose.add_prefix(model, "answer/")
-    for value, name in zip(found.graph.output, names, strict=True):
-        found.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
-        value.name = name
-    return found
-
-
-def _name_input(onnx: Any, model: Any, name: str) -> None:
-    """Give the one input of a graph this name."""
-    (value,) = model.graph.input
-    model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [value.name]))
-    value.name = name

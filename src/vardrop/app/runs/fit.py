@@ -6,45 +6,32 @@ import copy
 import dataclasses
 import inspect
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from vardrop.app.runs.config import (
-    FILES,
-    TRIALS,
-    Config,
-    Data,
-    check_free,
-    free_directory,
-    prepare,
-    working,
-)
-from vardrop.app.runs.evaluate import measure
-from vardrop.app.runs.models import build_net, method_named, usual_method, usual_net
-from vardrop.app.runs.training import read_phase
-from vardrop.app.runs.run import Run, load_same_data
-from vardrop.app.runs.trials import Order, carried_out
 from vardrop._core.checks import nearest
-from vardrop.conversion import convert
-from vardrop.app.data import About, Dataset, Roles, Stream, describe
-from vardrop.app.data.preprocessing import Task, label
-from vardrop.app.data.splits import weighed
 from vardrop._core.errors import VardropError, needed
-from vardrop._core.files import remove
-from vardrop.recipes import BaseRecipe, HeadRecipe
-from vardrop.app.runs.settings import Settings
+from vardrop.app.data import About, Roles, describe
+from vardrop.app.data.preprocessing import Task, label
+from vardrop.app.data.splits import with_class_weight
+from vardrop.app.data.tables import is_table
 from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
-from vardrop.tuning.processes import World, joined, own_generators
+from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
+from vardrop.app.runs.evaluate import measure
+from vardrop.app.runs.models import method_named, usual_method, usual_net
+from vardrop.app.runs.run import Run, fresh_net, load_same_data
+from vardrop.app.runs.settings import Settings
+from vardrop.app.runs.training import read_phase
+from vardrop.app.runs.trials import FitJob, run_fit_job
+from vardrop.conversion import convert
+from vardrop.recipes import BaseRecipe, HeadRecipe
+from vardrop.tuning.processes import joined, own_generators
 
-Auto = Literal["auto"]
-_ROLES = tuple(
-    f.name for f in dataclasses.fields(Roles) if f.name not in ("target", "task", "drop")
-)
+_ROLES = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
 
 
 def fit(
@@ -69,8 +56,7 @@ def fit(
 
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
-            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`. Files
-            larger than memory are handed over as a `Stream`.
+            `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
         net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
         recipe: the method, or its name as on the command line; None leaves the net as it is, plain
@@ -84,8 +70,8 @@ def fit(
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
         observer: is told about steps and epochs; a progress bar on a terminal by default.
-        more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train, see
-            `Settings`. What is not given follows from the data, and the KL weight, the scale of
+        more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train,
+            see `Settings`. What is not given follows from the data, and the KL weight, the scale of
             the noise and the width of intervals from held-out rows.
 
     >>> import tempfile, vardrop as vd
@@ -104,53 +90,39 @@ def fit(
     chosen = Settings.from_json(more)
     for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
         needed(package)
-    if isinstance(data, Stream):
-        chosen = _for_stream(data, chosen)
     device = chosen.torch_device()
     with joined(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
-        config = _config(source, dataset.about, net, recipe, where, exclude, chosen)
-        model = _fresh(config) if isinstance(net, str) else net
+        about = dataset.about
+        if isinstance(recipe, str):
+            recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
+        _check_settings(chosen, about, recipe, source.roles)
+        if net == "auto":
+            net = usual_net(about.kind, about.sizes["train"] + about.sizes["validation"])
+        own = None if isinstance(net, str) else net
+        name, settings = (
+            str(net) if own is None else type(own).__name__,
+            _fill(chosen, source, about),
+        )
+        config = Config(source, about, name, own is not None, recipe, where, exclude, settings)
+        model = fresh_net(config, own)
         if config.method is not None:  # what cannot be converted is told before anything is written
             with own_generators(device):
                 convert(copy.deepcopy(model), config.method, where, exclude)
-        if not world.first:
-            return _train(config, path, dataset, model, observer, world, resuming=False)
-        prepare(path, force)
-        with working(path):
-            check_free(path, force)
-            for name in FILES:
-                remove(path / name)
-            shutil.rmtree(path / TRIALS, ignore_errors=True)
-            config.write(path)
-            if observer is not None and dataset.preprocessing is not None:
-                observer.describe(describe(dataset.preprocessing))
-            return _train(config, path, dataset, model, observer, world, resuming=False)
-
-
-def _for_stream(data: Stream, given: Settings) -> Settings:
-    """The settings with what a stream decides; what it cannot do is refused."""
-    if (given.folds or 1) > 1:
-        raise VardropError(
-            f"Expected `folds` to be 1 for a Stream, whose rows are not in memory, but got "
-            f"{given.folds}. Leave it out."
-        )
-    if not data.loads:
-        return given
-    if given.batch_size is not None:
-        raise VardropError(
-            f"Expected no `batch_size` with a loader, which has batches of its own, but got "
-            f"{given.batch_size}. Leave it out."
-        )
-    size: Any = getattr(data.source, "batch_size", None)
-    return dataclasses.replace(given, batch_size=size)
+        with new_directory(path, force) if world.first else nullcontext():
+            if world.first:
+                config.write(path)
+            if world.first and observer is not None and dataset.preprocessing is not None:
+                reading = source.roles if is_table(source.name) else None
+                observer.describe(describe(dataset.preprocessing, reading))
+            return _finish(FitJob(config, path, dataset, model, world), observer)
 
 
 def _check_names(more: Mapping[str, Any]) -> None:
     """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
     settings = {f.name for f in dataclasses.fields(Settings)}
+    known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
     if unknown := [name for name in more if name not in settings]:
-        known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
         raise VardropError(
             f"Expected arguments among {', '.join(sorted(known))}, but got {unknown[0]!r}."
             f"{nearest(unknown[0], known)}"
@@ -159,16 +131,13 @@ def _check_names(more: Mapping[str, Any]) -> None:
 
 def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
     """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    files = data.paths if isinstance(data, Stream) else ()
-    source = data.name if isinstance(data, Stream) else data
-    parts = {"name": source, "validation": validation, "test": None if test is False else test}
+    parts = {"name": data, "validation": validation, "test": None if test is False else test}
     in_memory = any(d is not None and _path(d) is None for d in parts.values())
-    in_memory = in_memory or (isinstance(data, Stream) and data.loads)
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     where = None if directory is None else str(directory)
     own_test = False if test is False else names["test"]
     name = names["name"] or "None"
-    return Data(name, roles, where, names["validation"], own_test, in_memory, files)
+    return Data(name, roles, where, names["validation"], own_test, in_memory)
 
 
 def _path(data: Any) -> str | None:
@@ -178,64 +147,41 @@ def _path(data: Any) -> str | None:
     return str(path.resolve()) if path.is_file() else str(data)
 
 
-def _config(
-    source: Data,
-    about: About,
-    net: str | nn.Module,
-    recipe: BaseRecipe | str | None,
-    where: str | None,
-    exclude: str | None,
-    given: Settings,
-) -> Config:
-    """The run, with what follows from the data in the place of what was not given."""
-    if isinstance(recipe, str):
-        recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
-    if given.heteroscedastic and about.task == "classification":
+def _fill(given: Settings, source: Data, about: About) -> Settings:
+    """The settings with what follows from the data in the place of what was not given.
+
+    Parts that were given are no folds: they would mix what was to be kept apart.
+    """
+    roles = source.roles
+    apart = (source.validation, roles.split, roles.group, roles.time)
+    if given.folds is None and any(part is not None for part in apart):
+        given = dataclasses.replace(given, folds=1)
+    return given.for_data(about.sizes["train"] + about.sizes["validation"], about.kind == "image")
+
+
+def _check_settings(given: Settings, about: About, recipe: BaseRecipe | None, roles: Roles) -> None:
+    """Refuse settings that do not suit the target or the method."""
+    weights, numbers = given.class_weight, about.task == "regression"
+    if given.heteroscedastic and not numbers:
         raise VardropError(
             f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
             "class. Leave it out."
         )
-    _check_class_weight(given, about)
-    if isinstance(recipe, HeadRecipe) and (given.class_weight or source.roles.weight):
-        raise VardropError(
-            "Expected no weights of rows or classes for a method with a head, whose loss is its "
-            f"own, but got {given.class_weight or source.roles.weight!r}. Choose another method."
-        )
-    rows = about.sizes["train"] + about.sizes["validation"]
-    name = usual_net(about.kind, rows) if net == "auto" else net
-    return Config(
-        source,
-        about,
-        name if isinstance(name, str) else type(name).__name__,
-        not isinstance(name, str),
-        recipe,
-        where,
-        exclude,
-        _settings(source, given, rows, about.kind == "image"),
-    )
-
-
-def _check_class_weight(given: Settings, about: About) -> None:
-    found = given.class_weight
-    if found is not None and about.task == "regression":
+    if weights is not None and numbers:
         raise VardropError(
             f"Expected classes for `class_weight`, but the target of {about.name} is a number. "
             "Name a column of weights by `weight`."
         )
-    if unknown := sorted(set(found) - set(about.classes)) if isinstance(found, dict) else []:
+    if unknown := sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []:
         raise VardropError(
             f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
             f"{', '.join(map(repr, unknown))}."
         )
-
-
-def _settings(source: Data, given: Settings, rows: int, images: bool) -> Settings:
-    """Parts that were given are no folds: they would mix what was to be kept apart."""
-    roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time, source.stream or None)
-    if given.folds is None and any(part is not None for part in apart):
-        given = dataclasses.replace(given, folds=1)
-    return given.for_data(rows, images)
+    if isinstance(recipe, HeadRecipe) and (weights or roles.weight):
+        raise VardropError(
+            "Expected no weights of rows or classes for a method with a head, whose loss is its "
+            f"own, but got {weights or roles.weight!r}. Choose another method."
+        )
 
 
 def resume(
@@ -265,62 +211,39 @@ def resume(
     with joined(device) as world, working(path) if world.first else nullcontext():
         config = _changed(Config.read(path), path, changes)  # by now nobody else can change it
         dataset = load_same_data(config, path, data, validation, test)
-        model = _fresh(config, net)
+        model = fresh_net(config, net)
         if changes and world.first:
             config.write(path)
-        return _train(config, path, dataset, model, observer, world, resuming=True)
+        return _finish(FitJob(config, path, dataset, model, world, resuming=True), observer)
 
 
 def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     """The configuration with other settings, as far as a run that has begun can have them."""
-    settings = Settings.from_json({**config.settings.to_json(), **changes})
-    old = config.settings
-    if settings.seed != old.seed:
-        raise VardropError(
-            f"Expected `seed` to stay {old.seed}, because it split the data of {path}, but got "
-            f"{settings.seed}: rows that are held out for the test would be trained on. Begin a "
-            "new run."
-        )
-    if settings.class_weight != old.class_weight:
-        raise VardropError(
-            f"Expected `class_weight` to stay {old.class_weight!r}, because the KL weight of "
-            f"{path} was chosen with it, but got {settings.class_weight!r}. Begin a new run."
-        )
-    if settings.pretrain != old.pretrain and read_phase(path, config.checked) == "fit":
-        raise VardropError(
-            f"Expected `pretrain` to stay {old.pretrain}, because {path} is past its pretraining, "
-            f"but got {settings.pretrain}. Begin a new run."
-        )
+    settings, old = Settings.from_json({**config.settings.to_json(), **changes}), config.settings
+    reasons = {
+        "seed": f"it split the data of {path}: rows of the test would be trained on",
+        "class_weight": f"the KL weight of {path} was chosen with it",
+    }
+    if settings.pretrain != old.pretrain and read_phase(path) == "fit":
+        reasons["pretrain"] = f"{path} is past its pretraining"
+    for name, reason in reasons.items():
+        before, now = getattr(old, name), getattr(settings, name)
+        if before != now:
+            raise VardropError(
+                f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}. Begin a "
+                "new run."
+            )
     return dataclasses.replace(config, settings=settings)
 
 
-def _fresh(config: Config, net: nn.Module | None = None) -> nn.Module:
-    if config.own_net:
-        if net is None:
-            raise VardropError(
-                f"Expected `net`, because this run trains a net of your own ({config.net}), but "
-                "got none. Pass a fresh one."
-            )
-        return net
-    with own_generators(seed=config.settings.seed):
-        return build_net(config.net, config.about.shape, config.outputs, config.about.embeddings)
-
-
-def _train(
-    config: Config,
-    path: Path,
-    data: Dataset,
-    net: nn.Module,
-    observer: Observer | None,
-    world: World,
-    resuming: bool,
-) -> Run:
-    watch = observer or (ProgressBar() if on_terminal() and world.first else Observer())
-    own = config.settings.class_weight
-    rows = data if own is None else weighed(data, own)
-    with own_generators(world.device):
-        elbo = carried_out(Order(config, path, rows, net, watch, world, resuming))
-    run = Run(path, config, elbo, data)
-    if world.first and not (path / "results.json").is_file():  # else they are of this very net
+def _finish(job: FitJob, observer: Observer | None) -> Run:
+    """Train and measure; without an observer a progress bar is shown on a terminal."""
+    bar = ProgressBar() if on_terminal() and job.world.first else Observer()
+    weights = job.config.settings.class_weight
+    rows = job.data if weights is None else with_class_weight(job.data, weights)
+    with own_generators(job.world.device):
+        elbo = run_fit_job(dataclasses.replace(job, data=rows, observer=observer or bar))
+    run = Run(job.path, job.config, elbo, job.data)
+    if job.world.first and not (job.path / "results.json").is_file():  # else they are of this net
         measure(run)
     return run

@@ -12,23 +12,34 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_integer, check_number
-from vardrop.app.data import Part
-from vardrop.app.data.preprocessing import Task
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.prediction import Prediction
+from vardrop.app.data import Part
+from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs.settings import FEW
+from vardrop.app.score_texts import judge_difference
+from vardrop.metrics.intervals import Estimate
+from vardrop.prediction import Prediction
 
 CHOICE = "choice.safetensors"
 Scores = dict[str, float]
+Pairs = Sequence[tuple[Part, Part]]  # rows to train on, rows that are held out
 
 
-class Held(NamedTuple):
+class HeldOutPrediction(NamedTuple):
     """A prediction of rows that did not train the net, their targets and weights."""
 
     prediction: Prediction
     y: Tensor
     weight: Tensor
+
+
+class HeldOutScores(NamedTuple):
+    """Scores of held-out rows in the units of the target, their NLL and their deviations."""
+
+    scores: Scores
+    rows: Tensor
+    deviations: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,26 +64,39 @@ class Choice:
     rows: dict[str, Tensor]
     deviations: Tensor
 
+    def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
+        """With the scores of more nets; those of "net" also give the deviations."""
+        held_out = {**self.held_out, **{name: held.scores for name, held in others.items()}}
+        rows = {**self.rows, **{name: held.rows for name, held in others.items()}}
+        deviations = others["net"].deviations if "net" in others else self.deviations
+        return Choice(self.beta, log_scale, self.weights, held_out, rows, deviations)
+
+    def against(self) -> dict[str, dict[str, float]]:
+        """By how much the NLL is above that of the others, with its standard error."""
+        others = [name for name in self.rows if "net" in self.rows and name != "net"]
+        worse = {name: self.rows["net"] - self.rows[name] for name in others}
+        error = {name: float(w.std(correction=0)) / math.sqrt(len(w)) for name, w in worse.items()}
+        return {name: {"nll": float(w.mean()), "error": error[name]} for name, w in worse.items()}
+
     @property
     def advice(self) -> str:
-        """What to say where something simpler is as good; empty where the net is better.
+        """What to say if something simpler is as good; empty if the model is better.
 
-        The plain net has to be better by a standard error of the difference, because its epoch was
-        chosen on these rows; no net must not be nearly as good.
+        The plain model is named if it is better by two standard errors of the difference, no model
+        unless this one is better by as much.
         """
-        told = []
-        for name, (text, errors) in _SAID.items():
-            if "net" in self.rows and name in self.rows:
-                worse = self.rows["net"] - self.rows[name]
-                error = float(worse.std(correction=0)) / math.sqrt(len(worse))
-                if not float(worse.mean()) < errors * error:
-                    told.append(text.format(*(self.held_out[n]["nll"] for n in ("net", name))))
-        return " ".join(told)
+        sentences = []
+        for name, worse in self.against().items():
+            text, unless = (_BETTER, ("better", "")) if name == "plain" else (_HARDLY, ("better",))
+            if judge_difference("nll", Estimate(worse["nll"], worse["error"])) not in unless:
+                net, other = (self.held_out[n]["nll"] for n in ("net", name))
+                sentences.append(text.format(net, other, _BASELINES.get(name)))
+        return " ".join(sentences)
 
     def to_json(self) -> dict[str, Any]:
         """What results.json has of it."""
-        scale, chosen = math.exp(self.log_scale), {"beta": self.beta, "weights": self.weights}
-        return {**chosen, "scale": scale, **self.held_out, "advice": self.advice}
+        chosen = {"beta": self.beta, "weights": self.weights, "scale": math.exp(self.log_scale)}
+        return {**chosen, **self.held_out, "advice": self.advice}
 
     def write(self, directory: Path) -> None:
         """Keep it with the run."""
@@ -86,48 +110,30 @@ class Choice:
         path = directory / CHOICE
         if not path.is_file():
             return None
-        tensors, values = read_tensors(path, required=True)
+        tensors, values = read_tensors(path)
         try:
             deviations = tensors.pop("deviations")
             rows = {k.removeprefix("rows."): v for k, v in tensors.items()}
-            found = cls(**values, rows=rows, deviations=deviations)
-            check_number("beta", found.beta, at_least=0)
-            check_number("log_scale", found.log_scale)
+            choice = cls(**values, rows=rows, deviations=deviations)
+            check_number("beta", choice.beta, at_least=0)
+            check_number("log_scale", choice.log_scale)
         except (TypeError, KeyError, VardropError) as wrong:
             raise VardropError(
                 f"Expected {path} to hold what held-out rows decided, but got: {wrong}. It is "
                 "damaged."
             ) from wrong
-        return found
+        return choice
 
 
-_LITTLE = "The columns may say little about it; look at them, or try --method none."
-# The sentence, and how many standard errors the net may be worse by.
-_SAID = {
-    "plain": (
-        "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try "
-        "--method none, another method, or more --epochs.",
-        1.0,
-    ),
-    "mean": (
-        "On held-out rows this net (NLL {0:.3f}) is hardly better than the mean of the target "
-        f"({{1:.3f}}). {_LITTLE}",
-        -1.0,
-    ),
-    "majority": (
-        "On held-out rows this net (NLL {0:.3f}) is hardly better than the frequencies of the "
-        f"classes ({{1:.3f}}). {_LITTLE}",
-        -1.0,
-    ),
-}
-
-
-class Judgement(NamedTuple):
-    """Scores of held-out rows in the units of the target, their NLL and their deviations."""
-
-    scores: Scores
-    rows: Tensor
-    deviations: Tensor
+_BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
+_HARDLY = (
+    "On held-out rows this net (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns may "
+    "say little about it; look at them, or try --method none."
+)
+_BETTER = (
+    "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try --method "
+    "none, another method, or more --epochs."
+)
 
 
 def weights_to_try(rows: int) -> tuple[float, ...]:
@@ -139,7 +145,7 @@ def weights_to_try(rows: int) -> tuple[float, ...]:
     return (1.0, 0.3, 0.1) if rows < FEW else (1.0, 0.1, 0.01)
 
 
-def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> list[tuple[Part, Part]]:
+def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
     """Rows to train on and rows to judge on, every row judged once, classes spread evenly."""
     check_integer("folds", folds, 2)
     count = len(rows.y)
@@ -153,50 +159,49 @@ def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> list[tuple[Part
     return [(rows.take(fold != k), rows.take(fold == k)) for k in range(folds)]
 
 
-def judged(held: Sequence[Held], log_scale: float, unit: float) -> Judgement:
+def score_held_out(
+    held: Sequence[HeldOutPrediction], log_scale: float, unit: float
+) -> HeldOutScores:
     """What a net is worth on rows that did not train it; `unit` scales targets back."""
     scaled = [(p.rescaled(math.exp(log_scale)), y) for p, y, _ in held]
-    share = _shares([one.weight for one in held])
+    share = _relative_weights([weight for _, _, weight in held])
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
     if held[0].prediction.classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
-        missed = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
+        deviations = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
         rows = rows * share
         scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
-        return Judgement(scores, rows, missed)
+        return HeldOutScores(scores, rows, deviations)
     rows = (rows + math.log(unit)) * share
-    missed = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
-    rmse = unit * math.sqrt(float((missed * share).mean()))
-    found = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
-    return Judgement({"nll": float(rows.mean()), "rmse": rmse}, rows, found)
+    square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
+    rmse = unit * math.sqrt(float((square * share).mean()))
+    deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
+    return HeldOutScores({"nll": float(rows.mean()), "rmse": rmse}, rows, deviations)
 
 
-def _shares(weights: Sequence[Tensor]) -> Tensor:
+def _relative_weights(weights: Sequence[Tensor]) -> Tensor:
     """Weights of all rows, one on average."""
-    found = torch.cat(list(weights))
-    return found / found.mean()
+    joined = torch.cat(list(weights))
+    return joined / joined.mean()
 
 
-def without_net(
-    pairs: Sequence[tuple[Part, Part]], classes: int, unit: float
-) -> tuple[str, Judgement]:
+def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
     """What the targets of the training rows alone say: their mean and deviation, or frequencies."""
-    rows, missed = [], []
-    for trained, held in pairs:
-        weight = trained.weights
+    rows, errors = [], []
+    for train, held in pairs:
+        weight = train.weights
         if classes:
-            counts = torch.bincount(trained.y, weight, classes) + 1.0
+            counts = torch.bincount(train.y, weight, classes) + 1.0
             rows.append(-(counts / counts.sum()).log()[held.y])
-            missed.append((held.y != counts.argmax()).double())
+            errors.append((held.y != counts.argmax()).double())
         else:
-            y = trained.y.double().flatten()
+            y = train.y.double().flatten()
             mean = (weight * y).sum() / weight.sum()
             spread = (weight * (y - mean).square()).sum() / weight.sum()
             normal = torch.distributions.Normal(mean, spread.sqrt().clamp(min=1e-6))
             rows.append(math.log(unit) - normal.log_prob(held.y.double()).flatten())
-            missed.append((held.y - mean).double().square().flatten())
-    share = _shares([held.weights for _, held in pairs])
-    nll, error = torch.cat(rows) * share, float((torch.cat(missed) * share).mean())
+            errors.append((held.y - mean).double().square().flatten())
+    share = _relative_weights([held.weights for _, held in pairs])
+    nll, error = torch.cat(rows) * share, float((torch.cat(errors) * share).mean())
     scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
-    name = "majority" if classes else "mean"
-    return name, Judgement({"nll": float(nll.mean()), **scores}, nll, torch.zeros(0))
+    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll, torch.zeros(0))

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import nearest
-from vardrop.app.data.splits import Kind
 from vardrop._core.errors import VardropError
+from vardrop.app.data.splits import Kind
+from vardrop.app.runs.settings import FEW
 from vardrop.priors import Normal
 from vardrop.recipes import METHODS, BaseRecipe, Recipe, bayes_by_backprop, sparse_vd
-from vardrop.app.runs.settings import FEW
 
 PLAIN = "none"
 _WIDEST = 32  # of an embedding
@@ -38,13 +38,11 @@ def methods() -> list[Method]:
     >>> [m.paper for m in methods() if m.name == "ard"]
     ['Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.']
     """
-    return [_described(name, function) for name, function in METHODS.items()]
-
-
-def _described(name: str, function: Callable[..., BaseRecipe]) -> Method:
-    paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
-    paper = paragraphs[-1] if len(paragraphs) > 1 else ""
-    return Method(name, paragraphs[0], paper)
+    described = []
+    for name, function in METHODS.items():
+        paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(function) or "").split("\n\n")]
+        described.append(Method(name, paragraphs[0], paragraphs[-1] if paragraphs[1:] else ""))
+    return described
 
 
 def usual_method(kind: Kind) -> Recipe:
@@ -80,9 +78,8 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRec
 
 
 def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
-    sizes = (prod(shape), *widths)
     layers: list[nn.Module] = [nn.Flatten()]
-    for n, m in pairwise(sizes):
+    for n, m in pairwise((prod(shape), *widths)):
         layers += [nn.Linear(n, m), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -95,18 +92,13 @@ def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
             f"{shape}. Use the net mlp."
         )
     padding = 0 if min(shape[1:]) >= 20 else 2
-    features = nn.Sequential(
-        nn.Conv2d(shape[0], 20, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(20, 50, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
+    layers: list[nn.Module] = []
+    for channels, filters in ((shape[0], 20), (20, 50)):
+        layers += [nn.Conv2d(channels, filters, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    features = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
-        found = features(torch.zeros(1, *shape)).shape[1]
-    return nn.Sequential(*features, nn.Linear(found, 500), nn.ReLU(), nn.Linear(500, outputs))
+        width = features(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*features, nn.Linear(width, 500), nn.ReLU(), nn.Linear(500, outputs))
 
 
 NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
@@ -140,11 +132,11 @@ class Embedded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers that no category has count as the nearest one."""
-        found = [x[:, list(self.others)]]
+        columns = [x[:, list(self.others)]]
         for place, table in zip(self.places, self.tables, strict=True):
             assert isinstance(table, nn.Embedding)
-            found.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
-        return torch.cat(found, 1)
+            columns.append(table(x[:, place].long().clamp(0, table.num_embeddings - 1)))
+        return torch.cat(columns, 1)
 
 
 def build_net(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vardrop.app.runs.config import check_output
-from vardrop.app.runs.run import SAMPLES, Run
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import writing
+from vardrop.app.runs.config import check_output
+from vardrop.app.runs.run import SAMPLES, Run
 
 if TYPE_CHECKING:
     import pandas
@@ -34,13 +32,8 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     pandas = needed("pandas")
     lower, upper = run.interval(p, _LEVEL)
     if not p.classifies:
-        parts = {
-            "mean": p.mean,
-            "lower": lower,
-            "upper": upper,
-            "aleatoric": p.aleatoric,
-            "epistemic": p.epistemic,
-        }
+        parts = {"mean": p.mean, "lower": lower, "upper": upper}
+        parts |= {"aleatoric": p.aleatoric, "epistemic": p.epistemic}
         return pandas.DataFrame({name: t.flatten().tolist() for name, t in parts.items()})
     best = p.probs.argmax(1)
     chosen = {"probability": p.probs, "lower": lower, "upper": upper}
@@ -67,9 +60,7 @@ def _cell(name: str) -> str:
 def write_predictions(
     run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
 ) -> None:
-    """Predict the rows of a file and write them as CSV, both piece by piece: memory stays flat.
-
-    The file takes its name when all rows are in it.
+    """Predict the rows of a file and write them as CSV; the file gets its name when it is complete.
 
     Args:
         run: a trained run.
@@ -78,26 +69,20 @@ def write_predictions(
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
-    names: deque[object] = deque()
-    rows = _images(run, Path(source)) if run.about.kind == "image" else _rows(run, source, names)
-    header = True
+    column, names, done = run.config.data.roles.id, [], 0
+    if run.about.preprocessing is None:
+        rows = _images(run, Path(source))
+    else:
+        table = run.read_file(source)
+        rows = run.about.preprocessing.inputs(table, str(source))
+        names = [] if column is None else named_rows(table, column, str(source))
     with writing(Path(out)) as file:
         for p in run.predict_batches(rows, samples):
             table = prediction_table(run, p)
-            if (column := run.config.data.roles.id) is not None and names:
-                table.insert(0, column, [names.popleft() for _ in range(len(table))])
-            file.write(table.to_csv(index=False, header=header).encode())
-            header = False
-
-
-def _rows(run: Run, source: str | Path, names: deque[object]) -> Iterator[Tensor]:
-    """The inputs of a file piece by piece; the names of its rows go aside."""
-    found, column = run.about.preprocessing, run.config.data.roles.id
-    assert found is not None
-    for rows in run.chunks(source, *([] if column is None else [column])):
-        if column is not None:
-            names.extend(named_rows(rows, column, str(source)))
-        yield found.inputs(rows, str(source))
+            if names:
+                table.insert(0, column, names[done : done + len(table)])
+            file.write(table.to_csv(index=False, header=done == 0).encode())
+            done += len(table)
 
 
 def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
@@ -110,7 +95,6 @@ def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]
 
 
 def _images(run: Run, path: Path) -> Tensor:
-    numpy = needed("numpy")
     shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
         raise VardropError(
@@ -118,15 +102,13 @@ def _images(run: Run, path: Path) -> Tensor:
             f"{run.about.name}, but got {str(path)!r}."
         )
     try:
-        loaded = torch.from_numpy(numpy.load(path, allow_pickle=False))
+        loaded = torch.from_numpy(needed("numpy").load(path, allow_pickle=False))
     except Exception as broken:  # numpy raises a dozen types for damage of different kinds
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
-    if loaded.is_complex():
-        raise VardropError(f"Expected {path} to hold real numbers, but got {loaded.dtype}.")
-    x = loaded.float()
-    if len(x) == 0:
-        raise VardropError(f"Expected images in {path}, but got none.")
-    if tuple(x.shape[1:]) != run.about.shape:
-        raise VardropError(f"Expected images of shape {shape} in {path}, but got {tuple(x.shape)}.")
-    return x
+    if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
+        raise VardropError(
+            f"Expected real images of shape {shape} in {path}, but got {loaded.dtype} of shape "
+            f"{tuple(loaded.shape)}."
+        )
+    return loaded.float()

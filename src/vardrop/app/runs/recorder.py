@@ -5,50 +5,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_choice, check_integer, check_number
-from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop._core.files import (
-    append,
-    read_json,
-    read_tensors,
-    remove,
-    sealed,
-    unsealed,
-    write_atomically,
-    write_json,
-    write_tensors,
-)
-from vardrop.app.store import (
-    BEST,
-    CHECKPOINT,
-    HISTORY,
-    STANDING,
-    Record,
-    check_standing,
-    read_history,
-    reading_checkpoint,
-)
+from vardrop._core import files
+from vardrop._core.errors import NotFiniteError
+from vardrop.app import store
+from vardrop.app.runs import checkpoint
+from vardrop.app.runs.callbacks import Observer
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
-from vardrop.app.runs.checkpoint import (
-    load_module,
-    load_optimizer,
-    optimizer_tensors,
-    prefixed,
-    under,
-)
-from vardrop.tuning.train import Epoch, Loop
-from vardrop.app.runs.callbacks import Observer
 from vardrop.tuning.step import broken_parameter
+from vardrop.tuning.train import Epoch, Loop
 
 Validate = Callable[[ELBO], dict[str, float]]
 
@@ -74,7 +47,6 @@ class Recorder:
             to write, but after the last epoch; so short epochs are not spent on writing.
         observer: is told about steps and epochs.
         about_best: files that say something of the best net, removed before it changes.
-        checked: whether a file without a checksum is an error; see `read_tensors`.
     """
 
     directory: Path
@@ -88,16 +60,14 @@ class Recorder:
     pause: float = 0.0
     observer: Observer = field(default_factory=Observer)
     about_best: Sequence[str] = ()
-    checked: bool = False
     best: float = math.inf
     best_beta: float | None = None
     waited: int = 0
 
     def run(self, loop: Loop) -> None:
         """Train to the end, or to where patience ends."""
-        self._written, self._cost = time.monotonic(), 0.0
-        self._pending: list[bytes] = []
-        begun = time.monotonic()
+        begun = self._written = time.monotonic()
+        self._cost, self._pending = 0.0, b""
         if loop.world.first:  # what a run that was killed here wrote after its last checkpoint
             forget_after(self.directory, self.first_epoch + loop.epoch)
         stopped = self._tired()
@@ -109,8 +79,10 @@ class Recorder:
                 self._judge(loop, record)
                 stopped = loop.world.agree(self._tired())
                 if loop.world.first:
-                    self._pending.append(_line(record))
-                    self._write(loop, record, stopped or loop.epoch == loop.epochs)
+                    self._pending += _line(record)
+                    paused = time.monotonic() - self._written < self.pause * self._cost
+                    if stopped or loop.epoch == loop.epochs or not paused:
+                        self._store(loop, record["epoch"])
                     self.observer.epoch(record, loop.elbo)
                 if stopped:
                     break
@@ -122,36 +94,27 @@ class Recorder:
     def _tired(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
-    def _write(self, loop: Loop, record: Record, last: bool) -> None:
-        """The history, the net that follows the training and the checkpoint, where they are due."""
-        if not last and time.monotonic() - self._written < self.pause * self._cost:
-            return
-        self._store(loop, record["epoch"])
-
-    def _store(self, loop: Loop, epoch: int) -> None:
-        if self.keeps and self.best_beta is None:
-            self._keep(loop, epoch)
-        self._append()
-        self.save(loop)
-
-    def _append(self) -> None:
-        if self._pending:
-            append(self.directory / HISTORY, b"".join(self._pending))
-            self._pending.clear()
-
     def _after_step(self, loop: Loop) -> None:
         self.observer.step(loop)
         alone = loop.world.size == 1  # the others' noise is not in the checkpoint
         if alone and time.monotonic() - self._written > self.seconds:
             self._store(loop, self.first_epoch + loop.epoch)
 
+    def _store(self, loop: Loop, epoch: int) -> None:
+        """The net that follows the training, the history and, last, the checkpoint."""
+        if self.keeps and self.best_beta is None:
+            self._keep(loop, epoch)
+        if self._pending:
+            files.append(self.directory / HISTORY, self._pending)
+            self._pending = b""
+        self.save(loop)
+
     def _record(self, loop: Loop, epoch: Epoch, seconds: float) -> Record:
-        scores = self.validate(loop.elbo) if self.validate and loop.world.first else {}
         return {
             **epoch._asdict(),
             "epoch": self.first_epoch + epoch.epoch,
             "phase": self.phase,
-            "validation": scores,
+            "validation": self.validate(loop.elbo) if self.validate and loop.world.first else {},
             "sparsity": sparsity(loop.elbo.net),
             "seconds": seconds,
         }
@@ -173,91 +136,82 @@ class Recorder:
             self._keep(loop, record["epoch"])
 
     def _keep(self, loop: Loop, epoch: int) -> None:
-        self._check_finite(loop)
+        _check_finite(loop)
         for name in self.about_best:
-            remove(self.directory / name)
-        write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
-
-    def _check_finite(self, loop: Loop) -> None:
-        if (name := broken_parameter(loop.elbo)) is not None:
-            raise NotFiniteError(
-                f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
-                f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
-                "gradients or lengthen the KL warm-up."
-            )
+            files.remove(self.directory / name)
+        files.write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
 
     def save(self, loop: Loop) -> None:
         """Write the checkpoint; a net that is no longer finite is an error instead."""
-        self._check_finite(loop)
+        _check_finite(loop)
         begun = time.monotonic()
         tensors, values = loop.state()
-        values |= {
-            "phase": self.phase,
-            "first_epoch": self.first_epoch,
-            "best": _number(self.best),
-            "best_beta": self.best_beta,
-            "waited": self.waited,
-        }
-        everything = {
-            **prefixed("elbo", loop.elbo.state_dict()),
-            **prefixed("optimizer", optimizer_tensors(loop.optimizer)),
-            **prefixed("loop", tensors),
-        }
+        values |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
+        values["best"] = self.best if math.isfinite(self.best) else None
+        values["best_beta"] = self.best_beta
+        optimizer = checkpoint.optimizer_tensors(loop.optimizer)
+        parts = {"elbo": loop.elbo.state_dict(), "optimizer": optimizer, "loop": tensors}
+        everything = {f"{k}.{name}": t for k, part in parts.items() for name, t in part.items()}
         # One file holds all, so no crash can part them; the JSON is a copy to read.
-        write_tensors(self.directory / CHECKPOINT, everything, values)
-        write_json(self.directory / STANDING, sealed(values))
+        files.write_tensors(self.directory / CHECKPOINT, everything, values)
+        files.write_json(self.directory / STANDING, files.sealed(values))
         self._written = time.monotonic()
         self._cost = self._written - begun
 
     def resume(self, loop: Loop) -> None:
         """Set the loop, its net and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
-        tensors, values = read_checkpoint(self.directory, self.checked)
-        load_module(loop.elbo, under("elbo", tensors), path)
-        with reading_checkpoint(path):
-            load_optimizer(loop.optimizer, under("optimizer", tensors))
-            loop.load_state(under("loop", tensors), values)
+        tensors, values = read_checkpoint(self.directory)
+        checkpoint.load_module(loop.elbo, checkpoint.under("elbo", tensors), path)
+        with store.reading_checkpoint(path):
+            checkpoint.load_optimizer(loop.optimizer, checkpoint.under("optimizer", tensors))
+            loop.load_state(checkpoint.under("loop", tensors), values)
+            self.best_beta, self.waited = values["best_beta"], values["waited"]
         self.best = math.inf if values["best"] is None else values["best"]
-        old = None if values["best"] is None else float(loop.elbo.beta)  # of version 0.1
-        self.best_beta, self.waited = values.get("best_beta", old), values["waited"]
         if loop.world.first:
-            forget_after(self.directory, self.first_epoch + loop.epoch)
-            write_json(self.directory / STANDING, sealed(values))
+            files.write_json(self.directory / STANDING, files.sealed(values))
 
     def _last_good(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
             return "There is no checkpoint yet."
-        values = read_checkpoint(self.directory, self.checked)[1]
-        where = f"{self.directory / CHECKPOINT}, after epoch {self.first_epoch + values['epoch']}"
-        return f"The last good state is {where}; resume from it with other settings."
+        epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
+        return (
+            f"The last good state is {self.directory / CHECKPOINT}, after epoch {epochs}; resume "
+            "from it with other settings."
+        )
 
 
-def read_checkpoint(directory: Path, checked: bool = False) -> tuple[dict[str, Tensor], Record]:
+def _check_finite(loop: Loop) -> None:
+    if (name := broken_parameter(loop.elbo)) is not None:
+        raise NotFiniteError(
+            f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
+            f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
+            "gradients or lengthen the KL warm-up."
+        )
+
+
+def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
     """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
     path = directory / CHECKPOINT
-    tensors, values = read_tensors(path, checked)
-    return tensors, check_standing(path, values)
+    tensors, values = files.read_tensors(path)
+    return tensors, store.check_standing(path, values)
 
 
 def forget_after(directory: Path, epochs: int) -> None:
     """Cut the history to so many epochs, as a checkpoint has them; a torn line goes too."""
     path = directory / HISTORY
     if path.is_file():
-        kept = [_line(r) for r in read_history(directory) if r["epoch"] < epochs]
-        if (whole := b"".join(kept)) != path.read_bytes():
-            write_atomically(path, whole)
+        kept = b"".join(_line(r) for r in store.read_history(directory) if r["epoch"] < epochs)
+        if kept != path.read_bytes():
+            files.write_atomically(path, kept)
 
 
 def _line(record: Record) -> bytes:
-    return (json.dumps(sealed(record), allow_nan=False) + "\n").encode()
+    return (json.dumps(files.sealed(record), allow_nan=False) + "\n").encode()
 
 
 @torch.no_grad()
 def sparsity(net: nn.Module) -> dict[str, float]:
     """The fraction of weights (or units) that each method's own rule drops, by module name."""
-    found = relevance(net) if has_noise(net) else {}
-    return {name: 1 - float(r.kept.double().mean()) for name, r in found.items()}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    rules = relevance(net) if has_noise(net) else {}
+    return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}

@@ -9,32 +9,33 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop.app.runs.held_out import CHOICE, Choice
-from vardrop.app.runs.config import Config
-from vardrop.app.runs.models import build_net
 from vardrop._core.checks import check_number, check_type
-from vardrop.conversion import convert
-from vardrop.app.data import About, Dataset
-from vardrop.app.data.chunks import as_texts, evenly, read_chunks
-from vardrop.app.data.inputs import frame_of
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
+from vardrop.app.data import About, Dataset
+from vardrop.app.data.inputs import frame_of
+from vardrop.app.data.tables import read_table
+from vardrop.app.runs.checkpoint import load_module
+from vardrop.app.runs.config import Config
+from vardrop.app.runs.held_out import CHOICE, Choice
+from vardrop.app.runs.models import build_net
+from vardrop.app.runs.settings import Settings
+from vardrop.app.store import BEST, read_history, read_standing
+from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Interval, Prediction, predict, predict_batches
 from vardrop.prediction.calibration import conformal_rule
 from vardrop.prediction.predictor import Draw
-from vardrop.app.store import read_history
+from vardrop.prediction.result import join
 from vardrop.tuning import NotFiniteError
-from vardrop.app.runs.checkpoint import load_module
 from vardrop.tuning.processes import own_generators
-from vardrop.app.store import BEST, read_standing
 from vardrop.tuning.step import broken_parameter
 
 if TYPE_CHECKING:
@@ -69,11 +70,10 @@ class Run:
     loaded: Dataset | None = None
 
     def __repr__(self) -> str:
-        found = list(self.results.get("metrics", {}).items())[:4]  # the first are to be read first
-        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in found)
-        advice = f" {self.advice}" if self.advice else ""
-        known = f"{self.config.net} on {self.about.name}, {scores}"
-        return f"Run({str(self.directory)!r}: {known}){advice}"
+        first = list(self.results.get("metrics", {}).items())[:4]  # those to be read first
+        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in first)
+        name = f"{self.config.net} on {self.about.name}"
+        return f"Run({str(self.directory)!r}: {name}, {scores}) {self.advice}".rstrip()
 
     @property
     def about(self) -> About:
@@ -108,30 +108,23 @@ class Run:
     def arrays(self) -> dict[str, Tensor]:
         """The arrays that the report draws, as far as they were measured."""
         path = self.directory / "arrays.safetensors"
-        return read_tensors(path, self.config.checked)[0] if path.is_file() else {}
+        return read_tensors(path)[0] if path.is_file() else {}
 
     @property
     def standing(self) -> str:
         """Where a training that did not come to its end stopped; empty for one that did."""
         values, settings = read_standing(self.directory), self.config.settings
-        epochs = settings.epochs
-        if values is None or epochs is None:
-            return self._unscaled()
-        patient = settings.patience is None or values["waited"] < settings.patience
-        if values["phase"] == "fit" and (values["epoch"] >= epochs or not patient):
-            return self._unscaled()
-        kept = "best" if self.config.keeps_best else "last"
-        warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
-        done = values["position"]
-        steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
-        return (
-            f"{self.directory} was stopped after {values['epoch']} of {epochs} epochs{steps}; "
-            f"this is its {kept} net{warm} so far."
-        )
-
-    def _unscaled(self) -> str:
-        found = Choice.read(self.directory)
-        if found is None or "net" in found.held_out:
+        if values is not None and not _is_done(values, settings):
+            kept = "last" if settings.patience is None else "best"
+            warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
+            done = values["position"]
+            steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
+            return (
+                f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
+                f"{steps}; this is its {kept} net{warm} so far."
+            )
+        choice = Choice.read(self.directory)
+        if choice is None or "net" in choice.held_out:
             return ""
         return (
             f"{self.directory} was stopped before held-out rows gave its noise a scale; "
@@ -141,20 +134,19 @@ class Run:
     @functools.cached_property
     def choice(self) -> Choice | None:
         """What held-out rows decided; None where the training did not come so far."""
-        found = Choice.read(self.directory)
-        if found is None and self.config.version >= 3 and not self.standing:
+        choice = Choice.read(self.directory)
+        if choice is None and not self.standing:
             raise VardropError(
                 f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
                 f"this net would have another scale. Put it back, or "
                 f"{going_on(self.config, self.directory)}"
             )
-        return found
+        return choice
 
     @property
     def advice(self) -> str:
         """What to try where the net is no better than something simpler; empty where it is."""
-        found: str = self.results.get("held_out", {}).get("advice", "")
-        return found
+        return str(self.results.get("held_out", {}).get("advice", ""))
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
@@ -167,16 +159,15 @@ class Run:
             )
         if isinstance(x, str | Path):
             found = self.about.preprocessing
-            return torch.cat([found.inputs(rows, str(x)) for rows in self.chunks(x)])
+            return found.inputs(self.read_file(x), str(x))
         names = [column.name for column in self.about.preprocessing.columns]
         return self.about.preprocessing.inputs(frame_of(x, names), "the table")
 
-    def chunks(self, path: str | Path, *more: str) -> Iterator[pandas.DataFrame]:
-        """The rows of a file piece by piece: the columns that the net needs, and more by name."""
-        found = self.about.preprocessing
-        assert found is not None
-        wanted = {*(column.name for column in found.columns), *more}
-        return read_chunks(path, wanted, as_texts(found))
+    def read_file(self, path: str | Path) -> pandas.DataFrame:
+        """The rows of a file, its cells read as those of the training data were."""
+        preprocessing = self.about.preprocessing
+        assert preprocessing is not None
+        return read_table(path, self.config.data.roles, preprocessing.text_columns)
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
@@ -188,11 +179,7 @@ class Run:
             draw: "weights" for whole functions, so that a row has one answer in every batch; it is
                 that of a graph of `export_run`.
         """
-        inputs = self.inputs(x)
-        _check_net(self)
-        _check_finite(inputs, 0)
-        p = predicted(self.elbo, inputs, samples, self.config.settings.seed, draw)
-        return self._finished(p, 0)
+        return join(list(self.predict_batches(self.inputs(x), samples, draw)))
 
     def predict_batches(
         self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
@@ -212,38 +199,30 @@ class Run:
         >>> sum(len(p.mean) for p in run.predict_batches(run.data.test.x.split(16)))
         88
         """
-        _check_net(self)
-        seed, done = self.config.settings.seed, 0
-        inputs = _checked_rows(evenly(self._pieces(x), _BATCH))
-        for p in predict_batches(self.elbo, inputs, **_way(self.elbo, samples, seed, draw)):
-            yield self._finished(p, done)
-            done += len(p.mean)
+        if (name := broken_parameter(self.elbo)) is not None:  # it would give a class all the same
+            raise NotFiniteError(
+                f"Expected the net of {self.directory} to be finite, but got NaN or infinity in "
+                f"'{name}'. Train it again."
+            )
+        way = _way(self.elbo, samples, self.config.settings.seed, draw)
+        pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
+        inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
+        scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
+        for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
+            p = raw if scale == 1 else raw.rescaled(scale)
+            _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
+            yield self.in_units(p)
 
     def _pieces(self, x: Any) -> Iterator[Tensor]:
-        found = self.about.preprocessing
-        if isinstance(x, str | Path) and found is not None:
-            return (found.inputs(rows, str(x)) for rows in self.chunks(x))
         if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
             return iter((self.inputs(x),))
         return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
 
-    def _finished(self, p: Prediction, before: int) -> Prediction:
-        """With the scale that held-out rows gave it, in the units of the target."""
-        if self.choice is not None and self.choice.log_scale != 0:
-            p = p.rescaled(math.exp(self.choice.log_scale))
-        if (row := _broken_row(p.probs if p.classifies else p.mean)) is not None:
-            raise NotFiniteError(
-                f"Expected finite predictions, but got NaN or infinity in row {before + row}. Its "
-                "values are too large for this net."
-            )
-        return self.in_units(p)
-
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of scaled targets in the units of the target."""
-        found = self.about.preprocessing
-        if p.classifies or found is None:
+        if p.classifies or self.about.preprocessing is None:
             return p
-        mean, std = found.target_mean, found.target_std
+        mean, std = self.config.units
         likelihood = p.likelihood.scaled(std)
         locations = likelihood.locations(p.draws)
         return dataclasses.replace(
@@ -288,34 +267,34 @@ class Run:
         return report([self.directory], out)
 
 
-def _check_net(run: Run) -> None:
-    """A net with NaN would give a class all the same."""
-    if (name := broken_parameter(run.elbo)) is not None:
-        raise NotFiniteError(
-            f"Expected the net of {run.directory} to be finite, but got NaN or infinity in "
-            f"'{name}'. Train it again."
-        )
+def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """The same rows in pieces of one size, the last of them shorter.
 
-
-def _check_finite(inputs: Tensor, before: int) -> None:
-    if (row := _broken_row(inputs)) is not None:
-        raise NotFiniteError(
-            f"Expected finite inputs, but got NaN or infinity in row {before + row}."
-        )
-
-
-def _checked_rows(parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    before = 0
+    >>> [len(t) for t in _split_evenly([torch.zeros(5, 1), torch.zeros(1, 1)], 4)]
+    [4, 2]
+    """
+    left: list[Tensor] = []
     for part in parts:
-        _check_finite(part, before)
-        before += len(part)
-        yield part
+        *whole, last = torch.cat([*left, part]).split(size)
+        yield from whole
+        left = [last]
+    yield from left
 
 
-def _broken_row(values: Tensor) -> int | None:
-    """The first row with a value that is not finite, counted from 1."""
+def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:
+    """Name the first row with a value that is not finite, counted from 1."""
     wrong = ~values.isfinite().flatten(1).all(1)
-    return int(wrong.int().argmax()) + 1 if bool(wrong.any()) else None
+    if bool(wrong.any()):
+        row = batch * _BATCH + int(wrong.int().argmax()) + 1
+        why = " Its values are too large for this net." if what == "predictions" else ""
+        raise NotFiniteError(f"Expected finite {what}, but got NaN or infinity in row {row}.{why}")
+    return values
+
+
+def _is_done(values: dict[str, Any], settings: Settings) -> bool:
+    """Whether the values of a checkpoint are those of a training at its end."""
+    tired = settings.patience is not None and values["waited"] >= settings.patience
+    return values["phase"] == "fit" and (tired or values["epoch"] >= (settings.epochs or 0))
 
 
 def predicted(
@@ -326,8 +305,7 @@ def predicted(
 
 
 def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
-    still = samples == 0 or not has_noise(elbo.net)
-    mode: Literal["mean", "sample"] = "mean" if still else "sample"
+    mode = "mean" if samples == 0 or not has_noise(elbo.net) else "sample"
     return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
 
 
@@ -335,29 +313,23 @@ def load_same_data(
     config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
 ) -> Dataset:
     """The data of a run, or those handed over for it, if they are what it was trained on."""
-    seed = config.settings.seed
-    if handed is None:
-        data = config.data.load(seed)
-    else:
-        data = config.data.read(handed, validation, test, seed)
+    seed, source = config.settings.seed, config.data
+    given = handed is not None
+    data = source.read(handed, validation, test, seed) if given else source.load(seed)
     if data.checksum != config.about.checksum:
         raise VardropError(
             f"Expected the data {data.name} that {path} was trained on, with "
             f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
         )
-    found, stored = data.about, config.about
-    for name in ("kind", "task", "shape", "classes", "sizes"):
-        if getattr(found, name) != getattr(stored, name):
-            raise VardropError(
-                f"Expected the {name} of {data.name} to be {getattr(stored, name)}, as {path} was "
-                f"trained with, but got {getattr(found, name)}. The data are read or split in "
-                "another way now; begin a new run."
-            )
-    then, now = stored.preprocessing, found.preprocessing
-    if then is not None and now is not None and not then.resembles(now):
+    now, then = data.about, config.about
+    kept = ("kind", "task", "shape", "classes", "sizes")
+    names = [name for name in kept if getattr(now, name) != getattr(then, name)]
+    if not names and then.preprocessing is not None and now.preprocessing is not None:
+        names = [] if then.preprocessing.resembles(now.preprocessing) else ["training rows"]
+    if names:
         raise VardropError(
-            f"Expected the training rows of {data.name} to show what {path} has stored of them, "
-            "but they show something else. The data are split in another way now; begin a new run."
+            f"Expected the {names[0]} of {data.name} to be as {path} was trained with, but got "
+            "others. The data are read or split in another way now; begin a new run."
         )
     return data
 
@@ -373,11 +345,34 @@ def load_run(
         directory: of the image sets, where they have moved.
     """
     check_type("path", path, str | os.PathLike, "the directory that fit wrote")
-    config = Config.read(Path(path))
+    path = Path(path)
+    config = Config.read(path)
     if directory is not None:
         data = dataclasses.replace(config.data, directory=str(directory))
         config = dataclasses.replace(config, data=data)
-    return Run(Path(path), config, _objective(config, Path(path), net))
+    _check_begun(config, path)
+    model = fresh_net(config, net)
+    with own_generators():  # what is drawn here is replaced by what was trained
+        if config.method is not None:
+            convert(model, config.method, config.where, config.exclude)
+        rows = config.about.sizes["train"]
+        elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
+    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
+    return Run(path, config, elbo)
+
+
+def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
+    """The net that a run begins with: the user's own, or one by name and seed."""
+    if not config.own_net:
+        about = config.about
+        with own_generators(seed=config.settings.seed):
+            return build_net(config.net, about.shape, config.outputs, about.embeddings)
+    if net is None:
+        raise VardropError(
+            f"Expected `net`, because the run has a net of your own ({config.net}), but got none. "
+            "Pass a fresh one."
+        )
+    return net
 
 
 def going_on(config: Config, path: Path) -> str:
@@ -396,7 +391,7 @@ def _check_begun(config: Config, path: Path) -> None:
     standing = read_standing(path)
     if standing is not None and standing["phase"] == "pretrain":
         where = "while it trained the plain net that it begins with"
-    elif not (path / CHOICE).is_file() and config.version >= 3:
+    elif not (path / CHOICE).is_file():
         where = "while it trained nets on held-out rows, to choose and to compare"
     else:
         where = "before its first checkpoint"
@@ -404,31 +399,3 @@ def _check_begun(config: Config, path: Path) -> None:
         f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
         f"{going_on(config, path)}"
     )
-
-
-def _objective(config: Config, path: Path, net: nn.Module | None) -> ELBO:
-    _check_begun(config, path)
-    if config.own_net and net is None:
-        raise VardropError(
-            f"Expected `net`, because {path} holds a net of your own ({config.net}), but got none. "
-            "Pass a fresh one."
-        )
-    about = config.about
-    with own_generators():  # what is drawn here is replaced by what was trained
-        try:
-            model = (
-                build_net(config.net, about.shape, config.outputs, about.embeddings)
-                if net is None
-                else net
-            )
-            if config.method is not None:
-                convert(model, config.method, config.where, config.exclude)
-        except (TypeError, AttributeError, RuntimeError, OverflowError) as wrong:
-            reason = " ".join(f"{type(wrong).__name__}: {wrong}".split())[:300]
-            raise VardropError(
-                f"Expected {path / 'config.json'} to describe a net and a method, but got: "
-                f"{reason}. It is damaged, or the net is another one."
-            ) from wrong
-    elbo = ELBO(model, likelihood_for(config), about.sizes["train"], float(has_noise(model)))
-    load_module(elbo, read_tensors(path / BEST, config.checked)[0], path / BEST)
-    return elbo

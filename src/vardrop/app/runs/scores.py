@@ -64,60 +64,55 @@ def class_scores(
     rows = _by_class(probs, y, classes, weight)
     seen = [row for row in rows if row["rows"]]
     apart = [row for row in seen if row["auroc"] is not None]
-    told = apart if len(classes) > 2 else [r for r in apart if r is rows[int(frequencies.argmin())]]
-    if len(classes) == 2 and told:
-        notes.append(f"The average precision is that of {told[0]['class']}, the rarer class.")
-    precise = [row["average_precision"] for row in told]
-    found: Scores = {
+    precise = apart if len(classes) > 2 else [r for r in apart if r is rows[frequencies.argmin()]]
+    if len(classes) == 2 and precise:
+        notes.append(f"The average precision is that of {precise[0]['class']}, the rarer class.")
+    counted = [row for row in rows if row["rows"] or row["predicted"]]
+    scores: Scores = {
         "accuracy": float(metrics.accuracy(probs, y, weight)),
-        "balanced_accuracy": _mean([row["recall"] for row in seen]) if apart else None,
-        "auroc": _mean([row["auroc"] for row in apart]),
-        "average_precision": _mean(precise),
-        "f1": _mean([row["f1"] for row in rows if row["rows"] or row["predicted"]])
-        if apart
-        else None,
+        "balanced_accuracy": _mean(seen if apart else [], "recall"),
+        "auroc": _mean(apart, "auroc"),
+        "average_precision": _mean(precise, "average_precision"),
+        "f1": _mean(counted if apart else [], "f1"),
         "nll": -float(averaged(_bounded(log_probs, notes), weight)),
         "brier": float(metrics.brier(probs, y, weight)),
         "ece": float(metrics.ece(probs, y, weight=weight)),
     }
     if float(frequencies.max()) * len(classes) >= _UNEVEN:
-        found = {name: found[name] for name in ("balanced_accuracy", "auroc")} | found
+        scores = {name: scores[name] for name in ("balanced_accuracy", "auroc")} | scores
         notes.append(
             f"{float(frequencies.max()):.1%} of the training rows are of one class, so accuracy "
             "is easy: read balanced accuracy and AUROC, and accuracy beside that class alone."
         )
     counts = torch.bincount(len(classes) * y + probs.argmax(1), minlength=len(classes) ** 2)
-    return Scored(found, rows, counts.reshape(len(classes), -1).tolist(), notes)
+    return Scored(scores, rows, counts.reshape(len(classes), -1).tolist(), notes)
 
 
 def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
     """What a class without a row in the test part leaves open."""
-    counts = torch.bincount(y, minlength=len(classes)).tolist()
-    absent = [name for name, count in zip(classes, counts, strict=True) if count == 0]
+    absent = [name for k, name in enumerate(classes) if not bool((y == k).any())]
     if not absent:
         return []
     shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-    told = (
-        "averages over classes leave it out"
-        if len(classes) - len(absent) > 1
-        else "balanced accuracy, AUROC, average precision and F1 are undefined"
-    )
-    return [f"The test part has no row of class {shown}: {told}."]
+    effect = "balanced accuracy, AUROC, average precision and F1 are undefined"
+    if len(classes) - len(absent) > 1:
+        effect = "averages over classes leave it out"
+    return [f"The test part has no row of class {shown}: {effect}."]
 
 
 def _bounded(log_probs: Tensor, notes: list[str]) -> Tensor:
     """Log-probabilities with the smallest normal number in the place of zero."""
-    zero = int((log_probs == -math.inf).sum())
-    if zero:
-        notes.append(
-            f"{zero} rows were given probability 0 of what happened; the NLL counts them as "
-            f"{math.exp(_LEAST):.1e}."
-        )
-    return log_probs.double().clamp(min=_LEAST) if zero else log_probs.double()
+    if not (zero := int((log_probs == -math.inf).sum())):
+        return log_probs.double()
+    notes.append(
+        f"{zero} rows were given probability 0 of what happened; the NLL counts them as "
+        f"{math.exp(_LEAST):.1e}."
+    )
+    return log_probs.double().clamp(min=_LEAST)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    return sum(row[name] for row in rows) / len(rows) if rows else None
 
 
 def _by_class(
@@ -125,33 +120,23 @@ def _by_class(
 ) -> list[dict[str, Any]]:
     sklearn = needed("sklearn.metrics")
     scores, truth, guess = (t.cpu().numpy() for t in (probs.double(), y, probs.argmax(1)))
-    given: dict[str, Any] = {} if weight is None else {"sample_weight": weight.cpu().numpy()}
-    kinds = sklearn.precision_recall_fscore_support(
-        truth, guess, labels=range(len(classes)), zero_division=0, **given
+    weights = torch.ones(len(y)).numpy() if weight is None else weight.cpu().numpy()
+    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(
+        truth, guess, labels=range(len(classes)), zero_division=0, sample_weight=weights
     )
-    found = []
-    for k, (precision, recall, f1) in enumerate(zip(*kinds[:3], strict=True)):
+    rows = []
+    for k, name in enumerate(classes):
         own = truth == k
-        rows = int(own.sum())
-        counted = own.astype(float) if weight is None else own * given["sample_weight"]
-        both = 0 < counted.sum() < (len(truth) if weight is None else float(weight.sum()))
-        found.append(
-            {
-                "class": classes[k],
-                "rows": rows,
-                "predicted": int((guess == k).sum()),
-                "precision": float(precision),
-                "recall": float(recall),
-                "f1": float(f1),
-                "auroc": float(sklearn.roc_auc_score(own, scores[:, k], **given)) if both else None,
-                "average_precision": float(
-                    sklearn.average_precision_score(own, scores[:, k], **given)
-                )
-                if both
-                else None,
-            }
-        )
-    return found
+        row = {"class": name, "rows": int(own.sum()), "predicted": int((guess == k).sum())}
+        row |= {"precision": float(precision[k]), "recall": float(recall[k]), "f1": float(f1[k])}
+        row |= {"auroc": None, "average_precision": None}
+        if 0 < (own * weights).sum() < weights.sum():
+            given = own, scores[:, k]
+            row["auroc"] = float(sklearn.roc_auc_score(*given, sample_weight=weights))
+            average = sklearn.average_precision_score(*given, sample_weight=weights)
+            row["average_precision"] = float(average)
+        rows.append(row)
+    return rows
 
 
 def number_scores(
@@ -163,31 +148,24 @@ def number_scores(
     weight: Tensor | None = None,
 ) -> Scored:
     """Scores of predicted numbers, in units of the target; all of shape (N, 1) or (N,)."""
-    sklearn = needed("sklearn.metrics")
     truth, middle = y.flatten().double(), mean.flatten().double()
     share = None if weight is None else weight.to(y).reshape(y.shape)
     flat = None if weight is None else weight.double().flatten()
+    square = averaged((middle - truth).square(), flat)
+    spread = float(averaged((truth - averaged(truth, flat)).square(), flat))
     notes = []
-    explained = None
-    if len(truth) > 1 and float(truth.std()) > 0:
-        given = None if flat is None else flat.cpu().numpy()
-        explained = float(
-            sklearn.r2_score(truth.cpu().numpy(), middle.cpu().numpy(), sample_weight=given)
-        )
-    else:
-        notes.append(
-            "All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."
-        )
-    found: Scores = {
-        "rmse": float(averaged((middle - truth).square(), flat).sqrt()),
+    if spread == 0:
+        notes = ["All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."]
+    scores: Scores = {
+        "rmse": float(square.sqrt()),
         "mae": float(averaged((middle - truth).abs(), flat)),
-        "r2": explained,
+        "r2": 1 - float(square) / spread if spread else None,
         "nll": -float(averaged(log_probs.double().flatten(), flat)),
         "crps": float(metrics.crps_gaussian(mean, std, y, share)),
         "coverage95": float(metrics.interval_coverage(*interval, y, share)),
         "width95": float(metrics.interval_width(*interval, share)),
     }
-    return Scored(found, notes=notes)
+    return Scored(scores, notes=notes)
 
 
 def majority(

@@ -11,24 +11,17 @@ import torch
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, nearest
 from vardrop._core.errors import VardropError
 from vardrop.objective import linear_warmup
-from vardrop.tuning.train import Schedule
 from vardrop.tuning.processes import device_named
 from vardrop.tuning.step import Precision
+from vardrop.tuning.train import Schedule
 
 Rate = Literal["constant", "linear", "late", "cosine"]
 FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
-MANY = 20_000  # rows of a table from which on short trainings choose the KL weight
 _STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
 _FULL_KL = 100_000  # images from which on the KL counts in full
-_WHOLE = {
-    "epochs": 1,
-    "batch_size": 1,
-    "folds": 1,
-    "samples": 1,
-    "pretrain": 0,
-    "patience": 1,
-    "seed": 0,
-}
+_LEAST = {"epochs": 1, "batch_size": 1, "folds": 1, "samples": 1, "pretrain": 0, "patience": 1}
+# What may be None: it follows from the data, or there is none.
+_FOLLOWS = {"epochs", "batch_size", "folds", "patience", "beta", "lr", "noise_lr", "clip"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Settings:
         warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
             warm-up; the first quarter of `epochs` unless given.
         beta: KL weight after the warm-up; unless given chosen on held-out rows for tables (from
-            20000 rows on by trainings of a quarter of the epochs), and 1/100000 per image, 1 at
+            2000 rows on by trainings of a quarter of the epochs), and 1/100000 per image, 1 at
             most, for images.
         folds: parts of a table's rows that are held out in turn to choose the KL weight and the
             scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
@@ -103,24 +96,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        absent = {f.name for f in dataclasses.fields(self) if f.default is given[f.name] is None}
-        for name, least in _WHOLE.items():
-            if name not in absent:
-                check_integer(name, given[name], least)
+        given = {k: v for k, v in given.items() if v is not None or k not in _FOLLOWS}
+        for name in _LEAST.keys() & given:
+            check_integer(name, given[name], _LEAST[name])
+        check_integer("seed", self.seed, 0)
         check_number("seed", self.seed, below=2**62)  # generators take 63 bits
-        for name in {"weight_decay", "checkpoint_seconds", "beta"} - absent:
+        for name in {"weight_decay", "checkpoint_seconds", "beta"} & given.keys():
             check_number(name, given[name], at_least=0)
-        for name in {"lr", "noise_lr", "clip"} - absent:
+        for name in {"lr", "noise_lr", "clip"} & given.keys():
             check_number(name, given[name], above=0)
-        if self.warmup is not None:
-            _check_pair(self.warmup)
         check_choice("rate", self.rate, get_args(Rate))
         check_choice("precision", self.precision, get_args(Precision))
         for name in ("compile", "compare", "heteroscedastic"):
-            check_type(name, getattr(self, name), bool, "True or False")
+            check_type(name, given[name], bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
-        if self.class_weight is not None:
-            _check_weights(self.class_weight)
+        _check_warmup(self.warmup)
+        _check_weights(self.class_weight)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
             raise VardropError(
@@ -142,16 +133,15 @@ class Settings:
         few = rows < FEW and not images
         batch = self.batch_size or (64 if images else min(max(rows // 8, 16), 512))
         steps = _STEPS_IMAGES if images else _STEPS_FEW if few else _STEPS_MANY
-        found: dict[str, Any] = {
+        usual: dict[str, Any] = {
             "batch_size": batch,
             "epochs": max(20 if images else 5, math.ceil(steps / math.ceil(rows / batch))),
             "lr": 3e-3 if images else 1e-2 if few else 5e-3,
             "folds": min(FOLDS, rows) if few and self.patience is None else 1,
             "beta": min(1.0, rows / _FULL_KL) if images else None,
         }
-        return dataclasses.replace(
-            self, **{name: v for name, v in found.items() if getattr(self, name) is None}
-        )
+        absent = {name: v for name, v in usual.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **absent)
 
     def shortened(self, times: int) -> Settings:
         """The same in fewer epochs, the warm-up too.
@@ -160,16 +150,13 @@ class Settings:
         (1.0, 5.0)
         """
         epochs = None if self.epochs is None else math.ceil(self.epochs / times)
-        start, end = self.warmup or (0.0, 0.0)
-        warmup = None if self.warmup is None else (start / times, end / times)
+        warmup = self.warmup and (self.warmup[0] / times, self.warmup[1] / times)
         return dataclasses.replace(self, epochs=epochs, warmup=warmup)
 
     @property
     def warm(self) -> float:
         """The epoch from which the KL weight is full."""
-        if self.warmup is None:
-            return max(1.0, 0.25 * (self.epochs or 0))
-        return self.warmup[1]
+        return max(1.0, 0.25 * (self.epochs or 0)) if self.warmup is None else self.warmup[1]
 
     def schedule(self, beta: float) -> Schedule:
         """The KL weight by epoch, `beta` after the warm-up."""
@@ -214,18 +201,17 @@ def _check_weights(given: Any) -> None:
         for name, weight in given.items():
             check_type("class_weight", name, str, "weights by the names of classes")
             check_number(f"class_weight[{name!r}]", weight, at_least=0)
-    elif given != "balanced":
+    elif given not in (None, "balanced"):
         raise VardropError(
             f"Expected `class_weight` to be 'balanced', or weights by class such as "
             f"{{'yes': 10, 'no': 1}}, but got {given!r}."
         )
 
 
-def _check_pair(warmup: Any) -> None:
-    check_type("warmup", warmup, tuple, "two epochs, such as (5, 20)")
-    if len(warmup) != 2:
+def _check_warmup(given: Any) -> None:
+    if given is not None and (not isinstance(given, tuple) or len(given) != 2):
         raise VardropError(
-            f"Expected `warmup` to be two epochs, such as (5, 20), but got {warmup}."
+            f"Expected `warmup` to be two epochs, such as (5, 20), but got {given!r}."
         )
-    for epoch in warmup:
+    for epoch in given or ():
         check_number("warmup", epoch, at_least=0)

@@ -10,25 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vardrop.app.runs.config import Config
-from vardrop.app.runs.run import likelihood_for
-from vardrop.conversion import convert
-from vardrop.app.data import Part
-from vardrop.app.data.splits import Feed
 from vardrop._core.files import read_tensors, write_tensors
+from vardrop.app.data import Part
+from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module
+from vardrop.app.runs.config import Config
+from vardrop.app.runs.recorder import Recorder, Validate, read_checkpoint
+from vardrop.app.runs.run import likelihood_for
+from vardrop.app.runs.settings import Settings
+from vardrop.app.store import BEST, CHECKPOINT
+from vardrop.conversion import convert
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.app.runs.recorder import Recorder
-from vardrop.app.runs.settings import Settings
 from vardrop.tuning import Loop, Step
-from vardrop.app.runs.checkpoint import load_module
 from vardrop.tuning.members import Members
-from vardrop.app.runs.callbacks import Observer
 from vardrop.tuning.processes import World, seed_generators
-from vardrop.app.runs.recorder import Validate, read_checkpoint
-from vardrop.app.store import BEST, CHECKPOINT
 
 _LOOKS = 100  # at validation data, where the best of nets side by side is kept
 _PAUSE = 20  # at most a twentieth of the time goes into checkpoints
@@ -46,7 +44,6 @@ class Training:
         beta: the KL weight after the warm-up.
         best: keep the best net by these scores, and not the last one.
         about_best: files of the directory that are about the net that is kept.
-        feed: where the rows to train on come from, if they are not in memory.
     """
 
     config: Config
@@ -56,49 +53,47 @@ class Training:
     beta: float
     best: bool = False
     about_best: Sequence[str] = ()
-    feed: Feed | None = None
 
 
-def read_phase(directory: Path, checked: bool) -> str | None:
+def read_phase(directory: Path) -> str | None:
     """The phase that the checkpoint is of; None where there is no checkpoint."""
     if not (directory / CHECKPOINT).is_file():
         return None
-    phase: str = read_checkpoint(directory, checked)[1]["phase"]
-    return phase
+    return str(read_checkpoint(directory)[1]["phase"])
 
 
-def trained(
+def train_net(
     training: Training, net: nn.Module, observer: Observer, world: World, resuming: bool
 ) -> ELBO:
     """Train `net` in place, from the checkpoint where there is one; the net that is kept."""
-    config, directory = training.config, training.directory
-    phase = read_phase(directory, config.checked) if resuming else None
+    config, best = training.config, training.directory / BEST
+    phase = read_phase(training.directory) if resuming else None
     net.to(world.device)
     if config.settings.pretrain and phase != "fit":
-        _phase(training, net, observer, world, "pretrain", phase == "pretrain")
-    if config.method is not None:
-        seed_generators(world.device, config.settings.seed)  # some methods draw weights
-        convert(net, config.method, config.where, config.exclude)
-    elbo = _phase(training, net, observer, world, "fit", phase == "fit")
+        _run_phase(training, net, observer, world, "pretrain", phase == "pretrain")
+    _convert(config, net, world.device)
+    elbo = _run_phase(training, net, observer, world, "fit", phase == "fit")
     if world.first:
-        if not (directory / BEST).is_file():  # of version 0.1, killed at the end of its warm-up
-            write_tensors(directory / BEST, elbo.state_dict(), {"epoch": None})
-        load_module(elbo, read_tensors(directory / BEST, config.checked)[0], directory / BEST)
+        load_module(elbo, read_tensors(best)[0], best)
     return elbo
 
 
-def side_by_side(
+def train_together(
     trainings: Sequence[Training], net: nn.Module, observer: Observer, world: World
 ) -> list[ELBO] | None:
-    """The nets of trainings that differ in rows and KL weight, trained together from one net.
+    """The nets of trainings that differ in rows and KL weight, trained side by side from one net.
 
     None where they have to be trained one after the other. What is trained is kept when all is.
     """
     settings = trainings[0].config.settings
     alone = settings.clip is not None or settings.compile or settings.precision != "float32"
-    if alone or settings.pretrain or world.size > 1:
+    if alone or settings.pretrain or settings.patience is not None or world.size > 1:
         return None
-    elbos = [_objective(t, copy.deepcopy(net), world) for t in trainings]
+    elbos = []
+    for training in trainings:
+        model = copy.deepcopy(net).to(world.device)
+        _convert(training.config, model, world.device)
+        elbos.append(_objective(training, model, len(training.train.y), world.device))
     if not all((t.directory / BEST).is_file() for t in trainings):
         loop = _members(trainings, elbos)
         try:
@@ -107,139 +102,118 @@ def side_by_side(
             observer.note(f"one after the other: {str(failure).splitlines()[0]}")
             return None
         seed_generators(world.device, settings.seed + 7919)
-        for training, state in zip(trainings, _kept(loop, elbos, trainings, observer), strict=True):
+        states = _train_members(loop, elbos, trainings, observer)
+        for training, state in zip(trainings, states, strict=True):
             training.directory.mkdir(parents=True, exist_ok=True)
             write_tensors(training.directory / BEST, state)
     for elbo, path in zip(elbos, (t.directory / BEST for t in trainings), strict=True):
-        load_module(elbo, read_tensors(path, required=True)[0], path)
+        load_module(elbo, read_tensors(path)[0], path)
         elbo.eval()
     return elbos
 
 
-def _objective(training: Training, net: nn.Module, world: World) -> ELBO:
-    config = training.config
-    net.to(world.device)
+def _convert(config: Config, net: nn.Module, device: torch.device) -> None:
     if config.method is not None:
-        seed_generators(world.device, config.settings.seed)  # some methods draw weights
+        seed_generators(device, config.settings.seed)  # some methods draw weights
         convert(net, config.method, config.where, config.exclude)
+
+
+def _objective(training: Training, net: nn.Module, count: int, device: torch.device) -> ELBO:
     beta = float(training.beta) if has_noise(net) else 0.0
-    likelihood = likelihood_for(config)
-    return ELBO(net, likelihood, len(training.train.y), beta, config.settings.samples).to(
-        world.device
-    )
+    likelihood = likelihood_for(training.config)
+    return ELBO(net, likelihood, count, beta, training.config.settings.samples).to(device)
 
 
 def _members(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> Members:
     settings, device = trainings[0].config.settings, elbos[0].beta.device
-    epochs, batch_size, _ = _filled(settings)
-    still = not has_noise(elbos[0].net)
-    return Members(
-        elbos,
-        [(*t.train.to(device), t.train.weight) for t in trainings],
-        lambda elbo: _groups(elbo, settings),
-        epochs,
-        batch_size,
-        [(lambda epoch: 0.0) if still else settings.schedule(float(t.beta)) for t in trainings],
-        settings.factor(epochs),
-        settings.seed,
-    )
+    epochs, batch_size, lr = _filled(settings)
+    parts = [training.train.to(device) for training in trainings]
+    rows = [(*part, part.weight) for part in parts]
+    plain = not has_noise(elbos[0].net)
+    betas = [settings.schedule(0.0 if plain else float(t.beta)) for t in trainings]
+    rate, seed = settings.factor(epochs), settings.seed
+
+    def groups(elbo: nn.Module) -> list[dict[str, Any]]:
+        return parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay)
+
+    return Members(elbos, rows, groups, epochs, batch_size, betas, rate, seed)
 
 
-def _kept(
+def _train_members(
     loop: Members, elbos: Sequence[ELBO], trainings: Sequence[Training], observer: Observer
 ) -> list[dict[str, Any]]:
-    """The numbers of the nets to keep: the last ones, or the best of a hundred looks."""
+    """The tensors of the nets to keep: the last ones, or the best of a hundred looks."""
     every, least = max(1, loop.epochs // _LOOKS), [math.inf] * len(elbos)
-    best: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     observer.start(0, loop)
     try:
         for done in loop.run(lambda: observer.step(loop)):
             observer.epoch({**done._asdict(), "validation": {}}, loop.elbo)
-            if loop.epoch != loop.epochs and not (trainings[0].best and loop.epoch % every == 0):
+            last = loop.epoch == loop.epochs
+            if not last and not (trainings[0].best and loop.epoch % every == 0):
                 continue
             states = loop.states()
-            best = best or states
-            for k, (elbo, training) in enumerate(zip(elbos, trainings, strict=True)):
-                elbo.load_state_dict(states[k])
-                scores = training.validate(elbo.eval()) if training.validate else {"nll": -math.inf}
-                if scores["nll"] < least[k] or not training.best:
-                    least[k], best[k] = scores["nll"], states[k]
+            kept = kept or states
+            for k, training in enumerate(trainings):
+                if training.best and training.validate is not None:
+                    elbos[k].load_state_dict(states[k])
+                    nll = training.validate(elbos[k].eval())["nll"]
+                    if nll < least[k]:
+                        least[k], kept[k] = nll, states[k]
     finally:
         observer.stop()
-    return best
+    return kept
 
 
 def _filled(settings: Settings) -> tuple[int, int, float]:
     """Epochs, batch size and learning rate of settings for known data."""
-    epochs, batch_size, lr = settings.epochs, settings.batch_size, settings.lr
-    assert epochs is not None
-    assert batch_size is not None
-    assert lr is not None
-    return epochs, batch_size, lr
+    assert settings.epochs and settings.batch_size and settings.lr  # noqa: PT018
+    return settings.epochs, settings.batch_size, settings.lr
 
 
-def _groups(elbo: nn.Module, settings: Settings) -> list[dict[str, Any]]:
-    return parameter_groups(elbo, _filled(settings)[2], settings.noise_lr, settings.weight_decay)
-
-
-def _phase(
+def _run_phase(
     training: Training, net: nn.Module, observer: Observer, world: World, name: str, resuming: bool
 ) -> ELBO:
-    settings, device = training.config.settings, world.device
-    plain = name == "pretrain" or not has_noise(net)
-    usual, batch_size, _ = _filled(settings)
-    seed_generators(device, settings.seed + 7919 * (world.rank + 1) + (name == "fit"))
-    x, y, weight, count = _rows(training, batch_size, device)
-    likelihood = likelihood_for(training.config)
-    beta = 0.0 if plain else float(training.beta)
-    elbo = ELBO(net, likelihood, count, beta, settings.samples).to(device)
-    optimizer = torch.optim.Adam(_groups(elbo, settings), fused=True)
+    settings, device, final = training.config.settings, world.device, name == "fit"
+    plain = not final or not has_noise(net)
+    epochs, batch_size, lr = _filled(settings)
+    epochs = epochs if final else settings.pretrain
+    seed_generators(device, settings.seed + 7919 * (world.rank + 1) + final)
+    rows = training.train.to(device)
+    elbo = _objective(training, net, len(rows.y), device)
+    groups = parameter_groups(elbo, lr, settings.noise_lr, settings.weight_decay)
+    optimizer = torch.optim.Adam(groups, fused=True)
     step = Step(elbo, optimizer, settings.clip, settings.precision, settings.compile, world)
-    epochs = settings.pretrain if name == "pretrain" else usual
+    beta = settings.schedule(0.0 if plain else float(training.beta))
+    rate, seed = settings.factor(epochs), settings.seed
     loop = Loop(
         elbo,
         optimizer,
-        x,
-        y,
+        rows.x,
+        rows.y,
         epochs,
         batch_size,
-        None if plain else settings.schedule(beta),
-        settings.factor(epochs),
-        settings.seed,
+        beta,
+        rate,
+        seed,
         step,
         world,
-        weight,
+        rows.weight,
     )
-    recorder = _recorder(training, observer, name, plain)
+    recorder = Recorder(
+        training.directory,
+        name,
+        validate=training.validate,
+        judged_from=(0 if plain else settings.warm) if training.best else math.inf,
+        keeps=final,
+        seconds=settings.checkpoint_seconds,
+        pause=_PAUSE,
+        observer=observer,
+        about_best=training.about_best,
+    )
+    if final:
+        recorder.first_epoch, recorder.patience = settings.pretrain, settings.patience
     if resuming:
         recorder.resume(loop)
     recorder.run(loop)
     return elbo
-
-
-def _rows(
-    training: Training, batch_size: int, device: torch.device
-) -> tuple[Any, Tensor | None, Tensor | None, int]:
-    """Inputs, targets and weights on the device, or batches of a stream; and how many rows."""
-    if training.feed is not None:
-        return training.feed.batched(batch_size), None, None, training.feed.rows
-    part = training.train.to(device)
-    return part.x, part.y, part.weight, len(part.y)
-
-
-def _recorder(training: Training, observer: Observer, name: str, plain: bool) -> Recorder:
-    settings, final = training.config.settings, name == "fit"
-    return Recorder(
-        training.directory,
-        name,
-        settings.pretrain if final else 0,
-        training.validate,
-        (0 if plain else settings.warm) if training.best else math.inf,
-        final,
-        settings.patience if final else None,
-        settings.checkpoint_seconds,
-        _PAUSE,
-        observer,
-        training.about_best,
-        training.config.checked,
-    )

@@ -1,4 +1,4 @@
-"""Trainings that serve to choose: by KL weight and fold, and of the plain net; then the run's own.
+"""A fit: trainings that serve to choose, by KL weight and fold and of the plain net; then its own.
 
 Every trial is kept in a directory of its own below the run, so that a run that is killed goes on
 where it was; they go when the run has its net.
@@ -8,58 +8,58 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from vardrop._core.files import read_tensors, write_tensors
+from vardrop.app.data import Dataset, Part
+from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.checkpoint import load_module
+from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
 from vardrop.app.runs.held_out import (
     Choice,
-    Held,
-    Judgement,
+    HeldOutPrediction,
+    HeldOutScores,
+    Pairs,
     Scores,
+    baseline_scores,
     fold_pairs,
-    judged,
+    score_held_out,
     weights_to_try,
-    without_net,
 )
-from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
-from vardrop.app.runs.evaluate import validation_scores
-from vardrop.app.runs.training import Training, side_by_side, trained
 from vardrop.app.runs.run import predicted
+from vardrop.app.runs.training import Training, train_net, train_together
 from vardrop.conversion import convert
-from vardrop.app.data import Dataset, Part
-from vardrop._core.files import read_tensors, write_atomically, write_tensors
+from vardrop.functional.normal import LOG_2PI
+from vardrop.layers import Variational
+from vardrop.likelihoods import Gaussian
 from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
 from vardrop.prediction import fit_log_scale
-from vardrop.app.runs.checkpoint import load_module
-from vardrop.app.runs.callbacks import Observer
 from vardrop.tuning.processes import World, own_generators
-from vardrop.app.runs.recorder import Validate
-from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
-from vardrop.app.runs.settings import MANY
 
 _INITIAL = "net.safetensors"
-_SHORT = 4  # times shorter are trials of a brief order
+_SHORT = 4  # times shorter than the run's own training are trials on the validation part
 _SAMPLES = 64  # draws of a prediction that decides
-Pairs = Sequence[tuple[Part, Part]]
+_VALIDATION_SAMPLES = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Order:
+class FitJob:
     """A run to carry out: what it is, its rows, its net, and who is told and takes part."""
 
     config: Config
     path: Path
     data: Dataset
     net: nn.Module
-    observer: Observer
     world: World
-    resuming: bool
+    resuming: bool = False
+    observer: Observer = dataclasses.field(default_factory=Observer)
 
     @property
     def folded(self) -> bool:
@@ -67,28 +67,10 @@ class Order:
         return (self.config.settings.folds or 1) > 1
 
     @property
-    def brief(self) -> bool:
-        """Whether trials of the KL weight are short, and the run's own training follows them."""
-        sizes, settings = self.config.about.sizes, self.config.settings
-        many = sizes["train"] + sizes["validation"] >= MANY
-        return many and not self.folded and settings.patience is None
-
-    @property
     def rows(self) -> Part:
         """The rows that the run's own net is trained on."""
         data = self.data
         return data.train.join(data.validation) if self.folded else data.train
-
-    @property
-    def count(self) -> int:
-        """How many rows that is, those of a stream too."""
-        return len(self.rows.y) if self.data.feed is None else self.data.feed.rows
-
-    @property
-    def unit(self) -> float:
-        """The deviation of the target, by which it was scaled."""
-        found = self.data.preprocessing
-        return 1.0 if found is None else found.target_std
 
     def pairs(self) -> Pairs:
         """Rows to train on and rows to judge on."""
@@ -97,213 +79,150 @@ class Order:
             return fold_pairs(self.rows, settings.folds, self.data.task, settings.seed)
         return [(self.data.train, self.data.validation)]
 
-    def weights(self) -> tuple[float, ...]:
+    def kl_weights(self) -> tuple[float, ...]:
         """The KL weights among which to choose; one where it is given or plays no part."""
-        if (given := self.config.settings.beta) is not None:
-            return (given,)
+        if self.config.settings.beta is not None:
+            return (self.config.settings.beta,)
         net = copy.deepcopy(self.net)
         with own_generators(self.world.device):
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.where, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
-        return weights_to_try(self.count) if counts else (1.0,)
+        return weights_to_try(len(self.rows.y)) if counts else (1.0,)
+
+    def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
+        """What a net says of rows that did not train it."""
+        prediction = predicted(elbo, part.x, _SAMPLES, self.config.settings.seed)
+        return HeldOutPrediction(prediction, part.y, part.weights)
+
+    def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
+        """The scale of the noise that suits these rows, and the scores with it."""
+        log_scale = fit_log_scale(held)
+        return log_scale, score_held_out(held, log_scale, self.config.units[1])
 
 
-def carried_out(order: Order) -> ELBO:
+def run_fit_job(job: FitJob) -> ELBO:
     """Choose what is to be chosen, train, and keep both in the directory of the run."""
-    config, path, world = order.config, order.path, order.world
-    choice = Choice.read(path) if order.resuming else None
-    _initial(order)
-    measured = (path / "results.json").is_file()  # at its end, perhaps before there were choices
+    config, path, world = job.config, job.path, job.world
+    choice = Choice.read(path) if job.resuming else None
+    _keep_initial_weights(job)
     if choice is None:
-        choice = _chosen(order)
-        if not measured:
-            _write(choice, order)
+        choice = choose(job)
+        _write(choice, job)
     beta = choice.beta if config.settings.beta is None else config.settings.beta
-    settled = bool(choice.weights) and not order.folded and not order.brief
-    trial = path / TRIALS / _name(choice.beta, 0)
-    if settled and world.first and trial.is_dir() and not (path / CHECKPOINT).is_file():
-        _settle(trial, path)
-    world.agree(True)  # the others wait for the files
-    validate = None if order.folded else _validation(order, order.data.validation)
-    training = Training(
-        config, path, order.rows, validate, beta, config.keeps_best, ABOUT_BEST, order.data.feed
-    )
-    elbo = trained(training, order.net, order.observer, world, order.resuming or settled)
-    if not order.folded and not (path / "results.json").is_file():
-        _write(_calibrated(dataclasses.replace(choice, beta=beta), elbo, order), order)
+    held = job.data.validation
+    validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
+    best = config.settings.patience is not None
+    training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST)
+    elbo = train_net(training, job.net, job.observer, world, job.resuming)
+    if not job.folded and not (path / "results.json").is_file():
+        log_scale, net = job.score([job.predict(elbo, held)])
+        _write(dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale), job)
     if world.first:
         shutil.rmtree(path / TRIALS, ignore_errors=True)
     return elbo
 
 
-def _write(choice: Choice, order: Order) -> None:
-    if order.world.first:
-        choice.write(order.path)
+def _write(choice: Choice, job: FitJob) -> None:
+    if job.world.first:
+        choice.write(job.path)
 
 
-def _initial(order: Order) -> None:
+def _keep_initial_weights(job: FitJob) -> None:
     """Keep the weights that a net of the user's own begins with, or bring them back."""
-    path = order.path / TRIALS / _INITIAL
-    if not order.config.own_net:
+    path = job.path / TRIALS / _INITIAL
+    if not job.config.own_net:
         return
-    if order.resuming and path.is_file():
-        load_module(order.net, read_tensors(path, required=True)[0], path)
-    elif order.world.first and not order.resuming:
+    if job.resuming and path.is_file():
+        load_module(job.net, read_tensors(path)[0], path)
+    elif job.world.first and not job.resuming:
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, order.net.state_dict())
+        write_tensors(path, job.net.state_dict())
 
 
-def _settle(trial: Path, path: Path) -> None:
-    """Make a trial the run's own training; the checkpoint, which says that it is done, last."""
-    for name in (HISTORY, BEST, STANDING, CHECKPOINT):
-        write_atomically(path / name, (trial / name).read_bytes())
+def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
+    """NLL and accuracy, or NLL and RMSE in the units of the target, while a net is trained.
 
-
-def _name(beta: float | None, fold: int) -> str:
-    return f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
-
-
-def _chosen(order: Order) -> Choice:
-    """What the trials say; the scale of a single holdout is fitted to the run's own net later."""
-    pairs, weights = order.pairs(), order.weights()
-    several = order.folded or len(weights) > 1
-    tried = _tried(order, pairs, weights) if several else {}
-    by_weight = {weight: t.judgement.scores["nll"] for weight, t in tried.items()}
-    least = min(by_weight.values(), default=0.0)
-    # All processes take the first weight that the first process found to be the best.
-    best = next((w for w, nll in by_weight.items() if order.world.agree(nll == least)), weights[0])
-    name, none = without_net(pairs, len(order.data.classes), order.unit)
-    found = {name: none} | _plain(order, pairs)
-    log_scale, deviations = 0.0, torch.zeros(0)
-    if several and not order.brief:
-        log_scale, net = tried[best]
-        found, deviations = {"net": net} | found, net.deviations
-    scores = {k: judgement.scores for k, judgement in found.items()}
-    rows = {k: judgement.rows for k, judgement in found.items()}
-    shown = {f"{weight:g}": nll for weight, nll in by_weight.items()}
-    return Choice(best, log_scale, shown, scores, rows, deviations)
-
-
-class _Tried(NamedTuple):
-    log_scale: float
-    judgement: Judgement
-
-
-def _tried(order: Order, pairs: Pairs, weights: Sequence[float]) -> dict[float, _Tried]:
-    """What the nets of each KL weight say of the held-out rows.
-
-    One after the other, the middle one of three weights goes first, then the largest; the smallest
-    only if the largest is worse, because the NLL falls and then rises as the weight falls.
+    The net's means predict; draws do where the means are zero by construction. A plain net's own
+    width of noise follows its training error and would stop it far too early, so its NLL has the
+    width that suits these rows best.
     """
-    _announce(order, weights)
-    found: dict[float, _Tried] = {}
-    together = _together(order, pairs, weights, "folds") if order.folded else {}
-    for weight in sorted(weights, key=lambda w: (w != weights[len(weights) // 2], -w)):
-        if not together and len(found) == 2 and not order.world.agree(_falls(found)):
-            break
-        held = together.get(weight) or [
-            _trial(order, pair, weight, fold) for fold, pair in enumerate(pairs)
-        ]
-        log_scale = fit_log_scale(held)
-        found[weight] = _Tried(log_scale, judged(held, log_scale, order.unit))
-        if len(weights) > 1:
-            told = _shown(found[weight].judgement.scores)
-            order.observer.note(f"KL weight {weight:g}: {told} on held-out rows")
-    return found
-
-
-def _falls(found: dict[float, _Tried]) -> bool:
-    """Whether the NLL falls from the larger KL weight to the smaller one."""
-    larger, smaller = (found[weight].judgement.scores["nll"] for weight in sorted(found)[::-1])
-    return smaller <= larger
-
-
-def _announce(order: Order, weights: Sequence[float]) -> None:
-    folds, count = order.config.settings.folds, order.count
-    held = len(order.data.validation.y)
-    rows = f"{folds} folds of {count} rows, held out in turn," if order.folded else f"{held} rows"
-    among = f"the KL weight among {', '.join(f'{w:g}' for w in weights)} and "
-    wanted = f"{among if len(weights) > 1 else ''}the scale of the noise"
-    order.observer.note(f"{rows} choose {wanted}")
-
-
-def _together(
-    order: Order, pairs: Pairs, weights: Sequence[float | None], label: str
-) -> dict[float | None, list[Held]]:
-    """What nets that were trained side by side say, by KL weight; nothing where they cannot be."""
-    if order.config.keeps_best:  # each stops at an epoch of its own
-        return {}
-    asked = [(weight, fold) for weight in weights for fold in range(len(pairs))]
-    trainings = [_training(order, pairs[fold], weight, fold) for weight, fold in asked]
-    elbos = side_by_side(trainings, order.net, order.observer.trial(label), order.world)
-    found: dict[float | None, list[Held]] = {}
-    for (weight, fold), elbo in zip(asked, elbos or [], strict=elbos is not None):
-        held = pairs[fold][1]
-        found.setdefault(weight, []).append(_held(elbo, held, order))
-    return found
-
-
-def _training(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
-    """A training on the first part of a pair; of the plain net where there is no KL weight."""
-    config, (train, held) = order.config, pair
-    if beta is None:
-        settings = dataclasses.replace(config.settings, pretrain=0)
-        config = dataclasses.replace(config, method=None, settings=settings)
-    elif order.brief:
-        config = dataclasses.replace(config, settings=config.settings.shortened(_SHORT))
-    directory = order.path / TRIALS / _name(beta, fold)
-    best = beta is None or config.keeps_best
-    validate = _validation(order, held) if best or not order.folded else None
-    return Training(config, directory, train, validate, beta or 0.0, best, feed=order.data.feed)
-
-
-def _trial(order: Order, pair: tuple[Part, Part], beta: float | None, fold: int) -> Held:
-    """What a net that was trained on the first part of a pair says of the second."""
-    training, held = _training(order, pair, beta, fold), pair[1]
-    if order.world.first:
-        training.directory.mkdir(parents=True, exist_ok=True)
-    what = "plain net" if beta is None else f"KL weight {beta:g}"
-    observer = order.observer.trial(f"{what}, fold {fold + 1}" if order.folded else what)
-    elbo = trained(training, copy.deepcopy(order.net), observer, order.world, order.resuming)
-    return _held(elbo, held, order)
-
-
-def _validation(order: Order, part: Part) -> Validate:
-    return lambda elbo: validation_scores(elbo, part, order.config)
-
-
-def _held(elbo: ELBO, part: Part, order: Order) -> Held:
-    found = predicted(elbo, part.x, _SAMPLES, order.config.settings.seed)
-    return Held(found, part.y, part.weights)
-
-
-def _plain(order: Order, pairs: Pairs) -> dict[str, Judgement]:
-    """The scores of the plain net, at its best epoch, on the same rows."""
-    if not order.config.settings.compare or order.config.method is None:
-        return {}
-    order.observer.note("the plain net on the same rows, to compare with")
-    together = _together(order, pairs, [None], "plain net") if order.folded else {}
-    held = together.get(None) or [_trial(order, pair, None, k) for k, pair in enumerate(pairs)]
-    found = judged(held, fit_log_scale(held), order.unit)
-    order.observer.note(f"plain net: {_shown(found.scores)} on held-out rows")
-    return {"plain": found}
-
-
-def _calibrated(choice: Choice, elbo: ELBO, order: Order) -> Choice:
-    """The scale and the deviations that the validation rows give the run's own net."""
-    part = order.data.validation
-    held = [_held(elbo, part, order)]
-    log_scale = fit_log_scale(held)
-    scores, rows, deviations = judged(held, log_scale, order.unit)
-    return dataclasses.replace(
-        choice,
-        log_scale=log_scale,
-        held_out={**choice.held_out, "net": scores},
-        rows={**choice.rows, "net": rows},
-        deviations=deviations,
+    empty_means = any(
+        isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
+        for m in elbo.net.modules()
     )
+    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
+    unit = config.units[1]
+    scores = score_held_out([HeldOutPrediction(p, part.y, part.weights)], 0.0, unit).scores
+    if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
+        scores["nll"] = math.log(max(scores["rmse"], 1e-6 * unit)) + 0.5 * (LOG_2PI + 1)
+    return scores
 
 
-def _shown(scores: Scores) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+def choose(job: FitJob) -> Choice:
+    """What trials decide: of folds all; of a validation part the KL weight alone."""
+    pairs, weights, note = job.pairs(), job.kl_weights(), job.observer.note
+    tried: dict[float | None, tuple[float, HeldOutScores]] = {}
+    if job.folded or len(weights) > 1:
+        parts = f"{len(pairs)} folds in turn" if job.folded else "the validation rows"
+        note(f"{parts} choose the KL weight among {', '.join(f'{w:g}' for w in weights)}")
+        tried = _try(job, pairs, weights, "folds")
+    nll = {weight: held.scores["nll"] for weight, (_, held) in tried.items()}
+    least = min(nll.values(), default=0.0)
+    # All processes take the first weight that the first process found to be the best.
+    best = next((w for w in weights if w in nll and job.world.agree(nll[w] == least)), weights[0])
+    classes = len(job.data.classes)
+    baseline = baseline_scores(pairs, classes, job.config.units[1])
+    others = {"majority" if classes else "mean": baseline}
+    if job.config.settings.compare and job.config.method is not None:
+        note("the plain net on the same rows, to compare with")
+        others["plain"] = _try(job, pairs, [None], "plain net")[None][1]
+    weights_nll = {f"{weight:g}": value for weight, value in nll.items()}
+    choice = Choice(best, 0.0, weights_nll, {}, {}, torch.zeros(0)).judge(others)
+    return choice.judge({"net": tried[best][1]}, tried[best][0]) if job.folded else choice
+
+
+def _try(
+    job: FitJob, pairs: Pairs, weights: Sequence[float | None], label: str
+) -> dict[float | None, tuple[float, HeldOutScores]]:
+    """Scale and scores of nets by KL weight, on rows that were held out; of the plain net for None.
+
+    Those of folds are trained together where they can be.
+    """
+    trials = [(weight, fold) for weight in weights for fold in range(len(pairs))]
+    trainings = [_training(job, pairs[fold], weight, fold) for weight, fold in trials]
+    elbos: Iterable[ELBO] | None = None
+    if job.folded:
+        elbos = train_together(trainings, job.net, job.observer.trial(label), job.world)
+    if elbos is None:
+        elbos = (_train_alone(job, training) for training in trainings)
+    held: dict[float | None, list[HeldOutPrediction]] = {}
+    for (weight, fold), elbo in zip(trials, elbos, strict=True):
+        held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
+    tried = {weight: job.score(predictions) for weight, predictions in held.items()}
+    for weight, (_, scores) in tried.items():
+        name = "plain net" if weight is None else f"KL weight {weight:g}"
+        shown = ", ".join(f"{score} {value:.4g}" for score, value in scores.scores.items())
+        job.observer.note(f"{name}: {shown} on held-out rows")
+    return tried
+
+
+def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
+    """A training on the first part of a pair; of the plain net where there is no KL weight."""
+    config, settings, (train, held) = job.config, job.config.settings, pair
+    if beta is None:
+        settings = dataclasses.replace(settings, pretrain=0)
+        config = dataclasses.replace(config, method=None, settings=settings)
+    elif not job.folded:
+        config = dataclasses.replace(config, settings=settings.shortened(_SHORT))
+    name = f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
+    best = beta is None or settings.patience is not None
+    validate = (lambda elbo: validation_scores(elbo, held, config)) if best else None
+    return Training(config, job.path / TRIALS / name, train, validate, beta or 0.0, best)
+
+
+def _train_alone(job: FitJob, training: Training) -> ELBO:
+    if job.world.first:
+        training.directory.mkdir(parents=True, exist_ok=True)
+    observer = job.observer.trial(f"trial {training.directory.name}")
+    return train_net(training, copy.deepcopy(job.net), observer, job.world, job.resuming)

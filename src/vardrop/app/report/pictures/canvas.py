@@ -1,4 +1,4 @@
-"""Where pictures are drawn: an Axes that touches no global state of matplotlib, and its PNG."""
+"""The Axes of pictures, without global state of matplotlib, and their PNG."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torch import Tensor
 from vardrop._core.errors import VardropError
 
 Numbers = Tensor | NDArray[Any] | Sequence[float]
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish.
 BLUE, RED, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a8a8a"
 OTHERS = (RED, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 SMALL, TEXT = 8.0, 9.0
-_LINE = 54  # letters of a legend beside each other
+_LINE = 54  # letters in one line of a legend
 
 
 def axes(ax: Axes | None, width: float = 4.4, height: float = 3.0) -> Axes:
-    """The Axes that was given, or a new one on a figure that pyplot knows nothing of."""
+    """The given Axes, or a new one on a figure that is not registered with pyplot."""
     if ax is not None:
         return ax
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -46,14 +46,8 @@ def tidy(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
     return ax
 
 
-def legend(ax: Axes) -> None:
-    """Put a legend without a frame where there is room."""
-    for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
-        text.set_parse_math(False)
-
-
 def legend_above(ax: Axes) -> None:
-    """Put a legend above an Axes, where it hides nothing; a title stands above it."""
+    """Put a legend between an Axes and its title, where it hides nothing."""
     names = ax.get_legend_handles_labels()[1]
     columns = max(1, min(len(names), _LINE // max(map(len, names))))
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0.2}
@@ -64,44 +58,29 @@ def legend_above(ax: Axes) -> None:
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)
 
 
-def numbers(name: str, values: Numbers) -> NDArray[np.float64]:
-    """Tensors of any device and precision, arrays and lists as float64; empty input is an error."""
-    found = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
-    if found.size == 0:
-        raise VardropError(
-            f"Expected `{name}` to hold at least one value, but got shape {found.shape}. "
-            "Leave the picture out."
-        )
-    return found
-
-
-def column(name: str, values: Numbers) -> NDArray[np.float64]:
-    """Numbers of shape (N,); (N, 1) is taken for it."""
-    found = numbers(name, values)
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 1:
-        raise VardropError(
-            f"Expected `{name}` to have shape (N,), but got shape {found.shape}. "
-            "Pass one number a case."
-        )
-    return found
+def numbers(name: str, values: Numbers, flat: bool = False) -> NDArray[np.float64]:
+    """Tensors, arrays and lists as float64; with `flat` of shape (N,), also from (N, 1)."""
+    array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+    if flat and array.shape[1:] == (1,):
+        array = array[:, 0]
+    if array.size == 0 or (flat and array.ndim != 1):
+        wanted = "one number per example" if flat else "at least one value"
+        raise VardropError(f"Expected `{name}` to hold {wanted}, but got shape {array.shape}.")
+    return array
 
 
 def short(name: str, length: int = 22) -> str:
-    """The end of a long name, which is what tells layers apart."""
+    """The end of a long name, which distinguishes layers."""
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
 def figure_of(ax: Axes) -> Figure:
-    """The figure that an Axes lies on; every picture is on one."""
+    """The figure of an Axes."""
     return cast(Figure, ax.get_figure(root=True))
 
 
-def png(
-    ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None, clear: bool = False
-) -> bytes:
-    """The figure of an Axes as a PNG file, with `metadata` in it; `clear` leaves out the paper."""
+def png(ax: Axes, dpi: int = 200, metadata: dict[str, str] | None = None) -> bytes:
+    """The figure of an Axes as a PNG file, with `metadata` in it."""
     buffer = io.BytesIO()
-    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata, transparent=clear)
+    figure_of(ax).savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     return buffer.getvalue()

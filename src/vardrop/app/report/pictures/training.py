@@ -9,18 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vardrop._core.errors import VardropError
-from vardrop.app.report.pictures.canvas import BLUE, GREEN, RED, SMALL, axes, figure_of, tidy
+from vardrop.app.report.pictures import canvas
 
-_PARTS = {"nll": ("NLL", BLUE), "kl": ("KL", RED), "beta": ("beta", GREEN)}
+_PARTS = {"nll": ("NLL", canvas.BLUE), "kl": ("KL", canvas.RED), "beta": ("beta", canvas.GREEN)}
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -> Axes:
-    """Draw NLL, KL and beta by epoch, one strip each, because their scales differ.
+    """Draw NLL, KL and beta by epoch in separate strips, because their scales differ.
 
     Args:
-        history: one mapping per epoch, with "epoch" and any of "nll", "kl" and "beta"; where
-            "validation" holds an "nll", it is drawn beside the training NLL.
-        ax: where to draw; a new figure without it.
+        history: one mapping per epoch, with "epoch" and any of "nll", "kl" and "beta". An "nll"
+            in "validation" is drawn as a dashed line.
+        ax: where to draw; a new figure by default.
 
     >>> from vardrop.app.report import training_curves
     >>> ax = training_curves([{"epoch": 0, "nll": 2.3, "kl": 900.0, "beta": 0.0}])
@@ -33,7 +33,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
             f"Expected `history` to hold rows with {', '.join(_PARTS)}, but got {len(history)} "
             "rows without any of them. Pass the rows of history.jsonl."
         )
-    ax = axes(ax)
+    ax = canvas.axes(ax)
     ax.set_axis_off()
     height, strips = 1 / len(parts), []
     for i, key in enumerate(parts):
@@ -41,27 +41,27 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
         strips.append(strip)
         label, colour = _PARTS[key]
         _curve(strip, history, key, colour)
-        tidy(strip, x="epoch" if i == len(parts) - 1 else "", y=label)
+        canvas.tidy(strip, x="epoch" if i == len(parts) - 1 else "", y=label)
         strip.tick_params(labelbottom=i == len(parts) - 1)
         strip.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         strip.yaxis.set_major_locator(MaxNLocator(nbins=3))
         if key == "kl":
             strip.yaxis.set_major_formatter(EngFormatter(sep=""))
-    figure_of(ax).align_ylabels(strips)
+    canvas.figure_of(ax).align_ylabels(strips)
     return ax
 
 
 def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
-    """One quantity by epoch, with its validation twin where there is one."""
-    marker = "o" if len(history) == 1 else None
-    rows = [(row.get("epoch", i), row) for i, row in enumerate(history)]
-    seen = [(epoch, float(row[key])) for epoch, row in rows if row.get(key) is not None]
-    strip.plot(*zip(*seen, strict=True), color=colour, marker=marker, linewidth=1.6)
-    held_out = [
-        (epoch, float(row["validation"][key]))
-        for epoch, row in rows
-        if (row.get("validation") or {}).get(key) is not None
-    ]
-    if held_out:
-        strip.plot(*zip(*held_out, strict=True), color=colour, marker=marker, linestyle="--")
-        strip.set_title("dashed: validation", loc="right", fontsize=SMALL, pad=3)
+    """One quantity by epoch, with its validation score as a dashed line."""
+    validation = [row.get("validation") or {} for row in history]
+    for rows, style in ((history, "-"), (validation, "--")):
+        points = [
+            (row.get("epoch", i), own[key])
+            for i, (row, own) in enumerate(zip(history, rows, strict=True))
+            if own.get(key) is not None
+        ]
+        if points:
+            marker = "o" if len(points) == 1 else None
+            strip.plot(*zip(*points, strict=True), style, color=colour, marker=marker)
+        if points and rows is validation:
+            strip.set_title("dashed: validation", loc="right", fontsize=canvas.SMALL, pad=3)

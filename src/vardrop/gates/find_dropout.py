@@ -1,0 +1,150 @@
+"""Dropout in the code of classes that nobody registered, found by running them in training mode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from vardrop._core.calls import Picked, call, plain_batch, untouched
+from vardrop._core.errors import VardropError
+from vardrop.functional import NoiseCalls, drawing, drawn_from_own, undisturbed
+from vardrop.gates.functional_dropout import is_custom
+from vardrop.noisy import Noisy, leave_fused_path, replica
+
+_NOTE = (
+    "vardrop ran the code of custom classes in training mode, to look for dropout in it. Where a "
+    "class cannot run so, say that it has none: "
+    "vardrop.gates.register_functional_dropout(kind, lambda module: {})."
+)
+
+
+@undisturbed
+def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, float]:
+    """The rates of dropout that custom code draws, by the name of the innermost module that draws.
+
+    Runs one pass of a copy, in training mode where neither torch nor this library wrote the class,
+    and nobody registered it. The net, its modes and its BatchNorm stay as they are. Dropout is what
+    torch is told a rate for: `dropout` and its kind, attention and `bernoulli`.
+
+    >>> import torch
+    >>> class Block(torch.nn.Module):
+    ...     __module__ = "mine"  # a class of your own
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.dropout(x, 0.25, self.training)
+    >>> find_functional_dropout(torch.nn.Sequential(Block(), torch.nn.Dropout()), torch.ones(3))
+    {'0': 0.25}
+    """
+    rates: dict[str, float] = {}
+    for name, _, rate in _dropout_calls(net, example_input, training=True):
+        rates[name] = max(rate, rates.get(name, 0.0))
+    return rates
+
+
+def check_functional_dropout(net: nn.Module, x: Any) -> None:
+    """Refuse dropout of custom code in training mode alone: predictions would be without it.
+
+    A net is looked at once, and again where a class or a number among the attributes has changed.
+    """
+    net = net.net if isinstance(net, Picked) else net  # what is picked may differ in training mode
+    modules = list(net.modules())
+    seen = [(type(m), [v for v in vars(m).values() if type(v) is float]) for m in modules]
+    if _CHECKED.get(net) == seen:
+        return
+    custom = any(map(is_custom, modules))
+    missed = Counter(_dropout_calls(net, x, training=True) if custom else ())
+    if missed:
+        missed -= Counter(_dropout_calls(net, x, training=False))
+    for name, kind, rate in missed:
+        raise VardropError(
+            f"Expected dropout that can be switched, but got dropout of {rate:g} in the code of "
+            f"module '{name or '(net)'}' ({kind}), which draws in training mode alone, so that "
+            "predictions would be without it. Call a dropout module instead, such as "
+            f"torch.nn.Dropout({rate:g}); or, where the mode decides on nothing but dropout, call "
+            f"vardrop.gates.register_functional_dropout({kind}, ...) with its rates."
+        )
+    _CHECKED[net] = seen
+
+
+_CHECKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+
+
+def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, str, float]]:
+    """The custom modules that drew dropout in a pass of a copy: names, classes and rates."""
+    twin, data = replica(net), [(p, p.data) for p in net.parameters()]
+    entered: list[tuple[str, str]] = []
+    drawn: list[tuple[str, str, float]] = []
+
+    def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rate = _rate_of_call(function, args, kwargs)
+        if rate > 0 and entered:
+            drawn.append((*entered[-1], rate))
+        return drawn_from_own(function, args, kwargs)
+
+    def leave(*_: object) -> None:
+        entered.pop()
+
+    for name, module in twin.named_modules():
+        leave_fused_path(module)
+        module.training = training and is_custom(module)
+        if isinstance(module, Noisy):
+            module.sampling = False
+        if is_custom(module):
+            for key, buffer in module._buffers.items():  # which a BatchNorm writes into
+                module._buffers[key] = None if buffer is None else buffer.clone()
+            entry = name, type(module).__name__
+            module.register_forward_pre_hook(lambda *_, entry=entry: entered.append(entry))
+            module.register_forward_hook(leave)
+    try:
+        with torch.no_grad(), drawing(0), _Rehearsal(answer, net):
+            call(twin, untouched(plain_batch(x)))
+    except Exception as error:
+        error.add_note(_NOTE)
+        raise
+    finally:
+        for parameter, before in data:
+            if parameter.data_ptr() != before.data_ptr():
+                parameter.data = before
+    return drawn
+
+
+class _Rehearsal(NoiseCalls):
+    """`NoiseCalls` in which what writes into a tensor of the net writes into a copy instead."""
+
+    def __init__(self, answer: Callable[..., Any], net: nn.Module) -> None:
+        super().__init__(answer)
+        tensors = chain(net.parameters(), net.buffers())
+        self.kept = {t.untyped_storage().data_ptr() for t in tensors if _has_storage(t)}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function._schema.is_mutable:
+            args, kwargs = tree_map_only(Tensor, self._apart, (args, kwargs))
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def _apart(self, tensor: Tensor) -> Tensor:
+        kept = _has_storage(tensor) and tensor.untyped_storage().data_ptr() in self.kept
+        return tensor.clone() if kept else tensor
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() > 0
+
+
+def _rate_of_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The rate with which a random function of torch drops; zero where it does something else."""
+    arguments = function._schema.arguments
+    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+    if "bernoulli" in function._schema.name:  # which is told what to keep
+        keep = torch.as_tensor(given.get("p", args[0]), dtype=torch.float64)
+        return round(1 - float(keep.mean()), 6)
+    told = given.get("p") if "dropout" in function._schema.name else given.get("dropout_p")
+    return 0.0 if told is None else float(told)

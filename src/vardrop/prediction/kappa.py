@@ -1,0 +1,154 @@
+"""When may a weight be replaced by its mean? Its variance times the curvature of log p says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
+from vardrop._core.checks import check_integer, check_type, shown
+from vardrop._core.errors import VardropError
+from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
+from vardrop.functional.drawing import drawing, undisturbed
+from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
+
+Loader = Iterable[tuple[Any, Tensor]]
+
+
+def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of every example, (N, C, ...) and (N, ...) to (N,): summed over positions."""
+    loss = functional.cross_entropy(output, target, reduction="none")
+    return loss.flatten(1).sum(1) if loss.dim() > 1 else loss
+
+
+def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples of their cross-entropy."""
+    return example_cross_entropy(output, target).mean()
+
+
+@undisturbed
+def kappa(
+    net: nn.Module,
+    loader: Loader,
+    loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
+    probes: int | None = None,
+    generator: torch.Generator | None = None,
+    draws: int = 16,
+) -> dict[str, Tensor]:
+    """How much the noise of each weight matters, averaged over examples and draws of the weights.
+
+        kappa_ij = Var w_ij * E_q d^2 log p(y | x, W) / dw_ij^2
+
+    Half of it is what E log p gains by a relative change of the weight's variance, for a smooth
+    net; a weight with a small |kappa| may be replaced by its mean, as
+    `vardrop.prediction.select` does. See `vardrop.functional.curvature.kappa`.
+
+    Args:
+        net: a net with noisy weights; evaluated in eval mode.
+        loader: batches (x, y).
+        loss: mean negative log-likelihood of a batch, (output, target) -> scalar.
+        probes: None for the exact diagonal (one row of the Hessian per weight: small layers), or
+            how many random signs to average per batch, draw and layer, unbiased.
+        generator: of the signs and draws; torch's global one where None.
+        draws: of the weights, for each batch. 0 takes the curvature at the means, as the authors
+            do: half of it is what small noise adds to log p there, but after a ReLU that the
+            means shut it is zero for weights that matter.
+
+    Returns:
+        A tensor in the shape of its weight for each noisy layer, by name; a tied weight once.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(2, 1, bias=False), vd.bayes_by_backprop(log_sigma2=0.0))
+    >>> half_square = lambda output, y: 0.5 * (output - y).square().sum(1).mean()
+    >>> kappa(net, [(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 1))], half_square)
+    {'': tensor([[-1., -9.]])}
+
+    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
+    """
+    if probes is not None:
+        check_integer("probes", probes, remedy="None takes the exact diagonal.")
+    check_integer("draws", draws, at_least=0)
+    check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
+    weights = _weights(net)
+    keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
+    totals, count = [torch.zeros_like(t.mean) for t in tensors], 0
+
+    def draw() -> list[Tensor]:
+        return [t.sample(t.draw()).detach() if draws else t.mean for t in tensors]
+
+    with evaluating(net), sampling(net, on=False), torch.enable_grad(), _drawing(generator):
+        variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
+        for x, y in batches(loader):
+            curvature = partial(_curvature, net, keys, x, y, loss, probes)
+            found = kappa_of(variances, draw, curvature, max(draws, 1))
+            totals = [t + f * len(y) for t, f in zip(totals, found, strict=True)]
+            count += len(y)
+    if count == 0:
+        raise VardropError("Expected `loader` to yield batches, but got none.")
+    return {name: total / count for name, total in zip(weights, totals, strict=True)}
+
+
+def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
+    if generator is None:
+        return nullcontext()
+    return drawing(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+
+
+def _curvature(
+    net: nn.Module,
+    keys: list[str],
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    probes: int | None,
+    leaves: Sequence[Tensor],
+) -> list[Tensor]:
+    """d^2 log p / dw^2 of a batch, per example, at given weights, which have these keys."""
+    named = dict(zip(keys, leaves, strict=True))
+    log_likelihood = -loss(called_with(net, named, x), y)
+    if probes is None:
+        return diagonal_hessian(log_likelihood, leaves)
+    # A layer at a time: signs on other layers would only add variance.
+    return [hutchinson_diagonal(log_likelihood, [leaf], probes)[0] for leaf in leaves]
+
+
+def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
+    """The noisy weights by name, each with its key in the state dict; a tied one once."""
+    found: dict[int, tuple[str, tuple[str, NoisyTensor]]] = {}
+    for name, key, tensor in noisy_weights(net):
+        found.setdefault(id(tensor.mean), (name, (key, tensor)))
+    if not found:
+        raise VardropError(
+            "Expected `net` to have noisy weights, but got gates or heads only. "
+            "Convert it with a posterior, such as vardrop.sparse_vd()."
+        )
+    return dict(found.values())
+
+
+def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
+    """The pairs (x, y) of a loader; anything else is refused."""
+    check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
+    for batch in loader:
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if not pair or not isinstance(batch[1], Tensor):
+            raise VardropError(
+                f"Expected `loader` to yield pairs (x, y) of tensors, but got {shown(batch)}."
+            )
+        yield batch[0], batch[1]
+
+
+def called_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+    """What a net says of a batch with other tensors in the place of its own: its `logits`, if any.
+
+    A loss of the user's own gets any other output as it is.
+    """
+    args, kwargs = arguments(net, untouched(plain_batch(x)))
+    found = functional_call(net, tensors, args, kwargs)
+    return one_tensor(found) if hasattr(found, "logits") else found

@@ -1,0 +1,127 @@
+"""Two processes that are seeded alike draw different noise on the same inputs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import vardrop as vd
+from vardrop.tuning.processes import process_noise
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+# All examples are one, and there is no dropout: outputs differ by their noise alone.
+TRAINER = """
+import sys, torch, transformers, vardrop as vd
+from vardrop.integrations.trainer import ELBOTrainer
+torch.set_num_threads(1)
+data = [{"input_ids": torch.arange(3, 10), "labels": torch.tensor(1)}] * 16
+size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+size |= {"intermediate_size": 16, "vocab_size": 16, "num_labels": 2}
+rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+def run(start=None):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**size, **rates)
+    model = transformers.BertForSequenceClassification(config)
+    vd.convert(model, vd.bayes_by_backprop(log_sigma2=-4.0))
+    args = transformers.TrainingArguments(
+        sys.argv[1], num_train_epochs=2, per_device_train_batch_size=4, save_strategy="epoch",
+        use_cpu=True, report_to=[], disable_tqdm=True, ddp_backend="gloo", learning_rate=1e-2,
+        gradient_checkpointing=True,
+    )
+    seen = []
+    def output(found):
+        seen.append(found.logits.detach().clone())
+        return found.logits
+    ELBOTrainer(model, args, train_dataset=data, output=output).train(resume_from_checkpoint=start)
+    return model.state_dict(), seen, torch.get_rng_state()
+whole, resumed = run(), run(f"{sys.argv[1]}/checkpoint-2")
+rank = torch.distributed.get_rank()
+torch.save([*whole, resumed[0]], f"{sys.argv[1]}/{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+LIGHTNING = """
+import sys, torch, lightning.pytorch as pl, vardrop as vd
+from vardrop.integrations.lightning import LightningELBO
+torch.set_num_threads(1)
+class Look(pl.Callback):
+    losses = []
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.losses.append(outputs["loss"].detach())
+    def on_train_end(self, trainer, module):
+        found = [module.state_dict(), self.losses, torch.get_rng_state()]
+        torch.save(found, f"{sys.argv[1]}/{trainer.global_rank}.pt")
+pl.seed_everything(0)
+net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop(log_sigma2=-2.0))
+data = torch.utils.data.TensorDataset(torch.ones(16, 4), torch.zeros(16, dtype=torch.long))
+quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+trainer = pl.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp",
+                     enable_checkpointing=False, callbacks=[Look()], **quiet)
+elbo = vd.ELBO(net, vd.Categorical(), num_data=16)
+trainer.fit(LightningELBO(elbo), torch.utils.data.DataLoader(data, batch_size=4))
+"""
+
+
+def run(folder, script, *launch):
+    (folder / "script.py").write_text(script)
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", *launch, str(folder / "script.py"), str(folder)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
+
+
+def test_processes_of_the_trainer_draw_their_own_noise(tmp_path):
+    pytest.importorskip("transformers")
+    first, second = run(tmp_path, TRAINER, *TORCHRUN)
+    for mine, others in zip(first[1], second[1], strict=True):
+        assert not torch.equal(mine, others)
+    assert same(first[0], second[0])  # one model
+    assert torch.equal(first[2], second[2])  # torch's generators are as equal as they were
+    assert same(first[3], first[0])  # training that was resumed
+
+
+def test_processes_of_lightning_draw_their_own_noise(tmp_path):
+    pytest.importorskip("lightning.pytorch")
+    first, second = run(tmp_path, LIGHTNING)
+    assert len(first[1]) == 2
+    assert not any(torch.equal(*both) for both in zip(first[1], second[1], strict=True))
+    assert same(first[0], second[0])
+    assert torch.equal(first[2], second[2])
+
+
+def test_one_process_draws_as_always():
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    with process_noise(0, 1, CPU):
+        assert torch.equal(torch.randn(3), expected)
+
+
+def test_activations_that_are_computed_again_have_the_same_noise():
+    """Backward, outside of the block, repeats the pass that was inside."""
+    net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop(log_sigma2=0.0)).train()
+    gradients = []
+    for again in (True, False):
+        net.zero_grad()
+        torch.manual_seed(0)
+        with process_noise(1, 2, CPU):
+            x = torch.ones(2, 4)
+            y = checkpoint(net, x, use_reentrant=False) if again else net(x)
+        y.square().sum().backward()
+        gradients.append(net.log_sigma2.grad.clone())
+    assert torch.equal(*gradients)

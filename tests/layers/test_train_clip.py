@@ -1,0 +1,58 @@
+"""`train_clip`: weights that are mostly noise are drawn around zero while a model is trained."""
+
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 4), (6, 5)),
+    "conv": (lambda: nn.Conv2d(2, 4, 3), (3, 2, 6, 6)),
+}
+
+
+def layer(kind, clip=3.0):
+    torch.manual_seed(0)
+    made = vd.convert(LAYERS[kind][0](), vd.sparse_vd(train_clip=clip))
+    with torch.no_grad():
+        made.weight[::2] *= 1e-4  # log alpha far above 3
+    return made
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_means_of_noisy_weights_are_zero_in_training_alone(kind):
+    made, x = layer(kind), torch.randn(LAYERS[kind][1])
+    noise = torch.zeros_like(made.eval()(x))
+    kept = (vd.log_alpha(made)[""] < 3).to(x.dtype)
+    assert 0 < float(kept.mean()) < 1
+    expected = made.op(x, made.weight * kept, made.bias)
+    torch.testing.assert_close(made.train()(x, noise), expected)
+    torch.testing.assert_close(made.eval()(x, noise), made.op(x, made.weight, made.bias))
+
+
+def test_clipped_means_learn_from_the_kl_alone():
+    made, x = layer("linear"), torch.randn(6, 5)
+    made.train()(x).square().sum().backward()
+    clipped = vd.log_alpha(made)[""] >= 3
+    assert not bool(made.weight.grad[clipped].any())
+    assert bool(made.weight.grad[~clipped].all())
+    assert bool(made.log_sigma2.grad.all())
+    made.zero_grad()
+    vd.kl(made).backward()
+    assert bool(made.weight.grad.all())
+
+
+def test_inside_an_elbo_the_shared_pass_gives_the_same_gradients():
+    grads = []
+    for shared in (True, False):
+        made, x = layer("linear"), torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(3)
+        if shared:
+            loss = vd.ELBO(made, vd.Gaussian(1.0), 10)(x, torch.zeros(6, 4)).loss
+        else:
+            output = made(x)
+            loss = vd.Gaussian(1.0)(output, torch.zeros(6, 4)) + vd.kl(made) / 10
+        loss.backward()
+        grads.append(made.weight.grad)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)

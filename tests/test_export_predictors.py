@@ -1,0 +1,315 @@
+"""Predictors as graphs: they answer with the numbers of torch, outside of torch."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vardrop as vd
+from tests.statistics import z_bound
+from vardrop._core.errors import VardropError
+from vardrop.export import export_program
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    onnxruntime = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3)
+        self.pool, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.pool(self.b((x + self.a(x)).relu())).flatten(1))
+
+
+class Attending(nn.Module):
+    """Attention without dropout, over the pixels."""
+
+    def __init__(self):
+        super().__init__()
+        own = {"dim_feedforward": 8, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.first = nn.Linear(2, 4)
+        self.attention = nn.TransformerEncoderLayer(4, 2, **own)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.attention(self.first(x.flatten(2).transpose(1, 2))).mean(1))
+
+
+def chain():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def trained(make, recipe=None):
+    torch.manual_seed(0)
+    net = vd.convert(make(), recipe or vd.sparse_vd(log_sigma2=-3.0)).eval()
+    return net, torch.randn(5, 2, 6, 6)
+
+
+def session_of(path):
+    return onnxruntime.InferenceSession(path)
+
+
+def answers(path, *tensors):
+    session = session_of(path)
+    feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, map(torch.from_numpy, session.run(None, feed)), strict=True))
+
+
+def assert_answers(found, predictor, expected, atol=1e-5):
+    for name, value in zip(predictor.output_names, expected, strict=True):
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("make", [Residual, pytest.param(chain, marks=pytest.mark.slow)])
+def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
+    net, x = trained(make, vd.sparse_vd(log_sigma2=-3.0))
+    predictor = vd.freeze(net, "moments")
+    size = vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1])
+    assert size == (tmp_path / "net.onnx").stat().st_size
+    for batch in (x, torch.randn(1, 2, 6, 6)):
+        found = answers(tmp_path / "net.onnx", batch)
+        assert tuple(found) == predictor.output_names
+        assert_answers(found, predictor, predictor.outputs(batch))
+
+
+@pytest.mark.parametrize("make", [Residual, Attending, pytest.param(chain, marks=pytest.mark.slow)])
+def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
+    net, x = trained(make)
+    predictor = vd.freeze(net, draws=6)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], noise="input")
+    graph = predictor.graph(x, noise="input")
+    noise = graph.noise_like(x)
+    given = noise.clone()
+    session = session_of(tmp_path / "net.onnx")
+    assert [i.name for i in session.get_inputs()] == ["x", "noise"]
+    assert session.get_inputs()[1].shape[2] == noise.shape[2]
+    expected = [value.detach() for value in graph(x, noise)]
+    assert torch.equal(noise, given)
+    assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, expected)
+
+
+def test_a_graph_with_given_noise_draws_as_predict_does():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net = vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
+    x, draws = torch.randn(5, 4), 7
+    predictor = vd.freeze(net, draws=draws)
+    p = predictor(x, seed=3)
+    # predict draws the numbers of a layer after those of the layer before, (draws N, units) each.
+    from vardrop.functional import drawing, standard_normal
+
+    with drawing(3):
+        flat = standard_normal((draws * 5 * 9,), x)
+    first, second = flat.split([draws * 5 * 6, draws * 5 * 3])
+    noise = torch.cat([first.view(draws, 5, 6), second.view(draws, 5, 3)], 2)
+    probs, epistemic = predictor.graph(x, ("probs", "epistemic"), "input")(x, noise)
+    torch.testing.assert_close(probs, p.probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(epistemic, p.epistemic, rtol=0, atol=1e-6)
+
+
+ONE_LAYER = {
+    "alone": (lambda: nn.Linear(4, 3), "*"),
+    "last": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), "2"),
+    "before a norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "*"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_LAYER)
+def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
+    make, where = ONE_LAYER[name]
+    net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
+    predictor = vd.freeze(net, draws=6)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", torch.randn(2, 4), noise="input")
+    for batch in (1, 5):
+        x = torch.randn(batch, 4)
+        graph = predictor.graph(x, noise="input")
+        noise = graph.noise_like(x)
+        assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, graph(x, noise))
+
+
+@pytest.mark.parametrize("make", [chain, pytest.param(Residual, marks=pytest.mark.slow)])
+def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
+    net, x = trained(make)
+    predictor, calls = vd.freeze(net, draws=500), 4
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], outputs=["probs"])
+    session = session_of(tmp_path / "net.onnx")
+    found = [torch.from_numpy(session.run(None, {"x": x.numpy()})[0]) for _ in range(calls)]
+    assert not torch.equal(found[0], found[1])  # drawn anew
+    expected = [predictor(x, seed=s) for s in range(calls)]
+    mean = torch.stack([p.probs for p in expected]).mean(0)
+    error = expected[0].standard_error * math.sqrt(2 / calls)
+    z = (torch.stack(found).mean(0) - mean).abs() / error
+    assert float(z.max()) < z_bound(2 * z.numel())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["l0", "concrete_dropout", "variational_dropout"])
+def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net = vd.convert(net, getattr(vd, recipe)()).eval()
+    x, predictor = torch.randn(5, 4), vd.freeze(net, draws=4)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x, noise="input")
+    graph = predictor.graph(x, noise="input")
+    noise = graph.noise_like(x)
+    with torch.no_grad():
+        expected = graph(x, noise)
+    assert_answers(answers(tmp_path / "net.onnx", x, noise), predictor, expected)
+
+
+LIKELIHOODS = {
+    "bernoulli": (vd.Bernoulli(), 2),
+    "gaussian": (vd.Gaussian(0.3), 2),
+    "heteroscedastic": (vd.HeteroscedasticGaussian(), 2),
+    "values": (vd.Values(), 1),
+    "tempered": (vd.Categorical(temperature=2.0), 3),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "gaussian" else pytest.param(n, marks=pytest.mark.slow) for n in LIKELIHOODS],
+)
+def test_every_likelihood_answers(tmp_path, name):
+    torch.manual_seed(0)
+    likelihood, outputs = LIKELIHOODS[name]
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
+    net = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
+    predictor, x = vd.freeze(net, "moments", draws=8, likelihood=likelihood), torch.randn(5, 4)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x)
+    found = answers(tmp_path / "net.onnx", x)
+    assert_answers(found, predictor, predictor.outputs(x))
+
+
+def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
+    torch.manual_seed(0)
+    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
+    held_out, y, x = torch.randn(40, 4), torch.randint(3, (40,)), torch.randn(5, 4)
+    predictor = vd.freeze(net, "moments")
+    rule = vd.conformal(predictor(held_out), y)
+    predictor = vd.freeze(net, "moments", conformal=rule)
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("epistemic", "set"))
+    found = answers(tmp_path / "net.onnx", x)
+    assert list(found) == ["epistemic", "set"]
+    assert torch.equal(found["set"], rule.classes(predictor(x)))
+    about = session_of(tmp_path / "net.onnx").get_modelmeta().custom_metadata_map
+    assert about["likelihood"] == "Categorical()"
+    assert about["mode"] == "moments"
+    assert about["noise"].startswith("AdditiveGaussian")
+    assert about["vardrop"]
+
+
+def test_a_program_of_torch_answers_too():
+    net, x = trained(chain)
+    predictor = vd.freeze(net, "moments")
+    program = export_program(predictor, x[:1], outputs=("probs", "lower"))
+    probs, lower = program.module()(x)
+    expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
+    torch.testing.assert_close(probs, expected["probs"])
+    torch.testing.assert_close(lower, expected["lower"])
+
+
+class Dependent(nn.Module):
+    """Rows that change each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+class Lacking(nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.inner(x + torch.randn_like(x))
+
+
+def test_what_a_graph_cannot_hold(tmp_path):
+    x, path = torch.randn(5, 4), tmp_path / "net.onnx"
+
+    def predictor(net, recipe=None, **options):
+        return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
+
+    whole = vd.bayes_by_backprop(estimator=vd.weight_sample)
+    with pytest.raises(VardropError, match=r"but got '0' \(Linear\), which draws its weights once"):
+        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), whole), path, x)
+    with pytest.raises(VardropError, match="the answer to a row changes with the rows beside it"):
+        vd.export_onnx(predictor(Dependent()), path, x)
+    with pytest.raises(VardropError, match=r"'\(net\)' \(Drawing\), which draws by randn_like"):
+        vd.export_onnx(predictor(Drawing()), path, x)
+    with pytest.raises(VardropError, match=r"but got `bessel_j0` in '.*1' \(Lacking\)"):
+        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), path, x)
+    lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
+    with pytest.raises(VardropError, match=r"known moments, but got '1' \(Lacking\)"):
+        vd.export_onnx(predictor(lacking, mode="moments"), path, x)
+    with pytest.raises(VardropError, match=r"'0.gate' \(Gate\), which draws noise of shape \(4,\)"):
+        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), path, x)
+    with pytest.raises(VardropError, match="`outputs` to be one of 'probs', .* but got 'mean'"):
+        vd.export_onnx(predictor(nn.Linear(4, 3)), path, x, outputs=["mean"])
+    with pytest.raises(VardropError, match="Expected a predictor of vardrop.freeze with `outputs`"):
+        vd.export_onnx(nn.Linear(4, 3), path, x, outputs=["probs"])
+    assert not path.exists()
+
+
+def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
+    net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20))
+    small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()
+    x = torch.randn(5, 20)
+    predictor = vd.freeze(small, "moments")
+    vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("probs", "epistemic"))
+    found = answers(tmp_path / "net.onnx", x)
+    assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_package_answers_as_torch_does(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net = vd.convert(net, vd.sparse_vd(log_sigma2=-3.0)).eval()
+    predictor, x = vd.freeze(net, "moments"), torch.randn(7, 4)
+    size = vd.export_package(predictor, tmp_path / "net.pt2", x[:1], outputs=("probs", "epistemic"))
+    assert size == (tmp_path / "net.pt2").stat().st_size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load = torch._inductor.aoti_load_package(str(tmp_path / "net.pt2"))
+    for batch in (x, x[:1]):
+        probs, epistemic = load(batch)
+        torch.testing.assert_close(probs, predictor(batch).probs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(epistemic, predictor(batch).epistemic, rtol=0, atol=1e-5)
+
+
+def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("No working C++ compiler found")
+
+    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
+    predictor, x = vd.freeze(net, "moments"), torch.randn(2, 4)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
+    with pytest.raises(VardropError, match="No working C\\+\\+ compiler found. It needs a C"):
+        vd.export_package(predictor, tmp_path / "net.pt2", x)
+    with pytest.raises(VardropError, match=r"`path` to end in .pt2, but got"):
+        vd.export_package(predictor, tmp_path / "net.so", x)
+    assert not list(tmp_path.iterdir())
