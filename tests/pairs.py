@@ -4,6 +4,5 @@ import pytest
 
 from vardrop.testing import cases, covering
 
-PAIRS = [
-    pytest.param(*pair, marks=[] if pair in covering() else pytest.mark.slow) for pair in cases()
-]
+ALWAYS = set(covering())
+PAIRS = [pytest.param(*pair, marks=[] if pair in ALWAYS else pytest.mark.slow) for pair in cases()]

@@ -16,6 +16,7 @@ def percent(cell):
     return float(cell.split("%")[0].split("(")[-1])
 
 
+@pytest.mark.slow
 def test_the_demo_prunes_and_stays_accurate(tmp_path, capsys):
     """And its net, as one ONNX file, tells digits from photographs as torch does."""
     table = main(tmp_path / "demo")
