@@ -21,7 +21,12 @@ def assert_mean(samples, expected):
     assert z.max() < z_bound(z.numel()), f"z = {z.max():.1f}"
 
 
-def assert_variance(samples, expected):
-    """The variance over axis 0 agrees with `expected`, by the standard error of (x - mean)^2."""
+def assert_variance(samples, expected, mean=None):
+    """The variance over axis 0 agrees with `expected`, by the standard error of (x - mean)^2.
+
+    A known mean also serves samples of two values, whose squares about it are constant.
+    """
     samples = samples.double()
-    assert_mean((samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected)
+    if mean is not None:
+        return assert_mean((samples - mean).square(), expected)
+    return assert_mean((samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected)

@@ -199,8 +199,9 @@ class PerExample(Estimator):
 class LocalReparameterization(Estimator):
     """y ~ N(op(x, E w), op(x^2, Var w)), drawn per output; noise has the output's shape.
 
-    Exact for Gaussian weights of dense layers; for shared kernels it keeps the marginals and drops
-    the covariance between positions. `floor` is added to the variance so that its square root has
+    Exact for Gaussian weights of a dense layer on inputs (N, features). If a weight serves several
+    positions of an example (a kernel, a dense layer over tokens, a tied weight), it keeps the
+    marginals and drops the covariance between positions. `floor` is added to the variance so that its square root has
     a gradient at x = 0.
 
     Other noise (signs, masks) makes outputs that are normal only in the limit of a large fan-in:

@@ -244,7 +244,9 @@ def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:
     """The shape of noise that is drawn per element, per unit and example, or per example.
 
-    Per sequence is per unit and example, the same at all steps; recurrent layers ask for it.
+    Axes before the units count as examples: a dense feature over tokens (N, T, units) has one draw
+    per unit, example and position. Per sequence is per unit and example, the same at all steps;
+    recurrent layers ask for it.
 
     >>> import torch
     >>> x = torch.zeros(8, 3, 5, 5)
