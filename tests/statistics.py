@@ -29,4 +29,6 @@ def assert_variance(samples, expected, mean=None):
     samples = samples.double()
     if mean is not None:
         return assert_mean((samples - mean).square(), expected)
-    return assert_mean((samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected)
+    return assert_mean(
+        (samples - samples.mean(0)).square() * len(samples) / (len(samples) - 1), expected
+    )

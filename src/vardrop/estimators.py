@@ -201,8 +201,8 @@ class LocalReparameterization(Estimator):
 
     Exact for Gaussian weights of a dense layer on inputs (N, features). If a weight serves several
     positions of an example (a kernel, a dense layer over tokens, a tied weight), it keeps the
-    marginals and drops the covariance between positions. `floor` is added to the variance so that its square root has
-    a gradient at x = 0.
+    marginals and drops the covariance between positions. `floor` is added to the variance so that
+    its square root has a gradient at x = 0.
 
     Other noise (signs, masks) makes outputs that are normal only in the limit of a large fan-in:
     with three inputs a sum of signs takes four values. Such a posterior is refused, unless

@@ -32,9 +32,9 @@ class DropMaxRule(ClassRule):
         loss = -log p(y | x, z) + sum_k KL_k + sum_k BCE(sigmoid(r_k), [k = y]) - sum_k H(rho_k).
 
     The entropy H of the rates enters with a minus sign, so that training raises it: it keeps the
-    rates away from zero and one. Read literally, the sign of the paper's sum rho log rho + (1 - rho)
-    log(1 - rho) would lower it. The epsilon that the paper adds to z is left out: a relaxed z is
-    positive, and its logarithm is computed without rounding to zero.
+    rates away from zero and one. Read literally, the sign of the paper's
+    sum rho log rho + (1 - rho) log(1 - rho) would lower it. The epsilon that the paper adds to z is
+    left out: a relaxed z is positive, and its logarithm is computed without rounding to zero.
 
     `inference="p"` draws z ~ p(z | x) in training too and keeps the likelihood alone.
 
