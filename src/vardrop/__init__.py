@@ -36,31 +36,31 @@ if TYPE_CHECKING:
     from vardrop.app.runs import Run as Run
     from vardrop.app.runs import compare_methods as compare_methods
     from vardrop.app.runs import compare_runs as compare_runs
-    from vardrop.tuning import fine_tune as fine_tune  # type: ignore[no-redef]
+    from vardrop.tuning.fine_tune import fine_tune as fine_tune
     from vardrop.tuning import Slimmed as Slimmed
-    from vardrop.app.runs import fit as fit  # type: ignore[no-redef]
+    from vardrop.app.runs.fit import fit as fit
     from vardrop.app.runs import load_run as load_run
     from vardrop.app.runs import resume as resume
-    from vardrop.tuning import slim as slim  # type: ignore[no-redef]
+    from vardrop.tuning.slim import slim as slim
     from vardrop.compression import choose_threshold as choose_threshold
     from vardrop.export import export_onnx as export_onnx
     from vardrop.export import export_package as export_package
     from vardrop.export import export_program as export_program
     from vardrop.compression import load as load
-    from vardrop.compression import pack as pack
-    from vardrop.compression import plan_shrink as plan_shrink
-    from vardrop.compression import reestimate_batchnorm as reestimate_batchnorm
-    from vardrop.compression import save as save
-    from vardrop.compression import shrink as shrink
+    from vardrop.compression.pack import pack as pack
+    from vardrop.tuning import reestimate_batchnorm as reestimate_batchnorm
+    from vardrop.compression.save import save as save
+    from vardrop.compression import Shrunk as Shrunk
+    from vardrop.compression.shrink import shrink as shrink
     from vardrop.compression import sparsify as sparsify
     from vardrop.compression import unpack as unpack
     from vardrop.conversion import Plan as Plan
-    from vardrop.conversion import convert as convert
+    from vardrop.conversion.convert import convert as convert
     from vardrop.conversion import load_noisy as load_noisy
-    from vardrop.conversion import plan as plan  # type: ignore[no-redef]
+    from vardrop.conversion.plan import plan as plan
     from vardrop.conversion import revert as revert
-    from vardrop.conversion import save_noisy as save_noisy
-    from vardrop.conversion import to_variance as to_variance
+    from vardrop.conversion.save_noisy import save_noisy as save_noisy
+    from vardrop.conversion.to_variance import to_variance as to_variance
     from vardrop.app.data import load_dataset as load_dataset
     from vardrop.app.data import register_dataset as register_dataset
     from vardrop.layers.alpha import alpha_summary as alpha_summary
@@ -167,5 +167,5 @@ def __dir__() -> list[str]:
 
 
 for _name, _home in _HOMES.items():
-    if _home not in _WITH_EXTRAS:
+    if not _home.startswith(_WITH_EXTRAS):
         globals()[_name] = __getattr__(_name)

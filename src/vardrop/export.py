@@ -28,9 +28,9 @@ from vardrop._core.calls import arguments
 from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
-from vardrop.compression.files import as_path, densify
-from vardrop.compression.masks import check_means
-from vardrop.compression.running import Inputs, as_inputs, check_runs, hooks, run
+from vardrop.compression.mask import check_means
+from vardrop.compression.probes import Inputs, as_inputs, check_runs, hooks, run
+from vardrop.compression.save import as_path, densify
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import evaluating, noisy_modules

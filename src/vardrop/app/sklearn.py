@@ -9,9 +9,9 @@ for _package in ("sklearn", "pandas"):
 
 import copy
 import math
+import re
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,31 +31,33 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_integer, check_number
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop.app.runs import Run, compress, fit, load_run
+from vardrop.app.data import Part
+from vardrop.app.runs import fit
 from vardrop.app.runs.callbacks import Observer, ProgressBar
-from vardrop.app.runs.held_out import CHOICE
-from vardrop.app.store import BEST
-from vardrop.compression import ShrinkPlan
+from vardrop.app.runs.compress import shrink_model
+from vardrop.app.runs.run import Model
+from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
 from vardrop.prediction import Prediction, predict
 from vardrop.prediction.result import mixture_quantile
 from vardrop.recipes import BaseRecipe
 
-_KEPT = ("config.json", "preprocessing.json", BEST, CHOICE, "results.json")
+_FITTED = ("n_features_in_", "feature_names_in_", "classes_")  # as scikit-learn has them
 _ROWS, _FEWEST = 4096, 3  # predicted at once; to train on and to hold out
 
 
 class _Estimator(BaseEstimator):
-    """What both estimators share: a run of `vardrop.fit` on all rows, in a directory of its own.
+    """What both estimators share: the model of a run of `vardrop.fit` on all rows, in memory.
 
     Predictions are whole functions drawn with the seed of the fit, in double precision: a row is
     predicted alike alone and among others, in any order.
     """
 
     _task: Any
+    _held_out: Part | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -73,13 +75,13 @@ class _Estimator(BaseEstimator):
         if weight is not None and not bool((weight == 1).all()):
             more["weight"] = _free("weight", table)
             table = table.assign(**{more["weight"]: weight})
-        directory = Path(tempfile.mkdtemp(prefix="vardrop-"))
+        directory = tempfile.mkdtemp(prefix="vardrop-")
         try:
             run = fit(
                 table,
                 self._net(),
                 self.recipe,
-                out=directory / "run",
+                out=directory,
                 target=column,
                 task=self._task,
                 test=False,
@@ -90,18 +92,14 @@ class _Estimator(BaseEstimator):
                 **settings,
                 **more,
             )
-        except BaseException:
+        finally:
             shutil.rmtree(directory, ignore_errors=True)
-            raise
-        self._keep(run, directory)
-
-    def _keep(self, run: Run, directory: Path) -> None:
-        self.run_, self._directory = run, directory
-        self._clean = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        self.model_ = Model(run.config, run.elbo, run.choice)
+        self._held_out = run.data.validation
 
     def _net(self) -> nn.Module | str:
-        if self.warm_start and hasattr(self, "run_"):
-            before = copy.deepcopy(self.run_.net)
+        if self.warm_start and hasattr(self, "model_"):
+            before = copy.deepcopy(self.model_.net)
             return revert(before) if has_noise(before) else before
         if self.module is None:
             return "auto"
@@ -142,10 +140,10 @@ class _Estimator(BaseEstimator):
 
     def predict_dist(self, X: Any) -> Prediction:
         """The predictive distribution of rows, in the units of the target."""
-        check_is_fitted(self, "run_")
-        run, frame = self.run_, self._frame(X)
-        x = run.inputs(frame).double()
-        elbo = copy.deepcopy(run.elbo).double()
+        check_is_fitted(self, "model_")
+        model = self.model_
+        x = model.inputs(self._frame(X)).double()
+        elbo = copy.deepcopy(model.elbo).double()
         noisy = has_noise(elbo.net)
         p = predict(
             elbo,
@@ -153,65 +151,83 @@ class _Estimator(BaseEstimator):
             self.samples if noisy else 1,
             mode="sample" if noisy else "mean",
             draw="weights" if noisy else "estimator",
-            seed=run.config.settings.seed,
+            seed=model.config.settings.seed,
         )
-        if run.choice is not None:
-            p = p.rescaled(math.exp(run.choice.log_scale))
-        return run.in_units(p)
+        if model.choice is not None:
+            p = p.rescaled(math.exp(model.choice.log_scale))
+        return model.in_units(p)
 
-    def compress(self, max_drop: float | None = None) -> tuple[nn.Module, ShrinkPlan]:
+    def compress(self, max_drop: float | None = None) -> Shrunk:
         """A plain, smaller net without what the method calls dead, and the plan it was made by.
 
         Args:
             max_drop: what may be lost on held-out rows: of accuracy, or as a fraction of the RMSE.
         """
-        check_is_fitted(self, "run_")
-        return compress(self.run_, max_drop)
+        check_is_fitted(self, "model_")
+        if self._held_out is None:
+            raise VardropError(
+                "Expected the held-out rows of the fit, but this estimator was loaded or copied "
+                "without them. Compress it where it was fitted, or fit it again."
+            )
+        return shrink_model(self.model_, self._held_out, max_drop)[1]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to one file with a checksum; no pickle is in it."""
-        check_is_fitted(self, "run_")
-        state = self.__getstate__()
-        files = {
-            n: torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            for n, content in state["_files"].items()
-        }
-        values = {k: v for k, v in state.items() if k not in ("_files", "module", "recipe")}
-        write_tensors(Path(path), files, {"class": type(self).__name__, **_plain(values)})
+        check_is_fitted(self, "model_")
+        tensors, model = self.model_.state()
+        params = {k: v for k, v in self.get_params().items() if k not in ("module", "recipe")}
+        if not isinstance(self.random_state, int):  # a generator is no part of the fit
+            params["random_state"] = None
+        fitted = {k: vars(self)[k] for k in _FITTED if k in vars(self)}
+        values = {"params": params, "fitted": _plain(fitted), "model": model}
+        write_tensors(Path(path), tensors, {"class": type(self).__name__, **values})
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
         """Read what `save` wrote; with a fresh `module` where it was fitted with one."""
         tensors, values = read_tensors(Path(path))
-        if values.pop("class", None) != cls.__name__:
+        if not isinstance(values, dict) or values.get("class") != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
-        files = {name: t.numpy().tobytes() for name, t in tensors.items()}
-        estimator = cls(module)
-        estimator.__setstate__({**_arrays(values), "module": module, "_files": files})
+        try:
+            estimator = cls(module, **values["params"])
+            for name, value in _arrays(values["fitted"]).items():
+                setattr(estimator, name, value)
+            own = copy.deepcopy(module)
+            estimator.model_ = Model.from_state(tensors, values["model"], Path(path), own)
+            estimator._check_fitted()
+        except (KeyError, TypeError, AttributeError, ValueError) as wrong:
+            raise VardropError(
+                f"Expected {path} to hold a {cls.__name__}, but got: {wrong} It is damaged."
+            ) from wrong
         return estimator
 
+    def _check_fitted(self) -> None:
+        """Raise unless what a file says of the fit is what the model was fitted to."""
+        about = self.model_.about
+        if about.preprocessing is None or about.task != self._task:
+            raise ValueError(f"a model of {about.kind}s for {about.task}.")
+        names = [column.name for column in about.preprocessing.columns]
+        names += [name for name, _ in about.preprocessing.dropped]
+        features = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(len(names))]))
+        if self.n_features_in_ != len(features) or sorted(features) != sorted(names):
+            raise ValueError("other columns than those of the model.")
+        if len(getattr(self, "classes_", ())) != len(about.classes):
+            raise ValueError("other classes than those of the model.")
+        check_integer("samples", self.samples)
+
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if "run_" in state:
-            directory = state.pop("run_").directory
-            state["_files"] = {
-                n: (directory / n).read_bytes() for n in _KEPT if (directory / n).is_file()
-            }
-        for name in ("_directory", "_clean"):
-            state.pop(name, None)
+        """With the model as tensors and plain values, and without the rows of the fit."""
+        state = {k: v for k, v in super().__getstate__().items() if k != "_held_out"}
+        if "model_" in state:
+            state["model_"] = state["model_"].state()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        files = state.pop("_files", None)
         super().__setstate__(state)
-        if files is None:
-            return
-        directory = Path(tempfile.mkdtemp(prefix="vardrop-"))
-        (directory / "run").mkdir()
-        for name, content in files.items():
-            (directory / "run" / name).write_bytes(content)
-        own = copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else None
-        self._keep(load_run(directory / "run", own), directory)
+        if "model_" in state:
+            own = copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else None
+            tensors, values = state["model_"]
+            self.model_ = Model.from_state(tensors, values, Path("the pickle"), own)
 
 
 class VardropRegressor(RegressorMixin, _Estimator):
@@ -275,7 +291,7 @@ class VardropRegressor(RegressorMixin, _Estimator):
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Any, Any]:
         """Lower and upper ends of intervals that cover new values at this rate, conformal."""
-        lower, upper = self.run_.interval(self.predict_dist(X), coverage)
+        lower, upper = self.model_.interval(self.predict_dist(X), coverage)
         return lower.flatten().numpy(), upper.flatten().numpy()
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
@@ -352,18 +368,17 @@ class VardropClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: Any) -> Any:
         """The probabilities of the classes, (N, classes), averaged over the draws."""
-        check_is_fitted(self, "run_")
         probs = self.predict_dist(X).probs.numpy()
         return probs / probs.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> Any:
         """The most probable class of rows."""
-        check_is_fitted(self, "run_")
+        check_is_fitted(self, "model_")
         return self.classes_[self.predict_proba(X).argmax(1)]
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Any:
         """Sets of classes, (N, classes) True inside, that hold the true one at this rate."""
-        return self.run_.sets(self.predict_dist(X), coverage).numpy()
+        return self.model_.sets(self.predict_dist(X), coverage).numpy()
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
         """Classes drawn from the predictive distribution, (N, n_samples)."""
@@ -421,7 +436,23 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arrays(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: np.array(v["array"], v["dtype"]) if isinstance(v, dict) and "dtype" in v else v
-        for k, v in values.items()
-    }
+    """What `_plain` was given: numbers and lists of one dimension, under known names."""
+    found = {}
+    for name, value in values.items():
+        if name not in _FITTED:
+            raise ValueError(f"the unknown value {name!r}.")
+        if name == "n_features_in_":
+            check_integer(name, value)
+            found[name] = value
+            continue
+        found[name] = np.array(value["array"], _dtype(value["dtype"]))
+        if found[name].ndim != 1 or found[name].tolist() != value["array"]:
+            raise ValueError(f"the value {name!r}, which is no list of {value['dtype']}.")
+    return found
+
+
+def _dtype(name: str) -> str:
+    """The type of classes or names; texts and plain numbers."""
+    if not re.fullmatch(r"object|bool|u?int\d+|float\d+|<U\d{1,6}", name):
+        raise ValueError(f"the type {name!r}.")
+    return name

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_integer, check_number
+from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, unsealed
 
@@ -114,9 +114,43 @@ def read_run(path: Path) -> StoredRun:
         )
     arrays = path / "arrays.safetensors"
     tensors = read_tensors(arrays)[0] if arrays.is_file() else {}
+    if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
+        raise VardropError(f"Expected numbers in {empty[0]!r} of {arrays}. It is damaged.")
     names = ("config.json", "results.json", "preprocessing.json")
     config, results, preprocessing = (_read_sealed(path / name) for name in names)
+    for name, content in zip(names, (config, results, preprocessing), strict=True):
+        _check_outline(content, path / name)
     return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
+
+
+# The types of entries that the report and the comparison take for granted, in any of the files; a
+# missing entry and null read as nothing.
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("metrics", "baseline", "ood", "held_out", "against"), dict),
+    **dict.fromkeys(("compression", "settings", "sizes", "data", "known"), dict),
+    **dict.fromkeys(("notes", "layers", "confusion", "classes"), list),
+    **dict.fromkeys(("task", "test_rows", "checksum", "target"), str),
+    "target_std": int | float,
+}
+_LAYER = {"name": str, "weights": int}
+_NUMBERS = {"settings": ("epochs", "pretrain"), "compression": ("weights_after", "packed_bytes")}
+
+
+def _check_outline(content: Record, path: Path) -> None:
+    """Raise unless the entries of a file are of the types that its readers take for granted."""
+    entries = [(name, value, _TYPES.get(name, object)) for name, value in content.items()]
+    for name, keys in _NUMBERS.items():
+        inner = content.get(name)
+        entries += [(k, inner.get(k), int) for k in keys] if isinstance(inner, dict) else []
+    for row in content.get("layers") or []:
+        fields = row if isinstance(row, dict) else {}
+        entries += [(k, fields.get(k, 0.5), kind) for k, kind in _LAYER.items()]
+    metrics = content.get("metrics")
+    if isinstance(metrics, dict):
+        entries += [(name, value, int | float) for name, value in metrics.items()]
+    for name, value, kind in entries:
+        if value is not None:
+            check_type(f"`{name}` in {path}", value, kind, "as vardrop writes it", "It is damaged.")
 
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
@@ -194,6 +228,9 @@ def read_history(directory: Path) -> list[Record]:
                 break
             raise _damaged(path, f"{broken} in line {number}") from broken
         records.append(unsealed(record, f"{path}, line {number}"))
+        seconds, gone = records[-1].get("seconds", 0), records[-1].get("sparsity") or {}
+        if not isinstance(seconds, int | float) or not isinstance(gone, dict):
+            raise _damaged(path, f"no record of an epoch in line {number}")
         epoch = records[-1].get("epoch")
         follows = len(records) == 1 or epoch == records[-2]["epoch"] + 1
         if type(epoch) is not int or epoch < 0 or not follows:

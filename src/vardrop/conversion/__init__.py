@@ -1,6 +1,6 @@
 """Conversion: plan what becomes noisy (and why not), apply it, take it back, keep it in a file."""
 
-from vardrop.conversion.apply import (
+from vardrop.conversion.convert import (
     convert as convert,
     revert as revert,
 )
@@ -8,7 +8,7 @@ from vardrop.conversion.plan import (
     Plan as Plan,
     plan as plan,
 )
-from vardrop.conversion.saving import (
+from vardrop.conversion.save_noisy import (
     contents as contents,
     is_description as is_description,
     load_noisy as load_noisy,
@@ -17,7 +17,7 @@ from vardrop.conversion.saving import (
     save_noisy as save_noisy,
 )
 from vardrop.conversion.selection import Where as Where
-from vardrop.conversion.variance import (
+from vardrop.conversion.to_variance import (
     Swap as Swap,
     to_variance as to_variance,
 )

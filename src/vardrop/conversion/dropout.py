@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vardrop.conversion.kinds import (
+from vardrop.conversion.layers import layer_kind
+from vardrop.conversion.rules import (
     Kind,
     described,
     has_parameters,
@@ -20,7 +21,6 @@ from vardrop.conversion.kinds import (
     plain_type,
     rename,
 )
-from vardrop.conversion.layers import layer_kind
 from vardrop.gates import (
     DROPOUT_TYPES,
     SwitchableDropout,

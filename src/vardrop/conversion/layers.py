@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.kinds import (
+from vardrop.conversion.rules import (
     Kind,
     check_plain,
     described,

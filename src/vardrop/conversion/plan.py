@@ -14,9 +14,9 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import Switched
-from vardrop.conversion.heads import LastLayer
-from vardrop.conversion.kinds import Kind
+from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_kind
+from vardrop.conversion.rules import Kind
 from vardrop.conversion.selection import Where, check_selection, listed, selects
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout

@@ -266,7 +266,7 @@ def fit_config(model: Any) -> Any:
     >>> size = dict(vocab_size=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
     >>> model = GPT2LMHeadModel(GPT2Config(**size))
     >>> _ = model.transformer.h[0].mlp.c_proj.weight.data[5:].zero_()
-    >>> fit_config(vd.shrink(model, torch.zeros(1, 3, dtype=torch.long))).config.n_inner
+    >>> fit_config(vd.shrink(model, torch.zeros(1, 3, dtype=torch.long)).net).config.n_inner
     5
     """
     check_type("model", model, PreTrainedModel, "a model of transformers")

@@ -18,12 +18,13 @@ sec. 4 (masks).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from vardrop._core.errors import VardropError
 from vardrop.gates import FeatureNoise, Gate, Side
@@ -55,6 +56,78 @@ STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "RNN_TANH": _rnn(torch.tanh),
     "RNN_RELU": _rnn(torch.relu),
 }
+Part = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def run_steps(layer: Any, parts: Sequence[Part], input: Any, hx: Any, drops: bool) -> Any:
+    """The outputs and the last state of a recurrent layer of torch, step by step.
+
+    Args:
+        layer: with the attributes of torch's layer that say how it is called.
+        parts: of every layer and direction what projects the inputs, the state before a step and
+            the state after it.
+        input: (length, N, inputs) or as `batch_first` has it, without N, or a packed sequence.
+        hx: the first state, or None.
+        drops: whether dropout between layers is drawn.
+    """
+    x, lengths = pad_packed_sequence(input) if isinstance(input, PackedSequence) else (input, None)
+    batch_first = layer.batch_first and lengths is None
+    batched, axis = x.dim() == 3, 0 if layer.batch_first else 1
+    x = x if batched else x.unsqueeze(axis)
+    steps = x.transpose(0, 1) if batch_first else x  # (length, N, inputs)
+    states = None if hx is None else list(hx) if layer.mode == "LSTM" else [hx]
+    if states is not None and not batched:
+        states = [h.unsqueeze(1) for h in states]
+    last: list[tuple[Tensor, ...]] = []
+    directions = 2 if layer.bidirectional else 1
+    for start in range(0, len(parts), directions):
+        if start and layer.dropout:
+            steps = functional.dropout(steps, layer.dropout, drops)
+        each = []
+        for index in range(start, start + directions):
+            state = None if states is None else [h[index] for h in states]
+            y, new = _run_part(layer, parts[index], steps, state, lengths, index > start)
+            each.append(y)
+            last.append(new)
+        steps = torch.cat(each, -1)
+    hidden = tuple(torch.stack(each) for each in zip(*last, strict=True))
+    outputs: Any = steps.transpose(0, 1) if batch_first else steps
+    if lengths is not None:
+        outputs = pack_padded_sequence(steps, lengths, enforce_sorted=False)
+    if not batched:
+        outputs, hidden = outputs.squeeze(axis), tuple(h.squeeze(1) for h in hidden)
+    return outputs, hidden if layer.mode == "LSTM" else hidden[0]
+
+
+def _run_part(
+    layer: Any,
+    part: Part,
+    steps: Tensor,
+    state: list[Tensor] | None,
+    lengths: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One layer in one direction; sequences that have ended keep their state."""
+    enter, read, project = part
+    projected = enter(steps)
+    if state is None:
+        sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size]
+        state = [projected.new_zeros(steps.shape[1], size) for size in sizes]
+    hidden, cell = state[0], state[-1]
+    outputs, order = [hidden] * len(steps), range(len(steps))
+    for t in reversed(order) if reverse else order:
+        new, new_cell = STEPS[layer.mode](projected[t], read(hidden), hidden, cell)
+        new = project(new)
+        if lengths is None:
+            hidden, cell = new, new_cell
+            outputs[t] = hidden
+            continue
+        on = (t < lengths).unsqueeze(1).to(new.device)
+        hidden, cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
+        outputs[t] = torch.where(on, new, 0.0)
+    return torch.stack(outputs), (hidden, cell) if layer.mode == "LSTM" else (hidden,)
+
+
 _WEIGHT = re.compile(r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?")
 _BIAS = re.compile(r"bias_(ih|hh)(_l\d+(_reverse)?)?")
 
@@ -152,63 +225,23 @@ class _Recurrent(Variational):
                 "Expected a padded tensor where masks are drawn per sequence, but got "
                 f"{type(input).__name__}. Pad the sequences, or switch the noise off."
             )
-        batched, axis = input.dim() == 3, 0 if self.batch_first else 1
-        x = input if batched else input.unsqueeze(axis)
-        outputs = x.transpose(0, 1) if self.batch_first else x  # (length, N, inputs)
-        masks = self.gate(outputs.new_ones(outputs.shape[1], self.gate.units))
-        states = self._states(outputs, hx, batched)
-        last: list[tuple[Tensor, ...]] = []
-        for layer, names in enumerate(self._layers()):
-            if layer and self.dropout:
-                outputs = functional.dropout(outputs, self.dropout, self._drops)
-            each = []
-            for reverse, own in enumerate(names):
-                found = {n: weights.get(n, getattr(self, n)) for n in own}
-                view = outputs.flip(0) if reverse else outputs
-                y, state = self._unrolled(found, view, [s[len(last)] for s in states], masks)
-                each.append(y.flip(0) if reverse else y)
-                last.append(state)
-            outputs = torch.cat(each, -1)
-        y = outputs.transpose(0, 1) if self.batch_first else outputs
-        hidden = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-        if not batched:
-            y, hidden = y.squeeze(axis), tuple(h.squeeze(1) for h in hidden)
-        return y, hidden if self._has_cell else hidden[0]
+        rows = input.shape[0 if self.batch_first else 1] if input.dim() == 3 else 1
+        masks = self.gate(input.new_ones(rows, self.gate.units))
+        parts = [self._part(names, weights, masks) for names in self._all_weights]
+        return run_steps(self, parts, input, hx, self._drops)
 
-    def _layers(self) -> list[list[list[str]]]:
-        """The names of the weights by layer and direction."""
-        flat, per_layer = self._all_weights, 2 if self.bidirectional else 1
-        return [flat[i : i + per_layer] for i in range(0, len(flat), per_layer)]
-
-    @property
-    def _has_cell(self) -> bool:
-        return self.mode == "LSTM"
-
-    def _states(self, steps: Tensor, hx: Any, batched: bool) -> list[Tensor]:
-        """The initial state (and cell), (layers, N, units)."""
-        if hx is not None:
-            given = list(hx) if self._has_cell else [hx]
-            return given if batched else [h.unsqueeze(1) for h in given]
-        sizes = [self.proj_size or self.hidden_size, *([self.hidden_size] * self._has_cell)]
-        return [steps.new_zeros(len(self._all_weights), steps.shape[1], size) for size in sizes]
-
-    def _unrolled(
-        self, weights: Mapping[str, Tensor], steps: Tensor, state: list[Tensor], masks: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: its outputs and its last state."""
-        w_in, w_state, *others = weights
-        biases: list[Any] = [weights[n] for n in others if n.startswith("bias_")] or [None, None]
+    def _part(self, names: list[str], drawn: Mapping[str, Tensor], masks: Tensor) -> Part:
+        """What projects inputs and state of one layer in one direction, masked."""
+        weights = {name: drawn.get(name, getattr(self, name)) for name in names}
+        w_in, w_state, *others = names
+        b_in, b_state = [weights[n] for n in others if n.startswith("bias_")] or [None, None]
         projection = next((weights[n] for n in others if n.startswith("weight_hr")), None)
         mask_in, mask_state = (self.per_feature(masks, n) for n in (w_in, w_state))
-        projected = functional.linear(steps * mask_in, weights[w_in], biases[0])
-        hidden, cell, outputs = state[0], state[-1], []
-        for step in projected:
-            from_state = functional.linear(hidden * mask_state, weights[w_state], biases[1])
-            hidden, cell = STEPS[self.mode](step, from_state, hidden, cell)
-            if projection is not None:
-                hidden = functional.linear(hidden, projection)
-            outputs.append(hidden)
-        return torch.stack(outputs), (hidden, cell) if self._has_cell else (hidden,)
+        return (
+            lambda x: functional.linear(x * mask_in, weights[w_in], b_in),
+            lambda h: functional.linear(h * mask_state, weights[w_state], b_state),
+            lambda h: h if projection is None else functional.linear(h, projection),
+        )
 
     @property
     def _drops(self) -> bool:

@@ -219,12 +219,21 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
     return replace(rule, analytic=p.analytic)
 
 
-def conformal_rule(scores: Tensor, level: float) -> Conformal:
-    """The rule that the scores of held-out rows give; an infinite bound where they are too few."""
-    rank = math.ceil((len(scores) + 1) * level)
-    if rank > len(scores):
-        return Conformal(level, math.inf)
-    return Conformal(level, float(scores.double().kthvalue(rank).values))
+def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -> Conformal:
+    """The rule that the scores of held-out rows give; an infinite bound where they are too few.
+
+    Args:
+        scores: of n rows, (n,).
+        level: the coverage.
+        weight: of each row, (n,), which sum to the number of exchangeable units, such as one over
+            the size of its group; ones by default.
+    """
+    weight = torch.ones(len(scores)) if weight is None else weight
+    ordered, order = scores.double().sort()
+    reached = weight.double()[order].cumsum(0)
+    wanted = level * (float(weight.double().sum()) + 1) * (1 - 1e-12)  # the sums are rounded
+    inside = reached >= wanted
+    return Conformal(level, float(ordered[inside][0]) if bool(inside.any()) else math.inf)
 
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import tensors_in
-from vardrop._core.checks import check_integer, check_net, check_number
+from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.compression import finishing
+from vardrop.compression.probes import as_inputs, called, hooks
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise, mode_of, noisy_weights
 from vardrop.objective import ELBO, parameter_groups
@@ -91,7 +92,7 @@ def fine_tune(
                 "Expected `loss` and `optimizer` for a plain net, but got "
                 f"{'no loss' if loss is None else 'no optimizer'}. Pass both, or convert the net."
             )
-        return finishing.fine_tune(net, data, loss, optimizer, 1 if epochs is None else epochs)
+        return _fine_tune_plain(net, data, loss, optimizer, 1 if epochs is None else epochs)
     if loss is not None or optimizer is not None:
         raise VardropError(
             "Expected `likelihood` for a noisy net, but got a `loss` or an `optimizer`. "
@@ -146,28 +147,74 @@ def _check_pair(validation: Any) -> None:
         )
 
 
+def _fine_tune_plain(
+    net: nn.Module, data: Batches, loss: Loss, optimizer: torch.optim.Optimizer, epochs: int
+) -> nn.Module:
+    """Train the weights that are left, in place; weights at zero stay at zero."""
+    check_type("data", data, Iterable, "batches of (inputs, targets)")
+    check_type("optimizer", optimizer, torch.optim.Optimizer, "an optimizer")
+    check_integer("epochs", epochs)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held & {id(p) for p in net.parameters()}:
+        raise VardropError(
+            "Expected `optimizer` to hold parameters of `net`, but got none of them. "
+            "Build it over net.parameters() after shrinking."
+        )
+    weights = [p for p in net.parameters() if p.dim() > 1 and p.requires_grad]
+    kept = [(p, p.detach() != 0) for p in weights]
+    with hooks(*(p.register_hook(partial(torch.mul, mask)) for p, mask in kept)):
+        steps = _descend(data, epochs, optimizer, lambda x, y: loss(called(net, as_inputs(x)), y))
+    if 0 in steps:
+        raise VardropError(
+            "Expected `data` to give batches in every epoch, but got none in epoch "
+            f"{steps.index(0)}. Give a list or a loader, not an iterator."
+        )
+    return net
+
+
+def _descend(
+    data: Batches,
+    epochs: int,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    after: Callable[[int], None] = lambda step: None,
+) -> list[int]:
+    """Take one step per batch; how many steps every epoch had."""
+    steps: list[int] = []
+    for epoch in range(epochs):
+        steps.append(0)
+        for x, y in data:
+            optimizer.zero_grad(set_to_none=True)
+            value = loss(x, y)
+            if not bool(value.isfinite()):
+                raise NotFiniteError(
+                    f"Expected a finite loss, but got {value.item()} in step {steps[-1]} of "
+                    f"epoch {epoch}. The net is as it was before that step: lower the learning "
+                    "rate, or look for NaN in the data."
+                )
+            value.backward()
+            optimizer.step()
+            steps[-1] += 1
+            after(sum(steps))
+    return steps
+
+
 def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> None:
     modes = {module: mode_of(module) for module in elbo.modules()}
     groups, noise = parameter_groups(elbo, lr, noise_lr=_NOISE_RATE * lr), NoiseCheck(elbo.net)
     rates, optimizer = [group["lr"] for group in groups], torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
     elbo.train()
-    done = 0
     try:
-        for _ in range(epochs):
-            for x, y in data:
-                value = elbo(x, y).loss
-                if not bool(value.isfinite()):
-                    raise NotFiniteError(
-                        f"Expected a finite loss, but got {value.item()} in step {done}. "
-                        "Lower `lr`, or look for NaN in the data."
-                    )
-                optimizer.zero_grad(set_to_none=True)
-                value.backward()
-                optimizer.step()
-                done += 1
-                if done < steps:
-                    schedule.step()
+        done = sum(
+            _descend(
+                data,
+                epochs,
+                optimizer,
+                lambda x, y: elbo(x, y).loss,
+                after=lambda step: schedule.step() if step < steps else None,
+            )
+        )
     finally:
         for module, mode in modes.items():
             module.training = mode

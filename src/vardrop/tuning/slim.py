@@ -1,8 +1,8 @@
 """Slim a trained net: gates find the units that a budget can do without, they go, the rest learns.
 
-The gates of `compression.budgets` are trained with the weights, under a price on the expected cost
-that rises until the budget holds; then the least willing units are cut out at once, and the same
-cycle of the learning rate goes on with the plain small net.
+The gates of `compression.unit_gates` are trained with the weights, under a price on the expected
+cost that rises until the budget holds; then the least willing units are cut out at once, and the
+same cycle of the learning rate goes on with the plain small net.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_map_only
 from vardrop._core.calls import one_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.compression import ShrinkPlan, reestimate_batchnorm
-from vardrop.compression.budgets import Quantity, UnitGates
-from vardrop.compression.masks import taken_apart
-from vardrop.compression.running import (
+from vardrop.compression import ShrinkPlan, Shrunk, shrink
+from vardrop.compression.costs import layer_costs
+from vardrop.compression.mask import decompose
+from vardrop.compression.probes import (
     Data,
     Inputs,
     as_inputs,
@@ -36,7 +36,8 @@ from vardrop.compression.running import (
     first_rows,
     outputs,
 )
-from vardrop.compression.shrinking import layer_costs, planned
+from vardrop.compression.unit_gates import Quantity, UnitGates
+from vardrop.tuning.batchnorm import reestimate_batchnorm
 from vardrop.tuning.processes import own_generators
 from vardrop.tuning.slim_report import WAYS, Cost, Slimmed, dead_ends, latencies, timed
 from vardrop.tuning.supplied import Batches, Loss, judge_for
@@ -201,7 +202,7 @@ class _Work:
 
     def trained(self, kind: str, limit: float) -> _Trained:
         """A net within a budget, trained to the end; the plan of the cut, and what had to stay."""
-        net = taken_apart(copy.deepcopy(self.net), {})
+        net = decompose(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         goal = self._macs_for(net, gates, limit) if kind == "latency" else limit
@@ -291,7 +292,7 @@ class _Work:
 
     def _time(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> float:
         """The measured time of a cut net, as a fraction of that of the given one."""
-        nets = {"before": self.net, "after": self.cut(net, gates, kept)[0]}
+        nets = {"before": self.net, "after": self.cut(net, gates, kept).net}
         found = latencies(nets, self.timed, ("torch",))["torch"]
         return found["after"] / found["before"]
 
@@ -304,14 +305,14 @@ class _Work:
             low, high = (middle, high) if fast else (low, middle)
         return float(gates.cost(gates.evenly(low)))
 
-    def cut(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> tuple[nn.Module, ShrinkPlan]:
+    def cut(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> Shrunk:
         """The plain net with the means of the gates that are kept and without the other units."""
         folded = copy.deepcopy(net)
         gates.fold(folded, kept)
-        plan, small = planned(folded, self.example, None, drop_inputs=False)
+        small, plan = shrink(folded, self.example)
         if any(p.dim() == 4 and _channels_last(p) for p in net.parameters()):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return small, plan
+        return Shrunk(small, plan)
 
     def report(
         self, small: nn.Module, plan: ShrinkPlan, notes: tuple[str, ...], kind: str, limit: float

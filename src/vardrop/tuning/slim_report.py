@@ -18,7 +18,7 @@ from vardrop._core.calls import tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import needed
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.running import Inputs, called, race
+from vardrop.compression.probes import Inputs, called, race
 from vardrop.export import export_onnx
 
 WAYS = ("torch", "compiled", "onnxruntime")

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from vardrop._core.calls import untouched
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
-from vardrop.compression.running import Data, Inputs, as_inputs, batches, outputs
+from vardrop.compression.probes import Data, Inputs, as_inputs, batches, outputs
 from vardrop.likelihoods import Categorical
 
 Loss = Callable[[Any, Tensor], Tensor]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import nearest
+from vardrop._core.checks import check_number, nearest
 from vardrop._core.errors import VardropError, needed
+from vardrop._core.values import check_fields
 
 if TYPE_CHECKING:
     import pandas
@@ -220,7 +221,28 @@ class Preprocessing:
         stored = {name: value for name, value in data.items() if name != "version"}
         columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
         stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
-        return cls(**{k: _tuple(v) for k, v in stored.items()})
+        found = cls(**{k: _tuple(v) for k, v in stored.items()})
+        for part in (found, *found.columns):
+            _check_fields(part)
+        names = [column.name for column in found.columns]
+        if not names or len(set(names)) < len(names):
+            raise VardropError(f"Expected columns that differ in their names, but got {names}.")
+        return found
+
+
+def _check_fields(part: Preprocessing | Column) -> None:
+    """Raise unless the fields are such as were learned from a table."""
+    check_fields(part)
+    texts = {k: v for k, v in vars(part).items() if k in ("categories", "classes")}
+    for name, values in texts.items():
+        whole = isinstance(values, tuple) and all(isinstance(v, str) for v in values)
+        if not whole or len(set(values)) < len(values):
+            raise VardropError(f"Expected `{name}` to be different texts, but got {values!r}.")
+    for name in ("std", "target_std"):
+        check_number(name, getattr(part, name, 1.0), above=0)
+    for pair in getattr(part, "dropped", ()):
+        if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise VardropError(f"Expected a column and a reason in `dropped`, but got {pair!r}.")
 
 
 def _tuple(value: Any) -> Any:

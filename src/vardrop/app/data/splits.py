@@ -60,6 +60,14 @@ class Part(_Pair):
         weight = torch.ones(len(self.y)) if self.weight is None else self.weight
         return weight.double()
 
+    @property
+    def shares(self) -> Tensor:
+        """(N,) in double precision: one over the size of the row's group; ones without groups."""
+        if self.group is None:
+            return torch.ones(len(self.y), dtype=torch.float64)
+        _, number, counts = self.group.unique(return_inverse=True, return_counts=True)
+        return 1 / counts[number].double()
+
     def take(self, rows: Tensor) -> Part:
         """Some rows, by number or by mask."""
         return self._map(lambda t: t[rows])

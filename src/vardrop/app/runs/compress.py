@@ -15,17 +15,11 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.files import remove, write_tensors
+from vardrop.app.data import Part
 from vardrop.app.runs.config import working
 from vardrop.app.runs.export import check_target, export_small
-from vardrop.app.runs.run import Run, likelihood_for, predicted
-from vardrop.compression import (
-    ShrinkPlan,
-    choose_threshold,
-    masked,
-    pack,
-    plan_shrink,
-    save,
-)
+from vardrop.app.runs.run import Model, Run, likelihood_for, predicted
+from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, masked, pack, save, shrink
 from vardrop.conversion import revert
 from vardrop.layers import Variational
 from vardrop.noisy import has_noise, relevance, tensor_name
@@ -43,7 +37,7 @@ def compress(
     max_drop: float | None = None,
     sparsity: float | None = None,
     onnx: str | Path | None = None,
-) -> tuple[nn.Module, ShrinkPlan]:
+) -> Shrunk:
     """Take out of a trained net what its method calls dead, and keep the small net with the run.
 
     Args:
@@ -59,34 +53,45 @@ def compress(
     Returns:
         The small plain net, and the plan that says what went. results.json has the measurements.
     """
-    if not has_noise(run.net):
-        raise VardropError(
-            f"Expected a run with a method to compress, but {run.directory} is plain. "
-            "Train with a method such as sparse_vd, or give a budget of macs, latency or bytes."
-        )
     if onnx is not None:
         check_target(run, Path(onnx))
-    score, metric = _metric(run)
+    with working(run.directory):
+        threshold, shrunk = shrink_model(run, run.data.validation, max_drop, sparsity)
+        results = _measurements(run, *shrunk, threshold)
+        results["bytes"] = save(shrunk.net, run.directory / SMALL)
+        results["packed_bytes"] = pack(shrunk, run.directory / PACKED).bytes
+        if onnx is not None:
+            results["onnx_bytes"] = export_small(run, shrunk.net, onnx)
+        _store_pruned(run, threshold)
+        run.keep({**run.results, "compression": results})
+    return shrunk
+
+
+def shrink_model(
+    model: Model, held_out: Part, max_drop: float | None = None, sparsity: float | None = None
+) -> tuple[float, Shrunk]:
+    """The threshold that held-out rows allow, and the small plain net with its plan."""
+    if not has_noise(model.net):
+        raise VardropError(
+            "Expected a model with a method to compress, but it is plain. Train with a method such "
+            "as sparse_vd, or give a budget of macs, latency or bytes."
+        )
+    score, metric = _metric(model)
     unasked = max_drop is None and sparsity is None
     if unasked:
         max_drop = MAX_DROPS[score]
     if max_drop is not None:
         check_number("max_drop", max_drop, at_least=0)
-    with working(run.directory):
-        threshold = _choose_threshold(run, score, metric, max_drop, sparsity)
-        if unasked and len(run.data.validation.y) < _ENOUGH:  # no more than by the method's rule
-            rule = next(iter(relevance(run.net).values()))
-            threshold = (min if rule.keep_above else max)(threshold, rule.threshold)
-        plan = plan_shrink(run.net, run.data.validation.x[:1], threshold)
-        small = plan.apply(run.net)
-        results = _measurements(run, small, plan, threshold)
-        results["bytes"] = save(small, run.directory / SMALL)
-        results["packed_bytes"] = pack(small, run.directory / PACKED, plan=plan).bytes
-        if onnx is not None:
-            results["onnx_bytes"] = export_small(run, small, onnx)
-        _store_pruned(run, threshold)
-        run.keep({**run.results, "compression": results})
-    return small, plan
+    wanted, drop = metric, max_drop
+    if score == "rmse":  # the logarithm turns a fraction of it into a difference
+        wanted = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
+        drop = None if max_drop is None else math.log1p(max_drop)
+    rows = (held_out.x, held_out.y)
+    threshold = float(choose_threshold(model.net, rows, wanted, max_drop=drop, sparsity=sparsity))
+    if unasked and len(held_out.y) < _ENOUGH:  # no more than by the method's rule
+        rule = next(iter(relevance(model.net).values()))
+        threshold = (min if rule.keep_above else max)(threshold, rule.threshold)
+    return threshold, shrink(model.net, held_out.x[:1], threshold)
 
 
 def slim_run(
@@ -129,23 +134,7 @@ def slim_run(
     return slimmed
 
 
-def _choose_threshold(
-    run: Run, score: str, metric: Metric, max_drop: float | None, sparsity: float | None
-) -> float:
-    """The threshold that validation data allow.
-
-    The logarithm turns a fraction of the RMSE into a difference, whatever its units.
-    """
-    x, y = run.data.validation
-    if score == "accuracy":
-        wanted, drop = metric, max_drop
-    else:
-        wanted = lambda output, y: -math.log(max(metric(output, y), 1e-300))  # noqa: E731
-        drop = None if max_drop is None else math.log1p(max_drop)
-    return float(choose_threshold(run.net, (x, y), wanted, max_drop=drop, sparsity=sparsity))
-
-
-def _metric(run: Run) -> tuple[str, Metric]:
+def _metric(run: Model) -> tuple[str, Metric]:
     """The name of the score, and the score itself."""
     if run.about.task == "classification":
         return "accuracy", lambda output, y: float((output.argmax(1) == y).double().mean())

@@ -106,10 +106,10 @@ class Config:
             return 0.0, 1.0
         return columns.target_mean, columns.target_std
 
-    def write(self, directory: Path) -> None:
-        """Store it, with the command, the versions and what the net has to know of the data."""
+    def to_json(self) -> dict[str, Any]:
+        """With the command and the versions; without the preprocessing, which has its own file."""
         about = self.about
-        stored = {
+        return {
             "version": VERSION,
             "command": " && ".join(filter(None, (self.command, command(sys.argv)))),
             "versions": versions(),
@@ -120,10 +120,13 @@ class Config:
             **{name: getattr(self, name) for name in _PLAIN},
             **{name: getattr(about, name) for name in _ABOUT},
         }
-        if about.preprocessing is not None:  # first, for what has a config.json can be resumed
-            preprocessing = files.sealed(about.preprocessing.to_json())
-            files.write_json(directory / "preprocessing.json", preprocessing)
-        files.write_json(directory / "config.json", files.sealed(stored))
+
+    def write(self, directory: Path) -> None:
+        """Store it, with what the net has to know of the data."""
+        columns = self.about.preprocessing
+        if columns is not None:  # first, for what has a config.json can be resumed
+            files.write_json(directory / "preprocessing.json", files.sealed(columns.to_json()))
+        files.write_json(directory / "config.json", files.sealed(self.to_json()))
 
     @classmethod
     def read(cls, directory: Path) -> Config:
@@ -133,20 +136,27 @@ class Config:
         content = None
         if stored.get("kind") == "table":
             content = files.unsealed(files.read_json(columns), str(columns))
+        source = f"{directory} (config.json and preprocessing.json)"
+        return cls.from_json(stored, content, source)
+
+    @classmethod
+    def from_json(
+        cls, stored: dict[str, Any], preprocessing: dict[str, Any] | None, source: str
+    ) -> Config:
+        """What `to_json` described, and the preprocessing of a table; an error names `source`."""
         if stored.get("version") != VERSION:
             raise VardropError(
-                f"Expected a run of version {VERSION} in {directory}, but got "
+                f"Expected a run of version {VERSION} in {source}, but got "
                 f"{stored.get('version')!r}. Train it again."
             )
         try:
-            return cls._from_json(
-                stored, None if content is None else Preprocessing.from_json(content)
-            )
+            columns = None if preprocessing is None else Preprocessing.from_json(preprocessing)
+            return cls._from_json(stored, columns)
         except (KeyError, TypeError, AttributeError, ValueError) as wrong:
             reason = " ".join(str(wrong).split())
             raise VardropError(
-                f"Expected the files {path.name} and {columns.name} in {directory} to describe a "
-                f"run, but got {type(wrong).__name__}: {reason} They are damaged."
+                f"Expected {source} to describe a run, but got {type(wrong).__name__}: {reason} It "
+                "is damaged."
             ) from wrong
 
     @classmethod
@@ -156,6 +166,9 @@ class Config:
             raise VardropError(f"Expected `method` to be a recipe, or null, but got {method!r}.")
         about = {name: stored[name] for name in _ABOUT} | {"preprocessing": preprocessing}
         about |= {name: tuple(stored[name]) for name in ("shape", "classes")}
+        columns = preprocessing and ((preprocessing.features,), preprocessing.classes)
+        if columns is not None and columns != (about["shape"], about["classes"]):
+            raise VardropError("Expected the shape and the classes of the preprocessing.")
         return cls(
             data=Data.from_json(stored["data"]),
             about=About(**about),

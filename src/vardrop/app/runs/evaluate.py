@@ -47,8 +47,8 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         samples: draws of the noise.
 
     Returns:
-        The content of results.json: `metrics`, those to be read first at the beginning, `by_class`
-        and `confusion`; `baseline`, the same scores of the mean or of the most frequent class;
+        The content of results.json: `metrics`, those to be read first at the beginning, and
+        `confusion`; `baseline`, the same scores of the mean or of the most frequent class;
         `notes`, what the test rows cannot tell; `ood` with areas under the ROC curve; `held_out`,
         what rows that were held out of the training decided, and `against`, by how much the net is
         worse on them than others. A score that is undefined or not finite is None, and `notes` or
@@ -119,9 +119,9 @@ def _known_targets(run: Run) -> dict[str, Any]:
 
 
 def in_units(run: Run, y: Tensor) -> Tensor:
-    """Targets in the units that people know; classes as they are."""
+    """Targets in the units that people know, in double precision; classes as they are."""
     mean, std = run.config.units
-    return y if run.about.task == "classification" else y * std + mean
+    return y if run.about.task == "classification" else y.double() * std + mean
 
 
 def score_prediction(
@@ -189,7 +189,7 @@ def evaluate_rows(
             rows, where the run has one, and with the target.
 
     Returns:
-        `metrics`, `by_class`, `confusion`, `baseline` and `notes`, as in `evaluate`; `data`, its
+        `metrics`, `confusion`, `baseline` and `notes`, as in `evaluate`; `data`, its
         name, and `rows`, how many were scored. Where the run has a column of weights, rows count
         by it.
 

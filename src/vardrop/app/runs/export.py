@@ -26,7 +26,6 @@ from vardrop.functional import drawing, undisturbed
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
 from vardrop.prediction import Conformal, draws, freeze
-from vardrop.prediction.calibration import conformal_rule
 
 LEVEL = 0.95
 _ON_REQUEST = {"classification": ("lower", "upper", "set")}
@@ -43,6 +42,9 @@ class Answer(nn.Module):
         likelihood: what an output means.
         rule: the conformal rule that gives the interval, if there is one.
     """
+
+    shift: Tensor
+    unit: Tensor
 
     def __init__(
         self, nets: list[nn.Module], likelihood: Likelihood, rule: Conformal | None
@@ -90,14 +92,24 @@ class Answer(nn.Module):
 
 
 class InUnits(nn.Module):
-    """Outputs of an `Answer`, or of the graph of a frozen predictor, in the units of the target."""
+    """Outputs of an `Answer`, or of the graph of a frozen predictor, in the units of the target.
+
+    Those of numbers are in double precision, see `Model.in_units`.
+    """
+
+    shift: Tensor
+    unit: Tensor
 
     def __init__(self, inner: Any, run: Run, count: int, outputs: Sequence[str] | None) -> None:
         super().__init__()
         for name in outputs or ():
             check_choice("outputs", name, inner.output_names)
         self.inner, self.count, self.names = inner, count, tuple(outputs or inner.output_names)
-        self.shift, self.unit = run.config.units
+        self.numbers = run.about.task == "regression"
+        mean, std = run.config.units
+        # Buffers: constants of a graph are in single precision.
+        self.register_buffer("shift", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("unit", torch.tensor(std, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs for rows as the net takes them."""
@@ -105,9 +117,11 @@ class InUnits(nn.Module):
         return tuple(self._scale(name, outputs[name]) for name in self.names)
 
     def _scale(self, name: str, value: Tensor) -> Tensor:
+        if not self.numbers:
+            return value
         if name in ("mean", "lower", "upper"):
-            return value * self.unit + self.shift
-        return value * self.unit ** {"std": 1, "aleatoric": 2, "epistemic": 2}.get(name, 0)
+            return value.double() * self.unit + self.shift
+        return value.double() * self.unit ** (1 if name == "std" else 2)
 
 
 def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
@@ -116,7 +130,7 @@ def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
     assert isinstance(likelihood, Likelihood)  # a run has one of ours
     if choice is None:
         return likelihood, None
-    rule = conformal_rule(choice.deviations, LEVEL)
+    rule = choice.conformal(LEVEL)
     scaled = likelihood.scaled(math.exp(choice.log_scale))
     return scaled, rule if math.isfinite(rule.quantile) else None
 
@@ -158,8 +172,8 @@ def export_run(
     Of a table every column is an input under its own name, see
     `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer
     is that of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from
-    a file that is smaller by as many times. Metadata name the version, method, likelihood, target,
-    task, classes and columns.
+    a file that is smaller by as many times. Numbers are in double precision. Metadata name the
+    version, method, likelihood, target, task, classes and columns.
 
     Args:
         run: a trained run.

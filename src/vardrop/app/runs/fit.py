@@ -22,6 +22,7 @@ from vardrop.app.data.tables import is_table
 from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.evaluate import measure
+from vardrop.app.runs.held_out import Choice
 from vardrop.app.runs.models import method_named, usual_method, usual_net
 from vardrop.app.runs.run import Run, fresh_net, load_same_data
 from vardrop.app.runs.settings import Settings
@@ -243,7 +244,7 @@ def _finish(job: FitJob, observer: Observer | None) -> Run:
     rows = job.data if weights is None else with_class_weight(job.data, weights)
     with own_generators(job.world.device):
         elbo = run_fit_job(dataclasses.replace(job, data=rows, observer=observer or bar))
-    run = Run(job.path, job.config, elbo, job.data)
+    run = Run(job.config, elbo, Choice.read(job.path), job.path, job.data)
     if job.world.first and not (job.path / "results.json").is_file():  # else they are of this net
         measure(run)
     return run

@@ -11,35 +11,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_integer, check_number
+from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
+from vardrop.app.data.splits import fold_numbers
 from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
 from vardrop.metrics.intervals import Estimate
-from vardrop.prediction import Prediction
+from vardrop.prediction import Conformal, Prediction
+from vardrop.prediction.calibration import conformal_rule
 
 CHOICE = "choice.safetensors"
+_FARTHEST = 700.0  # of the log of a scale: beyond it is no number
 Scores = dict[str, float]
 Pairs = Sequence[tuple[Part, Part]]  # rows to train on, rows that are held out
 
 
 class HeldOutPrediction(NamedTuple):
-    """A prediction of rows that did not train the net, their targets and weights."""
+    """A prediction of rows that did not train the net, and these rows."""
 
     prediction: Prediction
-    y: Tensor
-    weight: Tensor
+    rows: Part
 
 
 class HeldOutScores(NamedTuple):
-    """Scores of held-out rows in the units of the target, their NLL and their deviations."""
+    """Scores of held-out rows in the units of the target; their NLL, deviations and shares."""
 
     scores: Scores
     rows: Tensor
     deviations: Tensor
+    shares: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Choice:
             "majority" (no net).
         rows: their NLL row by row, by who predicts them.
         deviations: conformal scores of the held-out rows: |y - mean| / std, or of classes 1 - p(y).
+        shares: the weight of each row in its group, 1 / size; ones if there are no groups.
     """
 
     beta: float
@@ -63,13 +67,27 @@ class Choice:
     held_out: dict[str, Scores]
     rows: dict[str, Tensor]
     deviations: Tensor
+    shares: Tensor
+
+    def conformal(self, level: float) -> Conformal:
+        """The rule that covers a new row with probability `level`; infinite with too few rows.
+
+        Rows of one group are not exchangeable, groups are: each of K groups has the weight
+        1 / (K + 1), spread evenly over its rows, and the rest is at infinity. The guarantee is for
+        a random row of a new group, on average over groups. Without groups every row is one.
+
+        Lee, Barber & Willett 2023, "Distribution-free inference with hierarchical data", eq. 6.
+        """
+        return conformal_rule(self.deviations, level, self.shares)
 
     def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
         """With the scores of more nets; those of "net" also give the deviations."""
         held_out = {**self.held_out, **{name: held.scores for name, held in others.items()}}
         rows = {**self.rows, **{name: held.rows for name, held in others.items()}}
-        deviations = others["net"].deviations if "net" in others else self.deviations
-        return Choice(self.beta, log_scale, self.weights, held_out, rows, deviations)
+        net = others.get("net", self)
+        return Choice(
+            self.beta, log_scale, self.weights, held_out, rows, net.deviations, net.shares
+        )
 
     def against(self) -> dict[str, dict[str, float]]:
         """By how much the NLL is above that of the others, with its standard error."""
@@ -100,9 +118,14 @@ class Choice:
 
     def write(self, directory: Path) -> None:
         """Keep it with the run."""
-        tensors = {**{f"rows.{k}": v for k, v in self.rows.items()}, "deviations": self.deviations}
-        values = {k: v for k, v in vars(self).items() if k not in ("rows", "deviations")}
-        write_tensors(directory / CHOICE, tensors, values)
+        write_tensors(directory / CHOICE, *self.state())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its tensors and its values, of which `from_state` makes it again."""
+        tensors = {f"rows.{k}": v for k, v in self.rows.items()}
+        tensors |= {"deviations": self.deviations, "shares": self.shares}
+        kept = ("beta", "log_scale", "weights", "held_out")
+        return tensors, {name: getattr(self, name) for name in kept}
 
     @classmethod
     def read(cls, directory: Path) -> Choice | None:
@@ -110,19 +133,36 @@ class Choice:
         path = directory / CHOICE
         if not path.is_file():
             return None
-        tensors, values = read_tensors(path)
+        return cls.from_state(*read_tensors(path), str(path))
+
+    @classmethod
+    def from_state(cls, tensors: dict[str, Tensor], values: Any, source: str) -> Choice:
+        """What `state` described, if its parts fit each other."""
         try:
-            deviations = tensors.pop("deviations")
-            rows = {k.removeprefix("rows."): v for k, v in tensors.items()}
-            choice = cls(**values, rows=rows, deviations=deviations)
-            check_number("beta", choice.beta, at_least=0)
-            check_number("log_scale", choice.log_scale)
-        except (TypeError, KeyError, VardropError) as wrong:
+            rows = {k.removeprefix("rows."): t for k, t in tensors.items() if k.startswith("rows.")}
+            choice = cls(
+                **values, rows=rows, deviations=tensors["deviations"], shares=tensors["shares"]
+            )
+            choice._check()
+        except (TypeError, KeyError, AttributeError, ValueError) as wrong:
             raise VardropError(
-                f"Expected {path} to hold what held-out rows decided, but got: {wrong}. It is "
+                f"Expected {source} to hold what held-out rows decided, but got: {wrong}. It is "
                 "damaged."
             ) from wrong
         return choice
+
+    def _check(self) -> None:
+        check_number("beta", self.beta, at_least=0)
+        check_number("log_scale", self.log_scale, at_least=-_FARTHEST, below=_FARTHEST)
+        for name, scores in (("weights", self.weights), *self.held_out.items()):
+            for score, value in scores.items():
+                check_type(f"{name} {score}", value, float, "a number")
+        vectors = {"deviations": self.deviations, "shares": self.shares, **self.rows}
+        if any(t.dim() != 1 or not t.is_floating_point() for t in vectors.values()):
+            raise ValueError("a tensor that is no list of numbers")
+        lengths = {len(t) for t in self.rows.values()}
+        if len(self.shares) != len(self.deviations) or len(lengths) > 1:
+            raise ValueError("lists of different lengths")
 
 
 _BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
@@ -146,16 +186,8 @@ def weights_to_try(rows: int) -> tuple[float, ...]:
 
 
 def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
-    """Rows to train on and rows to judge on, every row judged once, classes spread evenly."""
-    check_integer("folds", folds, 2)
-    count = len(rows.y)
-    if folds > count:
-        raise VardropError(f"Expected `folds` to be at most {count}, the rows, but got {folds}.")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    if task == "classification":
-        order = order[rows.y[order].argsort(stable=True)]
-    fold = torch.empty(count, dtype=torch.long)
-    fold[order] = torch.arange(count) % folds
+    """Rows to train on and rows to judge on, every row judged once; see `fold_numbers`."""
+    fold = fold_numbers(rows, folds, task, seed)
     return [(rows.take(fold != k), rows.take(fold == k)) for k in range(folds)]
 
 
@@ -163,20 +195,21 @@ def score_held_out(
     held: Sequence[HeldOutPrediction], log_scale: float, unit: float
 ) -> HeldOutScores:
     """What a net is worth on rows that did not train it; `unit` scales targets back."""
-    scaled = [(p.rescaled(math.exp(log_scale)), y) for p, y, _ in held]
-    share = _relative_weights([weight for _, _, weight in held])
+    scaled = [(p.rescaled(math.exp(log_scale)), part.y) for p, part in held]
+    share = _relative_weights([part.weights for _, part in held])
+    shares = torch.cat([part.shares for _, part in held])
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])
     if held[0].prediction.classifies:
         right = torch.cat([p.probs.argmax(1) == y for p, y in scaled])
         deviations = 1 - torch.cat([p.probs.gather(1, y[:, None]).flatten() for p, y in scaled])
         rows = rows * share
         scores = {"nll": float(rows.mean()), "accuracy": float((right * share).mean())}
-        return HeldOutScores(scores, rows, deviations)
+        return HeldOutScores(scores, rows, deviations, shares)
     rows = (rows + math.log(unit)) * share
     square = torch.cat([(y - p.mean).double().flatten(1).square().mean(1) for p, y in scaled])
     rmse = unit * math.sqrt(float((square * share).mean()))
     deviations = torch.cat([((y - p.mean).abs() / p.std).flatten(1).amax(1) for p, y in scaled])
-    return HeldOutScores({"nll": float(rows.mean()), "rmse": rmse}, rows, deviations)
+    return HeldOutScores({"nll": float(rows.mean()), "rmse": rmse}, rows, deviations, shares)
 
 
 def _relative_weights(weights: Sequence[Tensor]) -> Tensor:
@@ -204,4 +237,5 @@ def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
     share = _relative_weights([held.weights for _, held in pairs])
     nll, error = torch.cat(rows) * share, float((torch.cat(errors) * share).mean())
     scores = {"accuracy": 1 - error} if classes else {"rmse": unit * math.sqrt(error)}
-    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll, torch.zeros(0))
+    none = torch.zeros(0)
+    return HeldOutScores({"nll": float(nll.mean()), **scores}, nll, none, none)

@@ -20,7 +20,7 @@ from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
-from vardrop.app.runs.checkpoint import load_module
+from vardrop.app.runs.checkpoint import load_module, under
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
@@ -30,8 +30,7 @@ from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
-from vardrop.prediction import Interval, Prediction, predict, predict_batches
-from vardrop.prediction.calibration import conformal_rule
+from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
 from vardrop.prediction.predictor import Draw
 from vardrop.prediction.result import join
 from vardrop.tuning import NotFiniteError
@@ -53,100 +52,51 @@ def likelihood_for(config: Config) -> Likelihood:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-    """A run that `fit` trained or `load_run` read.
+class Model:
+    """A trained net with all that a prediction needs: no file and no data.
 
-    >>> import tempfile, vardrop as vd
-    >>> from vardrop.app.runs import fit
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
-    >>> run.predict(run.data.test.x[:3])
-    Prediction(3 rows, Gaussian, 32 draws)
+    Args:
+        config: what was trained.
+        elbo: the net with its likelihood.
+        choice: what held-out rows decided; None where the training did not come so far.
     """
 
-    directory: Path
     config: Config
     elbo: ELBO
-    loaded: Dataset | None = None
+    choice: Choice | None
 
-    def __repr__(self) -> str:
-        first = list(self.results.get("metrics", {}).items())[:4]  # those to be read first
-        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in first)
-        name = f"{self.config.net} on {self.about.name}"
-        return f"Run({str(self.directory)!r}: {name}, {scores}) {self.advice}".rstrip()
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its tensors and plain values, of which `from_state` makes it again."""
+        columns, choice = self.about.preprocessing, self.choice
+        tensors, chosen = ({}, None) if choice is None else choice.state()
+        parts = {"elbo": self.elbo.state_dict(), "choice": tensors}
+        values = {
+            "config": self.config.to_json(),
+            "preprocessing": None if columns is None else columns.to_json(),
+            "choice": chosen,
+        }
+        return {f"{k}.{n}": t for k, part in parts.items() for n, t in part.items()}, values
+
+    @classmethod
+    def from_state(
+        cls, tensors: dict[str, Tensor], values: dict[str, Any], path: Path, net: nn.Module | None
+    ) -> Model:
+        """The model that `state` described; `net` is a fresh one where it was of the user's own."""
+        config = Config.from_json(values["config"], values["preprocessing"], str(path))
+        chosen, choice = values["choice"], None
+        if chosen is not None:
+            choice = Choice.from_state(under("choice", tensors), chosen, str(path))
+        return cls(config, build_elbo(config, under("elbo", tensors), path, net), choice)
 
     @property
     def about(self) -> About:
         """What the net knows of its data; all that a prediction needs."""
         return self.config.about
 
-    @functools.cached_property
-    def data(self) -> Dataset:
-        """The data themselves, read where they are first asked for."""
-        return self.loaded or load_same_data(self.config, self.directory)
-
     @property
     def net(self) -> nn.Module:
         """The trained net; noisy, unless the method is none."""
         return self.elbo.net
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One record per epoch."""
-        return read_history(self.directory)
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """What was measured so far; empty before the end of the training."""
-        path = self.directory / "results.json"
-        return unsealed(read_json(path), str(path)) if path.is_file() else {}
-
-    def keep(self, results: dict[str, Any]) -> None:
-        """Store what was measured."""
-        write_json(self.directory / "results.json", sealed(results))
-
-    def arrays(self) -> dict[str, Tensor]:
-        """The arrays that the report draws, as far as they were measured."""
-        path = self.directory / "arrays.safetensors"
-        return read_tensors(path)[0] if path.is_file() else {}
-
-    @property
-    def standing(self) -> str:
-        """Where a training that did not come to its end stopped; empty for one that did."""
-        values, settings = read_standing(self.directory), self.config.settings
-        if values is not None and not _is_done(values, settings):
-            kept = "last" if settings.patience is None else "best"
-            warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
-            done = values["position"]
-            steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
-            return (
-                f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
-                f"{steps}; this is its {kept} net{warm} so far."
-            )
-        choice = Choice.read(self.directory)
-        if choice is None or "net" in choice.held_out:
-            return ""
-        return (
-            f"{self.directory} was stopped before held-out rows gave its noise a scale; "
-            f"{going_on(self.config, self.directory)}"
-        )
-
-    @functools.cached_property
-    def choice(self) -> Choice | None:
-        """What held-out rows decided; None where the training did not come so far."""
-        choice = Choice.read(self.directory)
-        if choice is None and not self.standing:
-            raise VardropError(
-                f"Expected the file {self.directory / CHOICE}, but it is not there: the noise of "
-                f"this net would have another scale. Put it back, or "
-                f"{going_on(self.config, self.directory)}"
-            )
-        return choice
-
-    @property
-    def advice(self) -> str:
-        """What to try where the net is no better than something simpler; empty where it is."""
-        return str(self.results.get("held_out", {}).get("advice", ""))
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
@@ -201,8 +151,8 @@ class Run:
         """
         if (name := broken_parameter(self.elbo)) is not None:  # it would give a class all the same
             raise NotFiniteError(
-                f"Expected the net of {self.directory} to be finite, but got NaN or infinity in "
-                f"'{name}'. Train it again."
+                f"Expected the net to be finite, but got NaN or infinity in '{name}'. Train it "
+                "again."
             )
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
         pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
@@ -219,46 +169,123 @@ class Run:
         return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
 
     def in_units(self, p: Prediction) -> Prediction:
-        """A prediction of scaled targets in the units of the target."""
+        """A prediction of scaled targets in the units of the target, in double precision.
+
+        In single precision a target whose mean is far above its deviation would lose its digits.
+        """
         if p.classifies or self.about.preprocessing is None:
             return p
-        mean, std = self.config.units
-        likelihood = p.likelihood.scaled(std)
-        locations = likelihood.locations(p.draws)
+        (mean, std), draws = self.config.units, p.draws.double()
+        likelihood = p.likelihood.double().scaled(std)
+        locations = likelihood.locations(draws)
         return dataclasses.replace(
             p,
             likelihood=likelihood,
-            mean=p.mean * std + mean,
-            output_variance=p.output_variance * std**2,
-            expected=p.expected * std**2,
-            standard_error=p.standard_error * std,
-            draws=torch.cat([locations * std + mean, p.draws[..., locations.shape[-1] :]], -1),
+            mean=p.mean.double() * std + mean,
+            output_variance=p.output_variance.double() * std**2,
+            expected=p.expected.double() * std**2,
+            standard_error=p.standard_error.double() * std,
+            draws=torch.cat([locations * std + mean, draws[..., locations.shape[-1] :]], -1),
         )
 
     def interval(self, p: Prediction, level: float = 0.95) -> Interval:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
 
         Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
-        (split-conformal, see `conformal`). Classes, and where too few rows were held out: that of
-        the draws, `p.interval(level)`.
+        (split-conformal, see `conformal`). With groups the fraction is that of rows of new groups:
+        every group counts once, see `Choice.conformal`, and 19 of them have to be held out for a
+        level of 0.95. Classes, and where too few were held out: that of the draws,
+        `p.interval(level)`.
         """
         if p.classifies or self.choice is None:
             return p.interval(level)
         check_number("level", level, above=0, below=1)
-        rule = conformal_rule(self.choice.deviations, level)
+        rule = self.choice.conformal(level)
         return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
 
     def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
         """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
 
-        Split-conformal by the held-out rows, see `conformal`; where too few were held out every
-        class is inside.
+        Split-conformal by the held-out rows or groups, as `interval`; where too few were held out
+        every class is inside.
         """
         check_number("level", level, above=0, below=1)
         if not p.classifies:
             raise VardropError("Expected classes for `sets`, but got numbers. Use `interval`.")
-        scores = torch.zeros(0) if self.choice is None else self.choice.deviations
-        return conformal_rule(scores, level).classes(p)
+        rule = Conformal(level, math.inf) if self.choice is None else self.choice.conformal(level)
+        return rule.classes(p)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run(Model):
+    """A run that `fit` trained or `load_run` read.
+
+    >>> import tempfile, vardrop as vd
+    >>> from vardrop.app.runs import fit
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
+    >>> run.predict(run.data.test.x[:3])
+    Prediction(3 rows, Gaussian, 32 draws)
+    """
+
+    directory: Path
+    loaded: Dataset | None = None
+
+    def __repr__(self) -> str:
+        first = list(self.results.get("metrics", {}).items())[:4]  # those to be read first
+        scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in first)
+        name = f"{self.config.net} on {self.about.name}"
+        return f"Run({str(self.directory)!r}: {name}, {scores}) {self.advice}".rstrip()
+
+    @functools.cached_property
+    def data(self) -> Dataset:
+        """The data themselves, read where they are first asked for."""
+        return self.loaded or load_same_data(self.config, self.directory)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per epoch."""
+        return read_history(self.directory)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What was measured so far; empty before the end of the training."""
+        path = self.directory / "results.json"
+        return unsealed(read_json(path), str(path)) if path.is_file() else {}
+
+    def keep(self, results: dict[str, Any]) -> None:
+        """Store what was measured."""
+        write_json(self.directory / "results.json", sealed(results))
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays that the report draws, as far as they were measured."""
+        path = self.directory / "arrays.safetensors"
+        return read_tensors(path)[0] if path.is_file() else {}
+
+    @property
+    def standing(self) -> str:
+        """Where a training that did not come to its end stopped; empty for one that did."""
+        values, settings = read_standing(self.directory), self.config.settings
+        if values is not None and not _is_done(values, settings):
+            kept = "last" if settings.patience is None else "best"
+            warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
+            done = values["position"]
+            steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
+            return (
+                f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
+                f"{steps}; this is its {kept} net{warm} so far."
+            )
+        if self.choice is None or "net" in self.choice.held_out:
+            return ""
+        return (
+            f"{self.directory} was stopped before held-out rows gave its noise a scale; "
+            f"{going_on(self.config, self.directory)}"
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to try where the net is no better than something simpler; empty where it is."""
+        return str(self.results.get("held_out", {}).get("advice", ""))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one HTML file; its path."""
@@ -351,14 +378,47 @@ def load_run(
         data = dataclasses.replace(config.data, directory=str(directory))
         config = dataclasses.replace(config, data=data)
     _check_begun(config, path)
+    elbo = build_elbo(config, read_tensors(path / BEST)[0], path / BEST, net)
+    run = Run(config, elbo, Choice.read(path), path)
+    if run.choice is None and not run.standing:
+        raise VardropError(
+            f"Expected the file {path / CHOICE}, but it is not there: the noise of this net would "
+            f"have another scale. Put it back, or {going_on(config, path)}"
+        )
+    return run
+
+
+def build_elbo(
+    config: Config, tensors: dict[str, Tensor], source: Path, net: nn.Module | None = None
+) -> ELBO:
+    """The trained net of a configuration, from tensors that were read from `source`.
+
+    A net by name is made only if it is not larger than what was read.
+    """
+    if not config.own_net:
+        _check_size(config, sum(t.numel() for t in tensors.values()), source)
     model = fresh_net(config, net)
     with own_generators():  # what is drawn here is replaced by what was trained
         if config.method is not None:
             convert(model, config.method, config.where, config.exclude)
         rows = config.about.sizes["train"]
         elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
-    load_module(elbo, read_tensors(path / BEST)[0], path / BEST)
-    return Run(path, config, elbo)
+    load_module(elbo, tensors, source)
+    return elbo
+
+
+def _check_size(config: Config, stored: int, source: Path) -> None:
+    try:
+        with torch.device("meta"):
+            plain = build_net(config.net, config.about.shape, config.outputs)
+        wanted = sum(p.numel() for p in plain.parameters())
+    except (RuntimeError, TypeError, OverflowError) as wrong:  # as many as no memory has
+        raise VardropError(f"Expected {source} to hold a net, but got: {wrong}.") from wrong
+    if wanted > stored:
+        raise VardropError(
+            f"Expected {source} to hold the {wanted} numbers of the net {config.net}, but got "
+            f"{stored}. It is damaged."
+        )
 
 
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +26,11 @@ class Scored:
 
     Args:
         metrics: by name; None where the rows do not define it, as `notes` says.
-        by_class: rows, precision, recall, F1, AUROC and average precision of each class.
         confusion: rows by true class (down) and predicted class (across), each counted once.
         notes: sentences on what these rows cannot tell.
     """
 
     metrics: Scores
-    by_class: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     confusion: list[list[int]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -58,22 +55,37 @@ def class_scores(
         y: class indices, shape (N,).
         classes: K names.
         frequencies: of the classes among the rows of the training, shape (K,).
-        weight: for how many rows each stands, shape (N,); one where None.
+        weight: for how many rows each stands, shape (N,); one where None. A row of weight 0 does
+            not count at all: a class that has no other rows is left out of averages.
     """
-    notes = _absent(y, classes)
-    rows = _by_class(probs, y, classes, weight)
-    seen = [row for row in rows if row["rows"]]
-    apart = [row for row in seen if row["auroc"] is not None]
-    precise = apart if len(classes) > 2 else [r for r in apart if r is rows[frequencies.argmin()]]
+    if weight is not None and bool((weight > 0).any()):  # a row of weight 0 is not there
+        counts = weight > 0
+        probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
+    notes, sklearn = _absent(y, classes), needed("sklearn.metrics")
+    truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
+    share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
+    present = y.unique().tolist()
+    compared = present if len(present) > 1 else []
+    precise = [k for k in compared if len(classes) > 2 or k == int(frequencies.argmin())]
     if len(classes) == 2 and precise:
-        notes.append(f"The average precision is that of {precise[0]['class']}, the rarer class.")
-    counted = [row for row in rows if row["rows"] or row["predicted"]]
+        notes.append(f"The average precision is that of {classes[precise[0]]}, the rarer class.")
+
+    def average(score: str, which: Sequence[int]) -> float | None:
+        """The mean over classes, each against the rest."""
+        of = getattr(sklearn, score)
+        each = [of(truth == k, probs[:, k].double().cpu().numpy(), **share) for k in which]
+        return float(sum(each)) / len(each) if each else None
+
+    def macro(score: str, labels: Sequence[int]) -> float | None:
+        options = {"labels": labels, "average": "macro", "zero_division": 0, **share}
+        return float(getattr(sklearn, score)(truth, guess, **options)) if compared else None
+
     scores: Scores = {
         "accuracy": float(metrics.accuracy(probs, y, weight)),
-        "balanced_accuracy": _mean(seen if apart else [], "recall"),
-        "auroc": _mean(apart, "auroc"),
-        "average_precision": _mean(precise, "average_precision"),
-        "f1": _mean(counted if apart else [], "f1"),
+        "balanced_accuracy": macro("recall_score", present),
+        "auroc": average("roc_auc_score", compared),
+        "average_precision": average("average_precision_score", precise),
+        "f1": macro("f1_score", sorted({*present, *guess.tolist()})),
         "nll": -float(averaged(_bounded(log_probs, notes), weight)),
         "brier": float(metrics.brier(probs, y, weight)),
         "ece": float(metrics.ece(probs, y, weight=weight)),
@@ -84,8 +96,8 @@ def class_scores(
             f"{float(frequencies.max()):.1%} of the training rows are of one class, so accuracy "
             "is easy: read balanced accuracy and AUROC, and accuracy beside that class alone."
         )
-    counts = torch.bincount(len(classes) * y + probs.argmax(1), minlength=len(classes) ** 2)
-    return Scored(scores, rows, counts.reshape(len(classes), -1).tolist(), notes)
+    pairs = torch.bincount(len(classes) * y + probs.argmax(1), minlength=len(classes) ** 2)
+    return Scored(scores, pairs.reshape(len(classes), -1).tolist(), notes)
 
 
 def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
@@ -109,34 +121,6 @@ def _bounded(log_probs: Tensor, notes: list[str]) -> Tensor:
         f"{math.exp(_LEAST):.1e}."
     )
     return log_probs.double().clamp(min=_LEAST)
-
-
-def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
-    return sum(row[name] for row in rows) / len(rows) if rows else None
-
-
-def _by_class(
-    probs: Tensor, y: Tensor, classes: Sequence[str], weight: Tensor | None
-) -> list[dict[str, Any]]:
-    sklearn = needed("sklearn.metrics")
-    scores, truth, guess = (t.cpu().numpy() for t in (probs.double(), y, probs.argmax(1)))
-    weights = torch.ones(len(y)).numpy() if weight is None else weight.cpu().numpy()
-    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(
-        truth, guess, labels=range(len(classes)), zero_division=0, sample_weight=weights
-    )
-    rows = []
-    for k, name in enumerate(classes):
-        own = truth == k
-        row = {"class": name, "rows": int(own.sum()), "predicted": int((guess == k).sum())}
-        row |= {"precision": float(precision[k]), "recall": float(recall[k]), "f1": float(f1[k])}
-        row |= {"auroc": None, "average_precision": None}
-        if 0 < (own * weights).sum() < weights.sum():
-            given = own, scores[:, k]
-            row["auroc"] = float(sklearn.roc_auc_score(*given, sample_weight=weights))
-            average = sklearn.average_precision_score(*given, sample_weight=weights)
-            row["average_precision"] = float(average)
-        rows.append(row)
-    return rows
 
 
 def number_scores(

@@ -45,9 +45,8 @@ class Settings:
             half, then falls to 0) or cosine.
         warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
             warm-up; the first quarter of `epochs` unless given.
-        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables (from
-            2000 rows on by trainings of a quarter of the epochs), and 1/100000 per image, 1 at
-            most, for images.
+        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables, by
+            trainings of all epochs, and 1/100000 per image, 1 at most, for images.
         folds: parts of a table's rows that are held out in turn to choose the KL weight and the
             scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
             and 1 from there on unless given.
@@ -142,16 +141,6 @@ class Settings:
         }
         absent = {name: v for name, v in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **absent)
-
-    def shortened(self, times: int) -> Settings:
-        """The same in fewer epochs, the warm-up too.
-
-        >>> Settings(epochs=40, warmup=(4, 20)).shortened(4).warmup
-        (1.0, 5.0)
-        """
-        epochs = None if self.epochs is None else math.ceil(self.epochs / times)
-        warmup = self.warmup and (self.warmup[0] / times, self.warmup[1] / times)
-        return dataclasses.replace(self, epochs=epochs, warmup=warmup)
 
     @property
     def warm(self) -> float:

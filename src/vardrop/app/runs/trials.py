@@ -1,5 +1,8 @@
 """A fit: trainings that serve to choose, by KL weight and fold and of the plain net; then its own.
 
+Trials are as long as the run's own training: a KL weight that suits a short one overfits in a long
+one. Without folds the best trial is the run's own training.
+
 Every trial is kept in a directory of its own below the run, so that a run that is killed goes on
 where it was; they go when the run has its net.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,6 +38,7 @@ from vardrop.app.runs.held_out import (
 )
 from vardrop.app.runs.run import predicted
 from vardrop.app.runs.training import Training, train_net, train_together
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
 from vardrop.conversion import convert
 from vardrop.functional.normal import LOG_2PI
 from vardrop.layers import Variational
@@ -44,7 +49,6 @@ from vardrop.prediction import fit_log_scale
 from vardrop.tuning.processes import World, own_generators
 
 _INITIAL = "net.safetensors"
-_SHORT = 4  # times shorter than the run's own training are trials on the validation part
 _SAMPLES = 64  # draws of a prediction that decides
 _VALIDATION_SAMPLES = 8
 
@@ -92,12 +96,11 @@ class FitJob:
 
     def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
         """What a net says of rows that did not train it."""
-        prediction = predicted(elbo, part.x, _SAMPLES, self.config.settings.seed)
-        return HeldOutPrediction(prediction, part.y, part.weights)
+        return HeldOutPrediction(predicted(elbo, part.x, _SAMPLES, self.config.settings.seed), part)
 
     def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
         """The scale of the noise that suits these rows, and the scores with it."""
-        log_scale = fit_log_scale(held)
+        log_scale = fit_log_scale([(p, part.y, part.weights) for p, part in held])
         return log_scale, score_held_out(held, log_scale, self.config.units[1])
 
 
@@ -114,7 +117,8 @@ def run_fit_job(job: FitJob) -> ELBO:
     validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
     best = config.settings.patience is not None
     training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST)
-    elbo = train_net(training, job.net, job.observer, world, job.resuming)
+    adopted = world.agree(world.first and not job.folded and _adopt_trial(path, beta))
+    elbo = train_net(training, job.net, job.observer, world, job.resuming or adopted)
     if not job.folded and not (path / "results.json").is_file():
         log_scale, net = job.score([job.predict(elbo, held)])
         _write(dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale), job)
@@ -126,6 +130,20 @@ def run_fit_job(job: FitJob) -> ELBO:
 def _write(choice: Choice, job: FitJob) -> None:
     if job.world.first:
         choice.write(job.path)
+
+
+def _adopt_trial(path: Path, beta: float) -> bool:
+    """Make the trial of a KL weight on the validation part the run's own training, if there is one.
+
+    The checkpoint goes last: what a crash leaves behind is adopted again.
+    """
+    trial = _trial(path, beta, 0)
+    if not (trial / CHECKPOINT).is_file() or (path / CHECKPOINT).is_file():
+        return False
+    for name in (HISTORY, BEST, STANDING, CHECKPOINT):
+        if (trial / name).is_file():
+            os.replace(trial / name, path / name)
+    return True
 
 
 def _keep_initial_weights(job: FitJob) -> None:
@@ -153,7 +171,7 @@ def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
     )
     p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
     unit = config.units[1]
-    scores = score_held_out([HeldOutPrediction(p, part.y, part.weights)], 0.0, unit).scores
+    scores = score_held_out([HeldOutPrediction(p, part)], 0.0, unit).scores
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
         scores["nll"] = math.log(max(scores["rmse"], 1e-6 * unit)) + 0.5 * (LOG_2PI + 1)
     return scores
@@ -163,11 +181,16 @@ def choose(job: FitJob) -> Choice:
     """What trials decide: of folds all; of a validation part the KL weight alone."""
     pairs, weights, note = job.pairs(), job.kl_weights(), job.observer.note
     tried: dict[float | None, tuple[float, HeldOutScores]] = {}
+    nll: dict[float | None, float] = {}
     if job.folded or len(weights) > 1:
         parts = f"{len(pairs)} folds in turn" if job.folded else "the validation rows"
         note(f"{parts} choose the KL weight among {', '.join(f'{w:g}' for w in weights)}")
-        tried = _try(job, pairs, weights, "folds")
-    nll = {weight: held.scores["nll"] for weight, (_, held) in tried.items()}
+        # On the validation part one after the other, until a smaller one is worse.
+        for some in [weights] if job.folded else [[weight] for weight in weights]:
+            tried |= _try(job, pairs, some, "folds")
+            nll = {weight: held.scores["nll"] for weight, (_, held) in tried.items()}
+            if job.world.agree(nll[some[-1]] > min(nll.values())):
+                break
     least = min(nll.values(), default=0.0)
     # All processes take the first weight that the first process found to be the best.
     best = next((w for w in weights if w in nll and job.world.agree(nll[w] == least)), weights[0])
@@ -178,7 +201,8 @@ def choose(job: FitJob) -> Choice:
         note("the plain net on the same rows, to compare with")
         others["plain"] = _try(job, pairs, [None], "plain net")[None][1]
     weights_nll = {f"{weight:g}": value for weight, value in nll.items()}
-    choice = Choice(best, 0.0, weights_nll, {}, {}, torch.zeros(0)).judge(others)
+    none = torch.zeros(0)
+    choice = Choice(best, 0.0, weights_nll, {}, {}, none, none).judge(others)
     return choice.judge({"net": tried[best][1]}, tried[best][0]) if job.folded else choice
 
 
@@ -213,12 +237,16 @@ def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: in
     if beta is None:
         settings = dataclasses.replace(settings, pretrain=0)
         config = dataclasses.replace(config, method=None, settings=settings)
-    elif not job.folded:
-        config = dataclasses.replace(config, settings=settings.shortened(_SHORT))
-    name = f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
     best = beta is None or settings.patience is not None
-    validate = (lambda elbo: validation_scores(elbo, held, config)) if best else None
-    return Training(config, job.path / TRIALS / name, train, validate, beta or 0.0, best)
+    validate = None
+    if best or not job.folded:
+        validate = lambda elbo: validation_scores(elbo, held, config)  # noqa: E731
+    directory = _trial(job.path, beta, fold)
+    return Training(config, directory, train, validate, beta or 0.0, best)
+
+
+def _trial(path: Path, beta: float | None, fold: int) -> Path:
+    return path / TRIALS / f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
 
 
 def _train_alone(job: FitJob, training: Training) -> ELBO:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from vardrop.layers.dense import dense
 from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
 
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-
 
 class SlimAttention(Heads, nn.Module):
     """Plain attention by separate projections, for as many heads as are left.
@@ -61,11 +59,6 @@ class SlimAttention(Heads, nn.Module):
         left = sorted({unit // self.head_dim for unit in units})
         self.heads = self.heads[left]
 
-    def pairs(self, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
-        """How many pairs of a query and a key these arguments have, over all heads."""
-        axis = 0 if query.dim() == 2 or not self.batch_first else 1
-        return self.num_heads * (query.numel() // query.shape[-1]) * key.shape[axis]
-
     @torch.no_grad()
     def fold_constants(self) -> None:
         """Add the values that are biases alone to the output's bias: attention averages them."""
@@ -79,16 +72,7 @@ class SlimAttention(Heads, nn.Module):
         self.out_proj.bias.add_(effect)
         self.out_proj.weight[:, constant] = 0
 
-    def origins(self) -> dict[str, tuple[str, int, int]]:
-        """Of which tensor of torch's layer a weight is which of how many equal parts."""
-        dims = self.q_proj.in_features, self.k_proj.in_features, self.v_proj.in_features
-        packed = dims == (self.embed_dim,) * 3
-        return {
-            f"{name}.weight": ("in_proj_weight", i, 3) if packed else (f"{name}_weight", 0, 1)
-            for i, name in enumerate(_PROJECTIONS)
-        }
-
-    def together(self) -> nn.MultiheadAttention | None:
+    def recompose(self) -> nn.MultiheadAttention | None:
         """Torch's layer with these weights, where no head and no unit around it is missing."""
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj
         sizes = q.in_features, q.out_features, k.out_features, out.out_features

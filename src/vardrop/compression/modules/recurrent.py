@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from vardrop.layers.dense import dense
-from vardrop.layers.recurrent import STEPS
+from vardrop.layers.recurrent import run_steps
 
 
 class Recurring(nn.Linear):
@@ -45,25 +43,23 @@ class Unrolled(nn.Module):
                 self.add_module(f"hr{end}", _dense(layer, f"hr{end}", Recurring))
         self.train(layer.training)
 
-    def origins(self) -> dict[str, tuple[str, int, int]]:
-        """Of which tensor of torch's layer a weight is which of how many equal parts."""
-        return {f"{name}.weight": (f"weight_{name}", 0, 1) for name, _ in self.named_children()}
-
-    def alike(self) -> list[list[str]]:
+    def equal_widths(self) -> list[list[str]]:
         """Layers that have to keep as many outputs, because torch has one size for them all."""
-        groups = ([f"{part}{end}" for end in self.suffixes] for part in ("ih", "hr"))
-        return [[n for n in names if n in self._modules] for names in groups]
+        return [[f"ih{end}" for end in self.suffixes], self.projections()]
 
-    def together(self) -> nn.RNNBase:
+    def projections(self) -> list[str]:
+        """The layers that project a state."""
+        return [name for name, _ in self.named_children() if name.startswith("hr")]
+
+    def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts: dict[str, Any] = dict(self.named_children())
-        first, state = parts["ih_l0"], parts["hh_l0"]
-        gates = _GATES[self.mode]
+        first = parts["ih_l0"]
         layer = resized(
             self,
             input_size=first.in_features,
-            hidden_size=first.out_features // gates,
-            proj_size=state.in_features if "hr_l0" in parts else 0,
+            hidden_size=self.hidden_size,
+            proj_size=self.proj_size,
             bias=any(part.bias is not None for part in parts.values()),
         )
         for name, part in parts.items():
@@ -82,69 +78,27 @@ class Unrolled(nn.Module):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """The outputs and the last state."""
-        lengths = None
-        x = input
-        if isinstance(input, PackedSequence):
-            x, lengths = pad_packed_sequence(input)
-        batched, axis = x.dim() == 3, 0 if self.batch_first else 1
-        steps = x if batched else x.unsqueeze(axis)
-        if self.batch_first and lengths is None:
-            steps = steps.transpose(0, 1)  # (length, N, inputs)
-        given = None if hx is None else (hx if self.mode == "LSTM" else (hx,))
-        if given is not None and not batched:
-            given = tuple(h.unsqueeze(1) for h in given)
-        y, state = self._layers(steps, given, lengths)
-        if lengths is not None:
-            y = pack_padded_sequence(y, lengths, enforce_sorted=False)
-        elif self.batch_first:
-            y = y.transpose(0, 1)
-        if not batched:
-            y, state = y.squeeze(axis), tuple(h.squeeze(1) for h in state)
-        return y, state if self.mode == "LSTM" else state[0]
+        parts = [
+            (enter, read, self._modules.get(f"hr{end}") or nn.Identity())
+            for end in self.suffixes
+            for enter, read in [(self.get_submodule(f"ih{end}"), self.get_submodule(f"hh{end}"))]
+        ]
+        return run_steps(self, parts, input, hx, self.training)
 
-    def _layers(self, steps: Tensor, given: Any, lengths: Tensor | None) -> Any:
-        last: list[tuple[Tensor, ...]] = []
-        for number in range(self.num_layers):
-            if number and self.dropout:
-                steps = functional.dropout(steps, self.dropout, self.training)
-            each = []
-            for direction in range(self.directions):
-                index = number * self.directions + direction
-                start = None if given is None else [h[index] for h in given]
-                y, state = self._unrolled(index, steps, start, lengths)
-                each.append(y)
-                last.append(state)
-            steps = torch.cat(each, -1)
-        return steps, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+    @property
+    def hidden_size(self) -> int:
+        """How many units the state has before it is projected."""
+        return self._part("ih").out_features // _GATES[self.mode]
 
-    def _unrolled(
-        self, index: int, steps: Tensor, start: Any, lengths: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction; sequences that have ended keep their state."""
-        end = self.suffixes[index]
-        enter, read = self.get_submodule(f"ih{end}"), self.get_submodule(f"hh{end}")
-        project = self._modules.get(f"hr{end}")
-        projected: Tensor = enter(steps)
-        hidden, cell = self._start(projected, read, start)
-        outputs = [hidden] * len(steps)
-        order = range(len(steps))
-        for t in reversed(order) if end.endswith("reverse") else order:
-            new, new_cell = STEPS[self.mode](projected[t], read(hidden), hidden, cell)
-            new = new if project is None else project(new)
-            if lengths is None:
-                hidden, cell = new, new_cell
-                outputs[t] = hidden
-                continue
-            on = (t < lengths).unsqueeze(1).to(new.device)
-            hidden, cell = torch.where(on, new, hidden), torch.where(on, new_cell, cell)
-            outputs[t] = torch.where(on, new, 0.0)
-        return torch.stack(outputs), (hidden, cell) if self.mode == "LSTM" else (hidden,)
+    @property
+    def proj_size(self) -> int:
+        """How many units a projected state has; 0 without projections."""
+        return self._part("hh").in_features if self.projections() else 0
 
-    def _start(self, projected: Tensor, read: Any, start: Any) -> tuple[Tensor, Tensor]:
-        if start is not None:
-            return start[0], start[-1]
-        rows, units = projected.shape[1], projected.shape[2] // _GATES[self.mode]
-        return projected.new_zeros(rows, read.in_features), projected.new_zeros(rows, units)
+    def _part(self, name: str) -> nn.Linear:
+        part = self.get_submodule(f"{name}_l0")
+        assert isinstance(part, nn.Linear)
+        return part
 
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit

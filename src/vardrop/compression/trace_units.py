@@ -11,18 +11,19 @@ survives the cut is tried afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from vardrop._core.calls import tensors_in
-from vardrop.compression.kinds import Affine, Units, affine_layers, is_known, unit_modules
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
+from vardrop.compression.costs import CountedPass, LayerCost
+from vardrop.compression.layer_views import Affine, Units, affine_layers, kind_of, unit_modules
+from vardrop.compression.mask import parameter_owners
+from vardrop.compression.modules.recurrent import Recurring
+from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, is_float, run
 
 Place = tuple[str, int]  # a module's name and a unit of it
 # The units of a module that marks came to, by role and module. As a reader or a carrier it tells
@@ -61,7 +62,12 @@ class _Tracer:
         tables = {n: u for n, u in modules.items() if u.kind.emits}
         self.emitters: dict[str, Affine | Units] = {**self.layers, **tables}
         self.units = {name: view.outputs for name, view in self.emitters.items()}
-        self.whole = {n: m for n, m in net.named_modules() if _takes_units_together(m)}
+        # Modules with tensors of their own that are of no known kind and hold none.
+        self.whole = {
+            n: m
+            for n, m in net.named_modules()
+            if _tensors(m) and all(kind_of(part) is None for part in m.modules())
+        }
 
     def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> _Marks:
         """Mark these units (a mask by layer) and see where they come before the next layers.
@@ -141,17 +147,17 @@ class _Tracer:
             tried = {n: next(candidates, None) for n, candidates in waiting.items()}
             others = self.follow({n: c != 0 for n, c in tried.items() if c is not None})
             for name, code in tried.items():
-                if code is None:
+                both = (p for p in layers[name] if p in origin and p in others)
+                if code is None or not any(bool((origin[p] & others[p]).any()) for p in both):
                     del waiting[name]
-                elif not _touch(origin, others, layers[name]):
-                    codes[name] = code
-                    del waiting[name]
+                    codes |= {} if code is None else {name: code}
         numbers = self._numbers(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.meeting(layers[n]) is None}
 
     def bare_parameters(self) -> _Marks:
         """The places that a parameter of no layer takes part in."""
-        owners = [m for m in self.net.modules() if not is_known(m) and m not in self.whole.values()]
+        whole = self.whole.values()
+        owners = [m for m in self.net.modules() if kind_of(m) is None and m not in whole]
         bare = [p for m in owners for p in _tensors(m) if is_float(p) and p.numel() > 1]
         if not bare:
             return {}
@@ -181,19 +187,6 @@ def _partitions(units: int) -> Iterator[Tensor]:
         for size in range(1, whole // 2 + 1):
             if whole % size == 0:
                 yield torch.arange(units) % whole // size
-
-
-def _touch(one: _Marks, other: _Marks, within: _Marks) -> bool:
-    """Whether two marks come to the same of these places."""
-    both = (place for place in within if place in one and place in other)
-    return any(bool((one[place] & other[place]).any()) for place in both)
-
-
-def _takes_units_together(module: nn.Module) -> bool:
-    """Whether a module has tensors of its own, is of no known kind and holds none."""
-    if is_known(module) or not _tensors(module):
-        return False
-    return not any(map(is_known, module.modules()))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -253,17 +246,6 @@ class _Numbers:
 _ROLES = ("readers", "carriers")
 
 
-class PlainAttention(TorchFunctionMode):
-    """Attention by products and a softmax: fused kernels take a NaN among scores for hidden."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
-
-
 def unmarked(value: Tensor) -> Tensor:
     """A tensor with zeros in place of its marks."""
     return value.masked_fill(value.isnan(), 0.0)
@@ -315,24 +297,69 @@ def _keep_in_place(
     yield module.register_forward_hook(after)
 
 
-def coupled_units(net: nn.Module, inputs: Inputs, fixed: dict[str, str]) -> list[Unit]:
-    """All units of a plain net, with the reason where one cannot be taken out.
+class UnitGraph(NamedTuple):
+    """The units of a net and what its modules cost; `obstacle` says why no unit could be found."""
 
-    `fixed` gives a reason for every layer that may not change.
+    units: tuple[Unit, ...]
+    costs: Mapping[str, LayerCost]
+    obstacle: str | None = None
+
+
+def trace_units(net: nn.Module, example: Inputs) -> UnitGraph:
+    """All units of a plain, decomposed net, with the reason where one cannot be taken out.
+
+    They depend on the architecture and on the example, not on the weights.
     """
-    return _Coupling(_Tracer(net, inputs), fixed).units()
+    counted = CountedPass(net, example)
+    try:
+        units = _Coupling(_Tracer(net, example), _fixed_layers(net, counted.calls)).units()
+    except Exception as failure:  # the code of the net lets no mark through
+        return UnitGraph((), counted.costs(), str(failure))
+    return UnitGraph(tuple(units), counted.costs())
+
+
+def _fixed_layers(net: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
+    """Layers that may not change, with the reason: used more than once, or with tied weights."""
+    layers, owners, reasons = affine_layers(net), parameter_owners(net), {}
+    for name, module in net.named_modules():
+        if name in layers and calls[name] != 1 and type(module) is not Recurring:
+            reasons[name] = f"'{name}' runs {calls[name]} times"
+        elif kind_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
+            reasons[name] = f"'{name}' shares its weights"
+    return reasons
 
 
 _Places = TypeVar("_Places", bound=Mapping[tuple[str, str], Any])
 _Node = tuple[str, str, int]  # emitter, readers or carriers; a module; a unit
 
 
-class _Coupling:
+_Member = TypeVar("_Member", bound=Hashable)
+
+
+class DisjointSets(Generic[_Member]):
+    """Sets that are joined one pair of members after the other."""
+
+    def __init__(self) -> None:
+        self.parents: dict[_Member, _Member] = {}
+
+    def root(self, member: _Member) -> _Member:
+        """The member that stands for the set of another, which is new if it was in none."""
+        while self.parents.setdefault(member, member) != member:
+            self.parents[member] = self.parents[self.parents[member]]
+            member = self.parents[member]
+        return member
+
+    def join(self, one: _Member, other: _Member) -> None:
+        """Make one set of the sets of two members."""
+        self.parents[self.root(one)] = self.root(other)
+
+
+class _Coupling(DisjointSets[_Node]):
     """Sets of places that can only go at once: what emits a unit and what is given it."""
 
     def __init__(self, tracer: _Tracer, fixed: dict[str, str]) -> None:
+        super().__init__()
         self.tracer, self.fixed = tracer, fixed
-        self.parents: dict[_Node, _Node] = {}
         self.reasons: dict[_Node, str] = {}
         self.mixing: dict[str, _Marks] = {}  # layers whose units meet before a place
         for (role, name), taken in tracer.bare_parameters().items():
@@ -340,7 +367,7 @@ class _Coupling:
                 self.reasons[role, name, i] = "a bare parameter takes part"
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
-                self._join(("emitter", name, i), ("readers", name, i))
+                self.join(("emitter", name, i), ("readers", name, i))
         units, together = tracer.unit_numbers(*tracer.emitters), tracer.taken_together()
         self._place_together(together, units)
         rest = [name for name in tracer.emitters if name not in together]
@@ -380,17 +407,8 @@ class _Coupling:
                 self.reasons |= {(*place, i): why for i in mask.nonzero().flatten().tolist()}
             for name in names:
                 for i in range(self.tracer.units[name]):
-                    self._join(("emitter", name, i), ("emitter", names[0], i))
+                    self.join(("emitter", name, i), ("emitter", names[0], i))
             self._join_places(names[0], marks, numbers, None)
-
-    def _root(self, node: _Node) -> _Node:
-        while self.parents.setdefault(node, node) != node:
-            self.parents[node] = self.parents[self.parents[node]]
-            node = self.parents[node]
-        return node
-
-    def _join(self, one: _Node, other: _Node) -> None:
-        self.parents[self._root(one)] = self._root(other)
 
     def _place(self, name: str, marks: _Marks, numbers: _Numbers) -> None:
         """Join every unit of a layer with the places where it arrives."""
@@ -425,7 +443,7 @@ class _Coupling:
         first: dict[int, int] = {}
         known = range(self.tracer.units[name]) if codes is None else codes.tolist()
         for unit, code in enumerate(known):
-            self._join(("emitter", name, unit), ("emitter", name, first.setdefault(code, unit)))
+            self.join(("emitter", name, unit), ("emitter", name, first.setdefault(code, unit)))
             if reason is not None:
                 self.reasons["emitter", name, unit] = reason
         for (role, target), mask in marks.items():
@@ -434,19 +452,22 @@ class _Coupling:
                 found = numbers.numbers[role, target][at].tolist()
                 for position, code in zip(at.tolist(), found, strict=True):
                     if code in first:
-                        self._join(("emitter", name, first[code]), (role, target, position))
+                        self.join(("emitter", name, first[code]), (role, target, position))
 
     def _stay(self, name: str, marks: _Marks, reason: str) -> None:
         """Units that nothing tells apart, or that have to stay: joined for the notes alone."""
         count = self.tracer.units[name]
         for i in range(count):
-            self._root(("emitter", name, i))
+            self.root(("emitter", name, i))
             self.reasons["emitter", name, i] = reason
         for (role, target), mask in marks.items():
             if role in _ROLES and count > 1:
-                at = mask.nonzero().flatten()
-                for position, unit in zip(at.tolist(), _guess(at, count).tolist(), strict=True):
-                    self._join(("emitter", name, unit), (role, target, position))
+                # As notes name them: as many places each, and the last unit gets the others.
+                at = mask.nonzero().flatten().tolist()
+                each = max(len(at) // count, 1)
+                for i, position in enumerate(at):
+                    unit = min(i // each, count - 1)
+                    self.join(("emitter", name, unit), (role, target, position))
 
     def _obstacle(self, name: str, marks: _Marks) -> str | None:
         """Why a module that a layer's units come to forbids to take any out, where one does."""
@@ -468,9 +489,9 @@ class _Coupling:
         sets: dict[_Node, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
         reasons: dict[_Node, str] = {}
         for node in sorted(self.parents, key=lambda n: n[2]):
-            sets[self._root(node)][node[0]].append((node[1], node[2]))
+            sets[self.root(node)][node[0]].append((node[1], node[2]))
         for node, reason in self.reasons.items():
-            reasons.setdefault(self._root(node), reason)
+            reasons.setdefault(self.root(node), reason)
         return [
             Unit(tuple(s["emitter"]), tuple(s["readers"]), tuple(s["carriers"]), reasons.get(root))
             for root, s in sets.items()
@@ -488,9 +509,3 @@ def _apart(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
         chosen[0][name] = places
         chosen[1].update(places)
     return [group for group, _ in groups]
-
-
-def _guess(places: Tensor, units: int) -> Tensor:
-    """Units that mix, as notes name them: as many places each, and the last one what is left."""
-    each = max(len(places) // units, 1)
-    return (torch.arange(len(places)) // each).clamp_max(units - 1)

@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import check_net, check_number, check_type
+from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
-from vardrop.compression.files import (
+from vardrop.compression.mask import grid_steps
+from vardrop.compression.probes import Data, Metric, check_plain, score
+from vardrop.compression.save import (
     PACKED,
     as_path,
     check_file,
@@ -34,9 +36,7 @@ from vardrop.compression.files import (
     malformed_file,
     rebuild,
 )
-from vardrop.compression.masks import grid_steps
-from vardrop.compression.running import Data, Metric, check_plain, score
-from vardrop.compression.shrinking import ShrinkPlan
+from vardrop.compression.shrink import Shrunk
 
 _MARK = PACKED + b"\x01"
 _CHECK = 16  # bytes of the checksum
@@ -67,15 +67,15 @@ class PackReport:
 
 
 def pack(
-    net: nn.Module,
+    model: Shrunk | nn.Module,
     path: str | PathLike[str],
     tolerance: float = 1.0,
     validation: Data | None = None,
     metric: Metric | None = None,
-    deviations: Mapping[str, Tensor] | None = None,
-    plan: ShrinkPlan | None = None,
+    *,
+    standard_deviations: Mapping[str, Tensor] | None = None,
 ) -> PackReport:
-    """Write a small net with as many bits per weight as its posterior deviation allows.
+    """Write a small net with as many bits per weight as its posterior allows.
 
     The weights of a layer are rounded to multiples of
 
@@ -86,32 +86,35 @@ def pack(
     compared before it is written, and it is there whole or not at all.
 
     Args:
-        net: a plain net, such as the result of `shrink`.
+        model: the result of `shrink`, whose plan has the standard deviations and the size of the
+            net before; or a plain net, for which sigma is 1/32 of the root mean square of a layer's
+            weights.
         path: the file; conventionally it ends in .vdp.
-        tolerance: the step in units of the posterior deviation.
+        tolerance: the step in posterior standard deviations.
         validation, metric: data and `metric(output, target)` to score the decoded net on.
-        deviations: posterior deviations by parameter name, in place of those of the plan.
-        plan: the plan by which the net was shrunken: it knows the deviations, and the size of the
-            net before. Without it, sigma is 1/32 of the root mean square of a layer's weights.
+        standard_deviations: of the posterior by parameter name, instead of those of the plan.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd(log_sigma2=-4.0))
-    >>> plan = vd.plan_shrink(net, torch.zeros(1, 20))
-    >>> small = plan.apply(net)
+    >>> small = vd.shrink(net, torch.zeros(1, 20))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = pack(small, folder + "/net.vdp", plan=plan)
+    ...     report = pack(small, folder + "/net.vdp")
     ...     same = unpack(folder + "/net.vdp", into=torch.nn.Linear(20, 2))
-    >>> bool(((same.weight - small.weight).abs() < 0.07).all())
+    >>> bool(((same.weight - small.net.weight).abs() < 0.07).all())
     True
 
     Louizos, Ullrich & Welling 2017, "Bayesian compression for deep learning", sec. 2.1 and 4.
     """
-    _check_arguments(tolerance, validation, metric, plan)
+    check_number("tolerance", tolerance, above=0)
+    if (validation is None) != (metric is None):
+        raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
+    net, plan = model if isinstance(model, Shrunk) else (model, None)
     target = as_path(path)
     check_plain(net)
     dense, _ = densify(net)
-    planned = plan.deviations if plan else {}
-    steps = grid_steps(dense, planned if deviations is None else deviations, tolerance)
+    if standard_deviations is None:
+        standard_deviations = plan.standard_deviations if plan else {}
+    steps = grid_steps(dense, standard_deviations, tolerance)
     raw, per_weight = _to_bytes(dense, steps)
     decoded = _from_bytes(raw, str(path), dense)
     _compare(dense, decoded, steps)
@@ -123,19 +126,11 @@ def pack(
     return PackReport(len(raw), size, per_weight, *scores)
 
 
-def packed_bytes(net: nn.Module, plan: ShrinkPlan) -> int:
+def packed_bytes(shrunk: Shrunk) -> int:
     """The size of the file that `pack` would write."""
-    return len(_to_bytes(net, grid_steps(net, plan.deviations, 1.0))[0])
-
-
-def _check_arguments(
-    tolerance: float, validation: Data | None, metric: Metric | None, plan: ShrinkPlan | None
-) -> None:
-    if plan is not None:
-        check_type("plan", plan, ShrinkPlan, "a plan of vardrop.plan_shrink")
-    check_number("tolerance", tolerance, above=0)
-    if (validation is None) != (metric is None):
-        raise VardropError("Expected `validation` and `metric` together, but got only one of them.")
+    return len(
+        _to_bytes(shrunk.net, grid_steps(shrunk.net, shrunk.plan.standard_deviations, 1.0))[0]
+    )
 
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
@@ -173,11 +168,14 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             plain.append(_raw(tensor).numpy().tobytes())
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
-        table = _histogram(integers)
+        values, counts = integers.flatten().unique(return_counts=True)
+        table = [_differences(values).tolist(), counts.tolist()]
         codes.append([step, *table])
         parts.append((integers, table))
         if step is not None:
-            per_weight[name] = _bits(table[1]) / max(int(tensor.count_nonzero()), 1)
+            count = counts.double()
+            bits = abs(float((count * (count / count.sum()).log2()).sum()))
+            per_weight[name] = bits / max(int(tensor.count_nonzero()), 1)
     payload = _encode(parts)
     header = [describe(net), codes, len(payload)]
     packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
@@ -238,29 +236,20 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
     return text
 
 
-def _check_count(found: list[Any], empty: Mapping[str, Tensor]) -> None:
-    if len(found) != len(empty):
-        raise VardropError(
-            f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(found)}. "
-            "Give a net of the class that was packed."
-        )
-
-
-def _plain_tensor(content: bytes, start: int, like: Tensor) -> tuple[Tensor, int]:
-    """A tensor that is kept as it is, and where the next one starts."""
-    stop = start + like.numel() * like.element_size()
-    found = torch.frombuffer(bytearray(content[start:stop]), dtype=like.dtype)
-    return found.view(like.shape), stop
-
-
 def _decode(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tensor]:
     codes, offset = header
     decoder, tensors = Decoder(content[:offset]), {}
     empty = net.state_dict()
-    _check_count(codes, empty)
+    if len(codes) != len(empty):
+        raise VardropError(
+            f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "
+            "Give a net of the class that was packed."
+        )
     for (name, like), code in zip(empty.items(), codes, strict=True):
         if code is None:
-            tensors[name], offset = _plain_tensor(content, offset, like)
+            start, offset = offset, offset + like.numel() * like.element_size()
+            raw = torch.frombuffer(bytearray(content[start:offset]), dtype=like.dtype)
+            tensors[name] = raw.view(like.shape)
             continue
         step, *table = code
         _check_histogram(name, table, like.numel())
@@ -278,7 +267,7 @@ def _quantise(name: str, tensor: Tensor, step: float) -> Tensor:
     if not step > 0 or float(exact.abs().max()) / step > _EXACT:
         raise VardropError(
             f"Expected '{name}' to lie within 2^53 steps of {step:g}, but got a number of size "
-            f"{float(exact.abs().max()):g}. Raise `tolerance`, or give larger `deviations`."
+            f"{float(exact.abs().max()):g}. Raise `tolerance` or `standard_deviations`."
         )
     integers = (exact / step).round().long()
     if bool(exact.any()) and not bool(integers.any()):
@@ -295,12 +284,6 @@ def _differences(tensor: Tensor) -> Tensor:
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-def _histogram(integers: Tensor) -> list[list[int]]:
-    """The distinct values, as differences, and how often each occurs."""
-    values, counts = integers.flatten().unique(return_counts=True)
-    return [_differences(values).tolist(), counts.tolist()]
-
-
 def _check_histogram(name: str, table: list[Any], size: int) -> None:
     """Refuse a table that is no histogram of so many integers, before anything is made of it."""
     values, counts = table
@@ -312,12 +295,6 @@ def _check_histogram(name: str, table: list[Any], size: int) -> None:
             f"Expected {size} values for '{name}', but got {sum(counts)}. "
             "Give a net of the class that was packed."
         )
-
-
-def _bits(counts: list[int]) -> float:
-    """The information of integers under their own histogram."""
-    count = torch.tensor(counts, dtype=torch.float64)
-    return abs(float((count * (count / count.sum()).log2()).sum()))
 
 
 def _model(counts: list[int]) -> Any:

@@ -13,9 +13,9 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
-from vardrop.conversion.apply import all_or_nothing
-from vardrop.conversion.kinds import Kind, described
+from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import kind_of
+from vardrop.conversion.rules import Kind, described
 from vardrop.conversion.selection import listed
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Ties
@@ -191,6 +191,7 @@ def is_description(values: Any) -> bool:
 def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
     remedy = "It is damaged, or was not written by vardrop.save_noisy."
     check_type(f"each module in {path}", entry, dict, "described by its recipe", remedy)
+    check_type(f"`type` in {path}", entry.get("type"), str, "the name of a layer", remedy)
     recipe = from_json(entry.get("recipe"))
     check_type(f"`recipe` in {path}", recipe, BaseRecipe, "a recipe", remedy)
     return cast(BaseRecipe, recipe)

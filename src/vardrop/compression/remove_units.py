@@ -15,19 +15,18 @@ from torch.utils._pytree import tree_map
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
-from vardrop.compression.kinds import (
+from vardrop.compression.layer_views import (
     Affine,
-    Scale,
     affine_layers,
-    inside,
-    is_known,
+    join_name,
     settle_sizes,
     unit_modules,
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Recurring, Unrolled
-from vardrop.compression.running import Inputs, Removable, hooks, is_float, run
-from vardrop.compression.tracing import TO_THE_OUTPUT, Place, PlainAttention, Unit, unmarked
+from vardrop.compression.modules.select import Scale
+from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, is_float, run
+from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, unmarked
 from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
@@ -86,22 +85,26 @@ _EXTREMES = ("max", "min", "cummax", "cummin", "adaptive_max", "fractional_max")
 
 def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:
     """Let marks through an affine layer by its weights that are not zero, and note its input."""
-    twin = copy.deepcopy(layer)  # positive exactly where a mark arrives
-    with torch.no_grad():
-        twin.weight.copy_(layer.weight.ne(0))
-        if twin.bias is not None:
-            twin.bias.zero_()
+    arrival = _product(layer, layer.weight.detach().ne(0).to(layer.weight.dtype))
 
     def before(_: nn.Module, args: Inputs) -> Inputs:
         seen.append(args[0].detach().clone())
         return (unmarked(args[0]), *args[1:])
 
     def after(_: nn.Module, args: Inputs, output: Tensor) -> Tensor:
-        arrived = twin(seen[-1].isnan().to(output.dtype), *args[1:])
-        return output.masked_fill(arrived > 0.5, torch.nan)
+        marks = arrival(seen[-1].isnan().to(output.dtype), *args[1:])  # positive where one arrives
+        return output.masked_fill(marks > 0.5, torch.nan)
 
     yield layer.register_forward_pre_hook(mode.aside(before))
     yield layer.register_forward_hook(mode.aside(after))
+
+
+def _product(layer: Any, weight: Tensor) -> Any:
+    """A layer that multiplies by another weight and adds nothing, without hooks."""
+    twin, bias = copy.copy(layer), layer.bias
+    twin._parameters = {"weight": weight, "bias": None if bias is None else torch.zeros_like(bias)}
+    twin._forward_hooks, twin._forward_pre_hooks = {}, {}
+    return twin
 
 
 def _mark_embedding(layer: Any, args: Inputs, output: Tensor) -> Tensor:
@@ -152,29 +155,12 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     for module in net.modules():
         if (flow := _FLOW.get(type(module))) is not None:
             handles.append(module.register_forward_hook(mode.aside(flow)))
-    with hooks(*handles), PlainAttention(), mode:
-        run(net, marked)
+    try:
+        with hooks(*handles), PlainAttention(), mode:
+            run(net, marked)
+    except Exception as failure:
+        raise VardropError(str(failure)) from failure
     return seen
-
-
-def fixed_layers(net: nn.Module, inputs: Inputs) -> dict[str, str]:
-    """Layers that may not change, with the reason: used more than once, or with tied weights."""
-    calls: Counter[str] = Counter()
-
-    def count(name: str) -> Callable[..., None]:
-        return lambda layer, args: calls.update([name])
-
-    layers = affine_layers(net)
-    with hooks(*(v.layer.register_forward_pre_hook(count(n)) for n, v in layers.items())):
-        run(net, inputs)
-    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
-    found = {}
-    for name, module in net.named_modules():
-        if name in layers and calls[name] != 1 and type(module) is not Recurring:
-            found[name] = f"'{name}' runs {calls[name]} times"
-        elif is_known(module) and any(owners[id(p)] > 1 for p in module.parameters()):
-            found[name] = f"'{name}' shares its weights"
-    return found
 
 
 class Removal:
@@ -226,7 +212,7 @@ class Removal:
         recurring = [n for n, view in self.layers.items() if type(view.layer) is Recurring]
         for name in recurring:
             weight = self.layers[name].weight.ne(0)
-            dead = [u for u in waiting if u.reason is None and self._only_state_reads(u, name)]
+            dead = [u for u in waiting if u.reason is None and self._feeds_itself_only(u, name)]
             while dead:
                 own = [i for u in dead for n, i in u.emitters if n == name]
                 others = weight.index_fill(0, torch.tensor(own, dtype=torch.long), False).any(0)
@@ -238,7 +224,7 @@ class Removal:
                 for i in self._readers(unit)[name]:
                     self._unread[name][i] = True
 
-    def _only_state_reads(self, unit: Unit, name: str) -> bool:
+    def _feeds_itself_only(self, unit: Unit, name: str) -> bool:
         """Whether a layer reads a unit of the state that it feeds, and no other layer does."""
         readers = self._readers(unit)
         fed = any(n == name for n, _ in unit.emitters)
@@ -314,106 +300,82 @@ def _effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
     only = torch.zeros_like(seen).index_copy(
         view.axis % seen.dim(), index, seen.index_select(view.axis, index)
     )
-    twin = copy.copy(view.layer)
-    zero = None if view.bias is None else torch.zeros_like(view.bias)
-    twin._parameters = {"weight": view.layer.weight, "bias": zero}
-    twin._forward_hooks, twin._forward_pre_hooks = {}, {}
-    y = twin(only).movedim(view.axis, 0).flatten(1)
+    y = _product(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
     if bool((high - low > _UNIFORM * y.abs().max()).any()):
         return None
     return (low + high) / 2
 
 
-def rebalanced(net: nn.Module, removed: list[Unit]) -> list[Unit]:
-    """Put units back until every layer keeps one, and every group of a layer as many.
+def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
+    """Put units back until every layer keeps one, and all that has one size keeps as many.
 
     All of them are zero by now, so this changes shapes and nothing else.
     """
-    layers, gone = affine_layers(net), list(removed)
-    alike = alike_layers(net)
-    while (back := _missing(layers, gone) or _uneven(layers, alike, gone)) is not None:
+    layers, unrolled, gone = affine_layers(net), modules_of(net, Unrolled), list(removed)
+    while (back := _unit_to_return(layers, unrolled, gone)) is not None:
         gone.remove(back)
     return gone
 
 
-def alike_layers(net: nn.Module) -> list[list[str]]:
-    """Layers of recurrent layers that have to keep as many outputs as each other."""
-    return [
-        [inside(name, part) for part in parts]
-        for name, layer in modules_of(net, Unrolled).items()
-        for parts in layer.alike()
-    ]
-
-
-def _uneven(layers: dict[str, Affine], alike: list[list[str]], gone: list[Unit]) -> Unit | None:
-    """A unit of a layer that keeps fewer outputs than another with which it has one size."""
-    emitted = {place: unit for unit in gone for place in unit.emitters}
-    for names in alike:
-        lost = {n: [i for i in range(layers[n].outputs) if (n, i) in emitted] for n in names}
-        least = min((len(units) for units in lost.values()), default=0)
-        for name, units in lost.items():
-            if len(units) > least:
-                return emitted[name, units[0]]
-    return None
-
-
-def _missing(layers: dict[str, Affine], gone: list[Unit]) -> Unit | None:
-    emitted = {place: unit for unit in gone for place in unit.emitters}
+def _unit_to_return(
+    layers: dict[str, Affine], unrolled: dict[str, Unrolled], gone: list[Unit]
+) -> Unit | None:
     read = {place: unit for unit in gone for place in unit.readers}
+    fed = {place: unit for unit in gone for place in unit.emitters}
     for name, view in layers.items():
-        sizes = [view.inputs // view.groups, view.outputs // view.groups]
-        lost: list[list[list[Place]]] = [
-            [
-                [(name, g * size + i) for i in range(size) if (name, g * size + i) in places]
-                for g in range(view.groups)
-            ]
-            for size, places in zip(sizes, (read, emitted), strict=True)
-        ]
-        place = _unbalanced(lost, sizes)
-        if place is not None:
-            side, where = place
-            return (read, emitted)[side][where]
+        inputs, outputs = (_group_places(name, n, view.groups) for n in (view.inputs, view.outputs))
+        pairs = zip(inputs, outputs, strict=True)
+        alive = [not (all(p in read for p in i) and all(p in fed for p in o)) for i, o in pairs]
+        if not any(alive):
+            return fed[outputs[0][0]]
+        for groups, lost in ((inputs, read), (outputs, fed)):
+            living = [places for places, lives in zip(groups, alive, strict=True) if lives]
+            if (back := _first_missing(living, lost)) is not None:
+                return back
+    for name, layer in unrolled.items():
+        for parts in layer.equal_widths():
+            names = [join_name(name, part) for part in parts]
+            widths = [[(n, i) for i in range(layers[n].outputs)] for n in names]
+            if (back := _first_missing(widths, fed)) is not None:
+                return back
+        for part in layer.projections():  # torch wants fewer outputs of these than inputs
+            own = join_name(name, part)
+            unread = [place for place in read if place[0] == own]
+            width = layers[own].outputs - sum(place[0] == own for place in fed)
+            if unread and layers[own].inputs - len(unread) <= width:
+                return read[unread[0]]
     return None
 
 
-def _unbalanced(lost: list[list[list[Place]]], sizes: list[int]) -> tuple[int, Place] | None:
-    """A lost place that has to come back: (0 input or 1 output, place)."""
-    left = [[size - len(places) for places in side] for side, size in zip(lost, sizes, strict=True)]
-    alive = [g for g in range(len(left[0])) if left[0][g] or left[1][g]]
-    if not alive:
-        return 1, lost[1][0][0]
-    for side in (0, 1):
-        want = max(1, *(left[side][g] for g in alive))
-        for g in alive:
-            if left[side][g] < want:
-                return side, lost[side][g][0]
+def _group_places(name: str, count: int, groups: int) -> list[list[Place]]:
+    size = count // groups
+    return [[(name, g * size + i) for i in range(size)] for g in range(groups)]
+
+
+def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | None:
+    """A unit of a set of places that keeps fewer than another does, or none at all."""
+    left = [sum(place not in lost for place in places) for places in sets]
+    for places, count in zip(sets, left, strict=True):
+        if count < max(1, *left):
+            return next(lost[place] for place in places if place in lost)
     return None
 
 
-def cut_out(net: nn.Module, gone: list[Unit], deviations: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take units that are zero by now out of a net, in place; the deviations of what is left."""
+def cut_out(net: nn.Module, gone: list[Unit]) -> None:
+    """Take units that are zero by now out of a net, in place."""
     read = {place for unit in gone for place in unit.readers}
     emitted = {place for unit in gone for place in unit.emitters}
     carried = {place for unit in gone for place in unit.carriers} | emitted
-    kept = dict(deviations)
     for name, attention in modules_of(net, SlimAttention).items():
-        attention.keep(_left(inside(name, "q_proj"), attention.q_proj.out_features, emitted))
+        attention.keep(_left(join_name(name, "q_proj"), attention.q_proj.out_features, emitted))
     for name, view in affine_layers(net).items():
-        left = _left(name, view.inputs, read), _left(name, view.outputs, emitted)
-        weight = inside(name, "weight")
-        if weight in kept:
-            kept[weight] = view.cut(kept[weight], *left)
-        view.resize(*left)
+        view.resize(_left(name, view.inputs, read), _left(name, view.outputs, emitted))
     touched = {name for name, _ in carried}
     for name, module in unit_modules(net).items():
         if name in touched:
-            units, weight = _left(name, module.outputs, carried), inside(name, "weight")
-            if weight in kept:
-                kept[weight] = module.cut(kept[weight], units)
-            module.resize(units)
+            module.resize(_left(name, module.outputs, carried))
     settle_sizes(net)
-    return kept
 
 
 def _left(name: str, count: int, gone: set[Place]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Run a net: its arguments and modes, hooks for a while, its score, the clock, probes for two."""
+"""Run a net: its arguments and mode, hooks for a while, its score, the clock, probes for two."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import call, one_tensor, plain_batch, tensors_in, untouched
@@ -98,6 +100,20 @@ def hooks(*handles: Removable) -> Iterator[None]:
             handle.remove()
 
 
+class PlainAttention(TorchFunctionMode):
+    """Attention by products and a softmax.
+
+    Fused kernels take a NaN among scores for hidden, and nothing counts their products.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+
+
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
@@ -177,15 +193,17 @@ def race(calls: dict[str, Callable[[], Any]], rounds: int = 10) -> dict[str, flo
 class Probes:
     """The outputs of a net on an example and on random inputs of several scales, to compare with.
 
-    Random integers lie in the range of the example's. Probes that the net does not take are left
+    Random integers are in the range of the example's. Probes that the net does not take are left
     out.
     """
 
-    def __init__(self, net: nn.Module, example: Inputs) -> None:
+    def __init__(
+        self, net: nn.Module, example: Inputs, scales: tuple[float, ...] = _SCALES
+    ) -> None:
         self.net, self.example = net, example
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
-        for scale in _SCALES:
+        for scale in scales:
             draw = partial(_random, scale=scale, generator=generator)
             probe = tree_map_only(Tensor, draw, example)
             try:
@@ -194,24 +212,27 @@ class Probes:
                 continue
 
     def equal(self, other: nn.Module) -> bool:
-        """Whether another net agrees, in double precision where that of the net leaves doubt."""
-        for probe, expected in self.expected:
-            try:
-                same = _close(expected, run(other, probe))
-            except Exception:  # whatever breaks the other net makes it another
-                return False
-            if not same and not self._equal_in_double(other, probe):
-                return False
-        return True
+        """Whether another net agrees, in double precision where that of the net leaves doubt.
 
-    def _equal_in_double(self, other: nn.Module, probe: Inputs) -> bool:
-        """Large inputs can magnify rounding beyond the tolerance, but not that of doubles."""
-        wide = tree_map_only(Tensor, lambda t: t.double() if is_float(t) else t, probe)
-        try:
-            outputs = [run(copy.deepcopy(net).double(), wide) for net in (self.net, other)]
+        Large inputs can magnify rounding beyond the tolerance, but not that of doubles.
+        """
+        try:  # whatever breaks the other net makes it another
+            for probe, expected in self.expected:
+                if _close(expected, run(other, probe)):
+                    continue
+                wide = tree_map_only(Tensor, lambda t: t.double() if is_float(t) else t, probe)
+                nets = (copy.deepcopy(net).double() for net in (self.net, other))
+                if not _close(*(run(net, wide) for net in nets)):
+                    return False
         except Exception:
             return False
-        return _close(*outputs)
+        return True
+
+    def change(self, other: nn.Module) -> float:
+        """The largest difference between the outputs of both nets on the example."""
+        pairs = zip(self.expected[0][1], run(other, self.example), strict=True)
+        differences = [(a.double() - b.double()).abs() for a, b in pairs if is_float(a)]
+        return max((float(d.max()) for d in differences if d.numel()), default=0.0)
 
     def __str__(self) -> str:
         count = len(self.expected) - 1

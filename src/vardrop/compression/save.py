@@ -22,22 +22,21 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import digest, tensor_bytes, write_atomically
-from vardrop.compression.finishing import SparseLinear
-from vardrop.compression.kinds import (
-    Lookup,
-    Scale,
-    Select,
+from vardrop.compression.layer_views import (
+    Affine,
+    UnitKind,
+    Units,
     affine,
     affine_layers,
     kind_of,
-    looked_up,
-    replaced,
-    selected,
+    replace_module,
+    replace_tensor,
     settle_sizes,
-    units,
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import resized
+from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
+from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
 from vardrop.noisy import (
     leave_fused_path,
@@ -101,7 +100,7 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
         load_tensors(net, tensors)
         for name in plan["sparse"]:
             layer: Any = net.get_submodule(name)
-            net = replaced(net, name, SparseLinear(layer))
+            net = replace_module(net, name, SparseLinear(layer))
     return net.eval()
 
 
@@ -170,35 +169,39 @@ def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
     if names:
         net = copy.deepcopy(net)
         for name, sparse in modules_of(net, SparseLinear).items():
-            net = replaced(net, name, sparse.dense())
+            net = replace_module(net, name, sparse.dense())
     return net, names
 
 
 def describe(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain net, and the modules that are none of its class."""
     sizes: dict[str, list[int]] = {}
-    select, identity = {}, []
+    select, lookup, identity = {}, {}, []
     for name, module in net.named_modules():
         kind = kind_of(module)
         if kind is not None and kind.sizes:
             sizes[name] = [getattr(module, key) for key in kind.sizes]
             if (view := affine(module)) is not None:
                 sizes[name].append(int(view.bias is not None))
-        elif (pair := selected(module)) is not None:
+        elif (pair := selecting(module, Select)) is not None:
             select[name] = [len(pair[0].index), pair[0].axis]
+        elif (pair := selecting(module, Lookup)) is not None:
+            lookup[name] = len(pair[0].index)
         elif type(module) is nn.Identity:
             identity.append(name)
     scale = {n: [len(m.factor), m.axis] for n, m in modules_of(net, Scale).items()}
-    plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
-    attention = list(modules_of(net, SlimAttention))
-    unfused = [name for name, m in net.named_modules() if off_fused_path(m)]
     recurrent = {
         name: [m.input_size, m.hidden_size, m.proj_size, int(m.bias)]
         for name, m in modules_of(net, nn.RNNBase).items()
     }
-    lookup = {n: len(f.index) for n, m in net.named_modules() if (f := looked_up(m)) is not None}
-    more = {"lookup": lookup, "attention": attention, "unfused": unfused, "recurrent": recurrent}
-    return plan | {key: names for key, names in more.items() if names}
+    where_any = {
+        "lookup": lookup,
+        "attention": list(modules_of(net, SlimAttention)),
+        "unfused": [name for name, m in net.named_modules() if off_fused_path(m)],
+        "recurrent": recurrent,
+    }
+    plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
+    return plan | {key: names for key, names in where_any.items() if names}
 
 
 def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
@@ -210,28 +213,25 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name, count in plan.get("lookup", {}).items():
-        net = replaced(net, name, _with_lookup(name, _find(net, name), count))
+        net = replace_module(net, name, _with_lookup(name, _find(net, name), count))
     for name in plan.get("attention", []):
-        net = replaced(net, name, _slim(name, _find(net, name)))
+        attention = _find(net, name)
+        if type(attention) is not SlimAttention:
+            _check_kind(name, attention, nn.MultiheadAttention)
+            net = replace_module(net, name, SlimAttention(attention))
     for name, (count, axis) in plan["select"].items():
-        inner = _find(net, name)
-        if (pair := selected(inner)) is not None:
-            most, inner = len(pair[0].index), pair[1]  # one shrunk twice has two of them
-        else:
-            most = view.inputs if (view := affine(inner)) else 0
-        index = torch.zeros(_count(name, count, most), dtype=torch.long)
-        net = replaced(net, name, nn.Sequential(Select(index, int(axis)), inner).eval())
+        net = replace_module(net, name, _with_select(name, _find(net, name), count, int(axis)))
     for name, (count, axis) in plan["scale"].items():
         most = getattr(_find(net, name), "units", widest)
         factor = torch.zeros(_count(name, count, most), dtype=dtype)
-        net = replaced(net, name, Scale(factor, int(axis)))
+        net = replace_module(net, name, Scale(factor, int(axis)))
     for name in plan["identity"]:
         _find(net, name)
-        net = replaced(net, name, nn.Identity())
+        net = replace_module(net, name, nn.Identity())
     for name, sizes in plan["sizes"].items():
         _resize(name, _find(net, name), list(sizes))
     for name, sizes in plan.get("recurrent", {}).items():
-        net = replaced(net, name, _resized(name, _find(net, name), sizes))
+        net = replace_module(net, name, _resize_recurrent(name, _find(net, name), sizes))
     for layer in modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     settle_sizes(net)
@@ -241,55 +241,52 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     return net
 
 
-def _resized(name: str, module: nn.Module, sizes: list[Any]) -> nn.Module:
-    """A recurrent layer with these sizes, none larger than before."""
-    if type(module) not in (nn.RNN, nn.LSTM, nn.GRU):
+def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
+    if type(module) not in kinds or getattr(module, "bias_k", None) is not None:
+        words = " or ".join(f"nn.{kind.__name__}" for kind in kinds) or "a plain torch layer"
         raise VardropError(
-            f"Expected '{name}' of `into` to be a recurrent layer of torch, but got "
-            f"{type(module).__name__}. Give a net of the class that was saved."
+            f"Expected '{name}' of `into` to be {words}, but got {type(module).__name__}. "
+            "Give a net of the class that was saved."
         )
-    like: Any = module
+
+
+def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
+    """A recurrent layer with these sizes, none larger than before."""
+    _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, projected, bias = sizes
-    layer = resized(
-        like,
-        input_size=_count(name, inputs, like.input_size),
-        hidden_size=_count(name, units, like.hidden_size),
-        proj_size=_count(name, projected, like.proj_size) if like.proj_size else 0,
+    smaller = resized(
+        layer,
+        input_size=_count(name, inputs, layer.input_size),
+        hidden_size=_count(name, units, layer.hidden_size),
+        proj_size=_count(name, projected, layer.proj_size) if layer.proj_size else 0,
         bias=bool(bias),
     )
-    weight = next(module.parameters())
-    return layer.to_empty(device=weight.device).to(weight.dtype).eval()
+    weight = next(layer.parameters())
+    return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
 
 
 def _with_lookup(name: str, module: nn.Module, count: Any) -> nn.Module:
     """An embedding behind a `Lookup` of so many entries."""
-    there, inner = looked_up(module), module
-    if there is not None:
-        inner = module.get_submodule("1")
-    if not isinstance(inner, nn.Embedding):
-        raise VardropError(
-            f"Expected '{name}' of `into` to be an nn.Embedding, but got {type(inner).__name__}. "
-            "Give a net of the class that was saved."
-        )
-    most = inner.num_embeddings if there is None else len(there.index)
+    there = selecting(module, Lookup)
+    inner: Any = module if there is None else there[1]
+    _check_kind(name, inner, nn.Embedding)
+    most = inner.num_embeddings if there is None else len(there[0].index)
     inner.padding_idx = None
     index = torch.zeros(_count(name, count, most), dtype=torch.long)
     return nn.Sequential(Lookup(index), inner).eval()
 
 
-def _slim(name: str, module: nn.Module) -> SlimAttention:
-    """Attention whose heads can be fewer."""
-    if type(module) is nn.MultiheadAttention and module.bias_k is None:
-        return SlimAttention(module)
-    if type(module) is SlimAttention:
-        return module
-    raise VardropError(
-        f"Expected '{name}' of `into` to be an nn.MultiheadAttention, but got "
-        f"{type(module).__name__}. Give a net of the class that was saved."
-    )
+def _with_select(name: str, module: nn.Module, count: Any, axis: int) -> nn.Module:
+    """A layer behind a `Select` of so many inputs; one that was shrunk twice has two of them."""
+    if (pair := selecting(module, Select)) is not None:
+        most, module = len(pair[0].index), pair[1]
+    else:
+        most = view.inputs if (view := affine(module)) else 0
+    index = torch.zeros(_count(name, count, most), dtype=torch.long)
+    return nn.Sequential(Select(index, axis), module).eval()
 
 
-def _find(net: nn.Module, name: str) -> nn.Module:
+def _find(net: nn.Module, name: str) -> Any:
     try:
         return net.get_submodule(name)
     except AttributeError as missing:
@@ -312,37 +309,27 @@ def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
     """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
     kind = kind_of(module)
     if kind is None or not kind.sizes:
-        raise VardropError(
-            f"Expected '{name}' of `into` to be a plain torch layer, but got "
-            f"{type(module).__name__}. Give a net of the class that was saved."
-        )
+        _check_kind(name, module)
+        return
     for key, value in zip(kind.sizes, sizes, strict=False):
         setattr(module, key, _count(name, value, getattr(module, key)))
-    layer, others = affine(module), units(module)
-    shapes: Mapping[str, tuple[int, ...] | None] = {}
-    if layer is not None:
-        shapes = layer.shapes(bias=sizes[len(kind.sizes) :] == [1])
-    elif others is not None:
-        shapes = others.shapes()
+    shapes: Mapping[str, tuple[int, ...] | None]
+    if isinstance(kind, UnitKind):
+        shapes = Units(module, kind).shapes()
+    else:
+        shapes = Affine(module, kind).shapes(bias=sizes[len(kind.sizes) :] == [1])
     for key, shape in shapes.items():
-        _give(name, module, key, shape)
-
-
-def _give(name: str, module: nn.Module, key: str, shape: tuple[int, ...] | None) -> None:
-    """Give a module a tensor of this shape, no larger than the one it has."""
-    old = getattr(module, key)
-    if shape is None or (old is not None and tuple(old.shape) == shape):
-        setattr(module, key, None if shape is None else old)
-        return
-    if old is not None and math.prod(shape) > old.numel():
-        raise VardropError(
-            f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
-            f"{math.prod(shape)}. The file does not belong to this net."
-        )
-    like = next(module.parameters()) if old is None else old
-    new = torch.empty(shape, dtype=like.dtype, device=like.device)
-    is_buffer = key in dict(module.named_buffers(recurse=False))
-    setattr(module, key, new if is_buffer else nn.Parameter(new))
+        old = getattr(module, key)
+        if shape is None:
+            setattr(module, key, None)
+        elif old is None or tuple(old.shape) != shape:
+            if old is not None and math.prod(shape) > old.numel():
+                raise VardropError(
+                    f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
+                    f"{math.prod(shape)}. The file does not belong to this net."
+                )
+            like = next(module.parameters()) if old is None else old
+            replace_tensor(module, key, like.detach().new_empty(shape))
 
 
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -350,20 +337,16 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     try:
         net.load_state_dict(tensors)
     except RuntimeError as mismatch:
+        layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
+        others = sorted(set(tensors) - set(net.state_dict()))
+        noise = [key for key in others if key.rpartition(".")[0].removesuffix(".gate") in layers]
+        hint = ""
+        if noise:
+            hint = (
+                f" The file holds a noisy net (it has {noise[0]!r}): call "
+                "vardrop.convert(into, recipe) with its recipe before loading, or write it with "
+                "vardrop.save_noisy."
+            )
         raise VardropError(
-            f"Expected the tensors of the file to fit `into`, but got: {mismatch}"
-            f"{_hint(net, tensors)}"
+            f"Expected the tensors of the file to fit `into`, but got: {mismatch}{hint}"
         ) from mismatch
-
-
-def _hint(net: nn.Module, tensors: dict[str, Tensor]) -> str:
-    """What to do where the file is that of a noisy net and `into` is plain."""
-    more = sorted(set(tensors) - set(net.state_dict()))
-    layers = {name for name, m in net.named_modules() if type(m) in NOISY_TYPES}
-    noise = [key for key in more if key.rpartition(".")[0].removesuffix(".gate") in layers]
-    if not noise:
-        return ""
-    return (
-        f" The file holds a noisy net (it has {noise[0]!r}): call vardrop.convert(into, recipe) "
-        "with its recipe before loading, or write it with vardrop.save_noisy."
-    )

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, needed
-from vardrop.compression.masks import masked, rules
-from vardrop.compression.packing import packed_bytes
-from vardrop.compression.running import Data, Metric, as_inputs, batches, first_rows, score
-from vardrop.compression.shrinking import planned
+from vardrop.compression.mask import decompose, masked, rules
+from vardrop.compression.pack import packed_bytes
+from vardrop.compression.probes import Data, Metric, as_inputs, batches, first_rows, score
+from vardrop.compression.shrink import shrink_traced
+from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
@@ -109,14 +110,24 @@ def choose_threshold(
     check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
     check_integer("points", points)
     data = batches(validation, "validation")
-    reference = score(masked(net, _never(net))[0], data, metric)
-    curve = tuple(_point(net, t, data, metric, kind) for t in _candidates(_pooled(net), points))
-    return Threshold(_best(curve, kind, limit, reference).threshold, reference, curve)
-
-
-def _never(net: nn.Module) -> dict[str, float]:
-    """Thresholds that drop nothing."""
-    return {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
+    never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
+    whole = masked(net, never)[0]  # nothing is dropped
+    reference = score(whole, data, metric)
+    example, graph = first_rows(as_inputs(data[0][0])), None
+    if kind in ("bytes", "macs"):  # the units are the same at every threshold
+        graph = trace_units(decompose(whole), example)
+    curve = []
+    for threshold in _candidates(_pooled(net), points):
+        kept = [r.kept for r in rules(net, threshold).values()]
+        share = sum(int((~k).sum()) for k in kept) / sum(k.numel() for k in kept)
+        if graph is None:
+            small = masked(net, threshold)[0]
+            curve.append(Point(threshold, score(small, data, metric), share))
+        else:
+            shrunk = shrink_traced(net, example, threshold, True, graph)
+            size, left = packed_bytes(shrunk), shrunk.plan.total("macs")[1]
+            curve.append(Point(threshold, score(shrunk.net, data, metric), share, size, left))
+    return Threshold(_best(curve, kind, limit, reference).threshold, reference, tuple(curve))
 
 
 def _pooled(net: nn.Module) -> Relevance:
@@ -135,36 +146,18 @@ def _candidates(pooled: Relevance, points: int) -> list[float]:
     return list(dict.fromkeys(float(ordered[k]) for k in kept))
 
 
-def _point(
-    net: nn.Module, threshold: float, data: list[tuple[Any, Tensor]], metric: Metric, kind: str
-) -> Point:
-    found = rules(net, threshold)
-    dropped = sum(int((~r.kept).sum()) for r in found.values())
-    sparsity = dropped / sum(r.score.numel() for r in found.values())
-    size = multiplications = None
-    if kind in ("bytes", "macs"):
-        example = first_rows(as_inputs(data[0][0]))
-        plan, small = planned(net, example, threshold, drop_inputs=True)
-        size, multiplications = packed_bytes(small, plan), plan.total("macs")[1]
-        return Point(threshold, score(small, data, metric), sparsity, size, multiplications)
-    return Point(threshold, score(masked(net, threshold)[0], data, metric), sparsity)
-
-
-def _best(curve: tuple[Point, ...], kind: str, limit: float, reference: float) -> Point:
+def _best(curve: list[Point], kind: str, limit: float, reference: float) -> Point:
+    """The last point that loses little enough, or the first one that is small enough."""
     if kind == "max_drop":
-        met = [p for p in curve if p.score >= reference - limit]
-        if met:
-            return met[-1]
+        met = [p for p in reversed(curve) if p.score >= reference - limit]
+        nearest = max(curve, key=lambda p: p.score)
     else:
-        met = [
-            p
-            for p in curve
-            if (p.sparsity >= limit if kind == "sparsity" else getattr(p, kind) <= limit)
-        ]
-        if met:
-            return met[0]
-    best = max(curve, key=lambda p: p.score) if kind == "max_drop" else curve[-1]
-    raise VardropError(
-        f"Expected a threshold with `{kind}` within {limit}, but the nearest is {best}. "
-        "Loosen the budget, or train longer."
-    )
+        sign = -1 if kind == "sparsity" else 1
+        met = [p for p in curve if sign * getattr(p, kind) <= sign * limit]
+        nearest = curve[-1]
+    if not met:
+        raise VardropError(
+            f"Expected a threshold with `{kind}` within {limit}, but the nearest is {nearest}. "
+            "Loosen the budget, or train longer."
+        )
+    return met[0]

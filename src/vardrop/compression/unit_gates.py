@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal
@@ -20,15 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.kinds import Affine, affine_layers, unit_modules
-from vardrop.compression.removal import alike_layers, fixed_layers
-from vardrop.compression.running import Inputs, hooks
-from vardrop.compression.shrinking import layer_costs
-from vardrop.compression.tracing import TO_THE_OUTPUT, Unit, coupled_units
+from vardrop.compression.layer_views import Affine, affine_layers, join_name, unit_modules
+from vardrop.compression.modules.recurrent import Unrolled
+from vardrop.compression.probes import Inputs, hooks
+from vardrop.compression.trace_units import (
+    TO_THE_OUTPUT,
+    DisjointSets,
+    Unit,
+    UnitGraph,
+    trace_units,
+)
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
+from vardrop.noisy import modules_of
 
 Quantity = Literal["macs", "bytes"]
+_Gates = dict[str, dict[int, int]]  # the gate of every place, by module
 _START = 3.0  # the logit at which a gate begins: its mean is exactly one, and it is open in 99 %
 _LEAST = 0.1  # of a gate that is kept
 
@@ -51,14 +58,13 @@ class UnitGates(nn.Module):
 
     def __init__(self, net: nn.Module, example: Inputs) -> None:
         super().__init__()
-        try:
-            units = coupled_units(net, example, fixed_layers(net, example))
-        except Exception as failure:
+        graph = trace_units(net, example)
+        if graph.obstacle is not None:
             raise VardropError(
                 "Expected the units of `net` to be followed from layer to layer, but got: "
-                f"{failure}. Its own code lets no mark through."
-            ) from failure
-        sets = _sets(affine_layers(net), units, alike_layers(net))
+                f"{graph.obstacle}. Its own code lets no mark through."
+            )
+        sets = _sets(net, graph.units)
         self.units = [members for members in sets if all(u.reason is None for u in members)]
         self.notes = _notes(sets)
         if not self.units:
@@ -69,9 +75,9 @@ class UnitGates(nn.Module):
         self.noise = HardConcrete(drop_rate=1 / (1 + math.exp(_START)))
         start = self.noise.initial(len(self.units))["logit"]
         self.logit = nn.Parameter(start.to(next(net.parameters()).device))
-        self._prices = _Prices(net, example, self.units)
         self._emitters = _by_module(self.units, lambda u: u.emitters)
         self._readers = _by_module(self.units, lambda u: u.readers)
+        self._prices = _Prices(net, graph, self.units, self._emitters, self._readers)
         self._factors: Tensor | None = None
 
     def expected(self, quantity: Quantity) -> Tensor:
@@ -146,16 +152,14 @@ class UnitGates(nn.Module):
         mask = torch.zeros(len(self.units), dtype=torch.bool)
         for emitters, gates in ways.items():
             whole = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
-            step = multiple // math.gcd(multiple, self._width(gates[0]))
+            # How many units of a layer a gate has at least: those of a head, or one.
+            places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
+            width = min(Counter(name for name, _ in places).values())
+            step = multiple // math.gcd(multiple, width)
             least = min(len(gates), step if multiple > 1 else int(whole))
             count = sum(gate in chosen for gate in gates)
             mask[gates[: max(least, count // step * step)]] = True
         return mask
-
-    def _width(self, gate: int) -> int:
-        """How many units of a layer a gate has at least: those of a head, or one."""
-        places = (p for u in self.units[gate] for p in (*u.emitters, *u.readers))
-        return min(Counter(name for name, _ in places).values())
 
     def evenly(self, fraction: float) -> Tensor:
         """A mask that keeps this fraction of the units of every layer, and one at least."""
@@ -173,16 +177,14 @@ class UnitGates(nn.Module):
         """
         mean = self.noise.unit_mean({"logit": self.logit}).clamp(min=_LEAST)
         layers = affine_layers(net)
-        gated = self._gated(layers)
+        gated, keep = self._gated(layers), kept.tolist()
         for name, places in self._readers.items():
-            view, keep = layers[name], kept.tolist()
+            view = layers[name]
             factors = view.weight.new_ones(view.inputs)
             for place, gate in places.items():
-                value = float(mean[gate]) if name in gated else 1.0
-                factors[place] = value if keep[gate] else 0.0
-            blocks = view.blocks(view.weight)
-            shape = [view.groups, 1, view.inputs // view.groups, *(1 for _ in blocks.shape[3:])]
-            blocks.mul_(factors.view(shape))
+                open_mean = float(mean[gate]) if name in gated else 1.0
+                factors[place] = open_mean if keep[gate] else 0.0
+            view.scale_inputs(factors)
 
 
 class _Prices:
@@ -192,33 +194,41 @@ class _Prices:
     go as a whole, its inputs go with its outputs and count once.
     """
 
-    def __init__(self, net: nn.Module, example: Inputs, units: list[tuple[Unit, ...]]) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        graph: UnitGraph,
+        units: list[tuple[Unit, ...]],
+        emitters: _Gates,
+        readers: _Gates,
+    ) -> None:
         layers, modules, gates = affine_layers(net), unit_modules(net), len(units)
         self.outputs = {n: v.outputs for n, v in layers.items()}
         self.outputs |= {n: v.outputs for n, v in modules.items()}
-        fed = _counts(layers, units, lambda u: u.emitters)
-        read = _counts(layers, units, lambda u: u.readers)
-        inputs = _column(layers, lambda view: view.inputs)
-        outputs = _column(layers, lambda view: view.outputs)
-        self._in = read * (1 - _column(layers, _by_group).unsqueeze(1))
-        self._out = fed
-        self._fixed_in, self._fixed_out = inputs - self._in.sum(1), outputs - fed.sum(1)
-        costs = layer_costs(net, example)
-        macs = torch.tensor([costs[name].macs for name in layers], dtype=torch.float64)
-        stored = _column(layers, lambda v: v.weight.numel() * v.weight.element_size())
+        inputs, outputs, macs, stored, by_group = torch.tensor(
+            [
+                (v.inputs, v.outputs, graph.costs[n].macs, _bytes(v.weight), _by_group(v))
+                for n, v in layers.items()
+            ],
+            dtype=torch.float64,
+        ).t()
+        self._in = _counts(layers, readers, gates) * (1 - by_group.unsqueeze(1))
+        self._out = _counts(layers, emitters, gates)
+        self._fixed_in, self._fixed_out = inputs - self._in.sum(1), outputs - self._out.sum(1)
         pairs = (inputs * outputs).clamp_min(1)
         self._price = {"macs": macs / pairs, "bytes": stored / pairs}
+        # The bytes per unit of all that is no weight of a layer.
+        tensors = {n: [v.bias] for n, v in layers.items() if v.bias is not None}
+        tensors |= {n: [t for _, t in v.tensors()] for n, v in modules.items()}
+        per_unit = {n: sum(map(_bytes, held)) / self.outputs[n] for n, held in tensors.items()}
         each = [
-            sum(
-                _bytes_per_unit(layers.get(name), modules.get(name))
-                for unit in members
-                for name, _ in (*unit.emitters, *unit.carriers)
-            )
+            sum(per_unit.get(n, 0.0) for u in members for n, _ in (*u.emitters, *u.carriers))
             for members in units
         ]
         self._each = {"macs": torch.zeros(gates), "bytes": torch.tensor(each)}
-        everything = sum(t.numel() * t.element_size() for t in net.state_dict().values())
-        self._rest = {"macs": 0.0, "bytes": everything - float(stored.sum()) - sum(each)}
+        rest = sum(map(_bytes, net.state_dict().values())) - float(stored.sum()) - sum(each)
+        products = sum(cost.macs for name, cost in graph.costs.items() if name not in layers)
+        self._rest = {"macs": products, "bytes": rest}  # what no gate changes
         self.whole = {q: float(self.total(torch.ones(gates), q)) for q in ("macs", "bytes")}
 
     def total(self, kept: Tensor, quantity: str) -> Tensor:
@@ -229,42 +239,22 @@ class _Prices:
         return pairs.sum() + self._each[quantity].to(part) @ part + self._rest[quantity]
 
 
-def _column(layers: dict[str, Affine], value: Callable[[Affine], float]) -> Tensor:
-    """A number for every layer."""
-    return torch.tensor([value(view) for view in layers.values()], dtype=torch.float64)
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
-def _bytes_per_unit(layer: Affine | None, module: Any) -> float:
-    """The bytes of the tensors that a layer or a module has beside the weight of a layer."""
-    if layer is not None:
-        return 0.0 if layer.bias is None else layer.bias.element_size()
-    state = module.layer.state_dict()
-    return sum(
-        t.numel() * t.element_size() / module.outputs
-        for n, t in state.items()
-        if n in module.kind.tensors
-    )
-
-
-def _counts(
-    layers: dict[str, Affine], units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]
-) -> Tensor:
+def _counts(layers: dict[str, Affine], places: _Gates, gates: int) -> Tensor:
     """How many places of each layer belong to each gate, (layers, gates)."""
-    rows = {name: i for i, name in enumerate(layers)}
-    found = torch.zeros(len(layers), len(units), dtype=torch.float64)
-    for gate, members in enumerate(units):
-        for unit in members:
-            for name, _ in places(unit):
-                if name in rows:
-                    found[rows[name], gate] += 1
-    return found
+    counts = torch.zeros(len(layers), gates, dtype=torch.float64)
+    for row, name in enumerate(layers):
+        for gate in places.get(name, {}).values():
+            counts[row, gate] += 1
+    return counts
 
 
-def _by_module(
-    units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]
-) -> dict[str, dict[int, int]]:
+def _by_module(units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]) -> _Gates:
     """The gate of every place, by module."""
-    found: dict[str, dict[int, int]] = defaultdict(dict)
+    found: _Gates = defaultdict(dict)
     for gate, members in enumerate(units):
         for unit in members:
             for name, place in places(unit):
@@ -277,46 +267,39 @@ def _by_group(view: Affine) -> bool:
     return view.groups > 1 and view.groups in (view.inputs, view.outputs)
 
 
-def _sets(
-    layers: dict[str, Affine], units: list[Unit], alike: list[list[str]]
-) -> list[tuple[Unit, ...]]:
+def _sets(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
     """Units joined so that every grouped layer keeps as many units in each of its groups.
 
-    Layers that are `alike` keep as many outputs each.
+    Layers of a recurrent layer that have one size keep as many outputs each.
     """
-    units = _fed(layers, units)
+    layers = affine_layers(net)
+    units = _with_fixed_groups(layers, traced)
     emits = {place: i for i, u in enumerate(units) for place in u.emitters}
     reads = {place: i for i, u in enumerate(units) for place in u.readers}
-    parents = list(range(len(units)))
-
-    def root(i: int) -> int:
-        while parents[i] != i:
-            parents[i] = parents[parents[i]]
-            i = parents[i]
-        return i
-
-    for name, view in layers.items():
-        for together in _ties(view):
-            found = [(emits if out else reads).get((name, i)) for out, i in together]
-            known = [i for i in found if i is not None]
-            for one, other in pairwise(known):
-                parents[root(one)] = root(other)
-    for names in alike:
-        for i in range(layers[names[0]].outputs if names else 0):
-            known = [emits[name, i] for name in names if (name, i) in emits]
-            for one, other in pairwise(known):
-                parents[root(one)] = root(other)
+    tied = [
+        [(emits if out else reads).get((name, i)) for out, i in together]
+        for name, view in layers.items()
+        for together in _ties(view)
+    ]
+    for name, layer in modules_of(net, Unrolled).items():
+        for parts in layer.equal_widths():
+            names = [join_name(name, part) for part in parts]
+            width = layers[names[0]].outputs if names else 0
+            tied += [[emits.get((n, i)) for n in names] for i in range(width)]
+    sets = DisjointSets[int]()
+    for together in tied:
+        for one, other in pairwise(i for i in together if i is not None):
+            sets.join(one, other)
     joined: dict[int, list[Unit]] = defaultdict(list)
     for i, unit in enumerate(units):
-        joined[root(i)].append(unit)
+        joined[sets.root(i)].append(unit)
     return [tuple(members) for members in joined.values()]
 
 
-def _fed(layers: dict[str, Affine], units: list[Unit]) -> list[Unit]:
+def _with_fixed_groups(layers: dict[str, Affine], units: Sequence[Unit]) -> list[Unit]:
     """Units of grouped layers that read the input of the net, which stays, have to stay too."""
-    fed = {
-        p for u in units if not all(_through(layers, n) for n, _ in u.emitters) for p in u.readers
-    }
+    depthwise = {name for name, view in layers.items() if view.is_depthwise}
+    fed = {p for u in units if any(n not in depthwise for n, _ in u.emitters) for p in u.readers}
     stay = {
         (name, i)
         for name, view in layers.items()
@@ -328,11 +311,6 @@ def _fed(layers: dict[str, Affine], units: list[Unit]) -> list[Unit]:
         dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
         for u in units
     ]
-
-
-def _through(layers: dict[str, Affine], name: str) -> bool:
-    """Whether a module emits what it is given, a channel each."""
-    return name in layers and layers[name].is_depthwise
 
 
 def _ties(view: Affine) -> Iterator[list[tuple[bool, int]]]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.kinds import check_plain, make_plain
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
+from vardrop.conversion.rules import check_plain, make_plain
 from vardrop.conversion.selection import Where, listed, selects
 from vardrop.noisy import noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe

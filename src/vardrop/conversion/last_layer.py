@@ -8,7 +8,8 @@ from typing import Any, cast
 from torch import nn
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.kinds import (
+from vardrop.conversion.layers import FROZEN
+from vardrop.conversion.rules import (
     Kind,
     check_plain,
     described,
@@ -16,7 +17,6 @@ from vardrop.conversion.kinds import (
     make_plain,
     rename,
 )
-from vardrop.conversion.layers import FROZEN
 from vardrop.conversion.selection import listed
 from vardrop.heads import Head
 from vardrop.layers import Ties

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.kinds import Scale, inside, is_known, replaced
+from vardrop.compression.layer_views import join_name, kind_of, replace_module
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
+from vardrop.compression.modules.select import Scale
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
@@ -49,9 +50,11 @@ def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
         )
     if not isinstance(threshold, Mapping):
         if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
+            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in found.items())
+            texts = ", ".join(f"'{n}' {sign} {value}" for n, sign, value in signs)
             raise VardropError(
                 "Expected one threshold for modules with one rule, but got "
-                f"{threshold} for the rules {_rules_text(found)}. Give thresholds by module name."
+                f"{threshold} for the rules {texts}. Give thresholds by module name."
             )
         threshold = dict.fromkeys(found, float(threshold))
     if unknown := sorted(set(threshold) - set(found)):
@@ -78,12 +81,6 @@ def _check_thresholds(threshold: Thresholds) -> None:
             )
 
 
-def _rules_text(found: dict[str, Relevance]) -> str:
-    return ", ".join(
-        f"'{n}' {'>' if r.keep_above else '<'} {r.threshold}" for n, r in found.items()
-    )
-
-
 def check_means(net: nn.Module, what: str) -> None:
     """Refuse layers of mean zero, of which nothing is left in a plain net."""
     for name, layer in modules_of(net, Variational).items():
@@ -101,14 +98,7 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The
     given net stays as it is. Weights of a plain net that are zero already count as dead.
     """
-    return without_dead(net, rules(net, threshold))
-
-
-def without_dead(
-    net: nn.Module, found: dict[str, Relevance]
-) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The same, by the relevance of every noisy module."""
-    kept = {name: r.kept for name, r in found.items()}
+    kept = {name: r.kept for name, r in rules(net, threshold).items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
     for name in gated_ties(plain):
@@ -121,13 +111,13 @@ def without_dead(
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
         if (other := _plain(module, name, kept, deviations)) is not module:
-            plain = replaced(plain, name, other)
+            plain = replace_module(plain, name, other)
     return plain, deviations
 
 
 def gated_ties(net: nn.Module) -> list[str]:
     """Layers with a gate whose weights others use too: their gate cannot be folded into those."""
-    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+    owners = parameter_owners(net)
     return [
         name
         for name, m in modules_of(net, Variational).items()
@@ -136,7 +126,7 @@ def gated_ties(net: nn.Module) -> list[str]:
     ]
 
 
-_APART: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
+_DECOMPOSED: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
     nn.MultiheadAttention: SlimAttention,
     nn.RNN: Unrolled,
     nn.LSTM: Unrolled,
@@ -144,50 +134,35 @@ _APART: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
 }
 
 
-def is_whole(module: nn.Module) -> bool:
-    """Whether a module is one that can be taken apart into dense layers."""
-    return type(module) in _APART
+def decompose(net: nn.Module) -> nn.Module:
+    """A net with its attention and recurrent layers as dense layers, in place.
 
-
-def taken_apart(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
-    """A net with its attention and recurrent layers as dense layers, and deviations by their names.
-
-    In place; layers that share their weights, and those with keys of their own (`add_bias_kv`),
-    stay as they are.
+    Layers that share their weights, and those with keys of their own (`add_bias_kv`), stay whole.
     """
     named = list(net.named_modules(remove_duplicate=False))
-    owners = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
-    names = Counter(id(m) for _, m in named)
+    owners, names = parameter_owners(net), Counter(id(m) for _, m in named)
     for name, module in named:
-        make = _APART.get(type(module))
+        make = _DECOMPOSED.get(type(module))
         shared = names[id(module)] > 1 or any(owners[id(p)] > 1 for p in module.parameters())
-        if make is None or shared or getattr(module, "bias_k", None) is not None:
-            continue
-        layer = make(module)
-        for own, (whole, part, parts) in layer.origins().items():
-            if (deviation := deviations.get(inside(name, whole))) is not None:
-                deviations[inside(name, own)] = deviation.chunk(parts)[part]
-        for whole in {whole for whole, _, _ in layer.origins().values()}:
-            deviations.pop(inside(name, whole), None)
-        net = replaced(net, name, layer)
+        if make is not None and not shared and getattr(module, "bias_k", None) is None:
+            net = replace_module(net, name, make(module))
     for module in net.modules():
         leave_fused_path(module)
     return net
 
 
-def put_together(net: nn.Module, deviations: dict[str, Tensor]) -> nn.Module:
+def recompose(net: nn.Module) -> nn.Module:
     """The net with torch's recurrent layers, and its attention where no head is missing."""
-    apart: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
-    for name, layer in apart.items():
-        if (whole := layer.together()) is None:
-            continue
-        parts: dict[str, list[Tensor]] = {}
-        for own, (origin, _, _) in layer.origins().items():
-            if (deviation := deviations.pop(inside(name, own), None)) is not None:
-                parts.setdefault(inside(name, origin), []).append(deviation)
-        deviations |= {origin: torch.cat(found) for origin, found in parts.items()}
-        net = replaced(net, name, whole)
+    parts: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
+    for name, layer in parts.items():
+        if (whole := layer.recompose()) is not None:
+            net = replace_module(net, name, whole)
     return net
+
+
+def parameter_owners(net: nn.Module) -> Counter[int]:
+    """How many modules have a parameter, by its identity."""
+    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
 
 
 @singledispatch
@@ -222,19 +197,19 @@ def _(
     module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> nn.Module:
     """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
-    layers = {name: module, **{inside(name, own): part for own, part in module.parts().items()}}
+    layers = {name: module, **{join_name(name, own): part for own, part in module.parts().items()}}
     for layer_name, layer in layers.items():
         for own in layer.weight_axes:
             if (alive := kept.get(tensor_name(layer_name, own))) is not None:
                 getattr(layer, own).mul_(alive)
-    if module.gate is not None and (alive := kept.get(inside(name, "gate"))) is not None:
+    if module.gate is not None and (alive := kept.get(join_name(name, "gate"))) is not None:
         module.scale_units(alive, module.gate.side)
     gated = {id(weight): key for key, weight in module.gated_weights().items()}
     for layer_name, layer in layers.items():
         for own, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
                 key = gated.get(id(tensor.mean))
-                deviations[inside(layer_name, own)] = _variance(tensor, module, key).sqrt()
+                deviations[join_name(layer_name, own)] = _variance(tensor, module, key).sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
     return module
@@ -273,8 +248,8 @@ def grid_steps(
     known = deviations or _assumed(net)
     if unknown := sorted(set(known) - set(tensors)):
         raise VardropError(
-            f"Expected `deviations` to name tensors of the net, but got {', '.join(unknown)}. "
-            "Pack the net that plan.apply gave."
+            f"Expected `standard_deviations` to name tensors of the net, but got "
+            f"{', '.join(unknown)}. Pack the result of vardrop.shrink as it is."
         )
     return {
         name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
@@ -285,11 +260,11 @@ def grid_steps(
 def _assumed(net: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, module in net.named_modules():
-        if is_known(module) and (weight := module._parameters.get("weight")) is not None:
+        if kind_of(module) is not None and (weight := module._parameters.get("weight")) is not None:
             kept = weight.detach()[weight != 0].double()
             size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
             if weight.dim() > 1:
-                found[inside(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+                found[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
     return found
 
 
@@ -300,8 +275,8 @@ def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) ->
     """
     if deviation.shape != weight.shape:
         raise VardropError(
-            f"Expected the deviations of '{name}' to have the shape {tuple(weight.shape)}, but "
-            f"got {tuple(deviation.shape)}."
+            f"Expected the standard deviations of '{name}' to have the shape "
+            f"{tuple(weight.shape)}, but got {tuple(deviation.shape)}."
         )
     if not bool(weight.isfinite().all()):
         raise VardropError(
@@ -314,7 +289,7 @@ def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) ->
     chosen = deviation[kept].double()
     if not bool((chosen.isfinite() & (chosen > 0)).all()):
         raise VardropError(
-            f"Expected the deviations of '{name}' to be positive and finite, but got "
+            f"Expected the standard deviations of '{name}' to be positive and finite, but got "
             f"{float(chosen.min())} to {float(chosen.max())}."
         )
     # Relative to the smallest, so that no square leaves the range of a double.

@@ -1,0 +1,98 @@
+"""What the modules of a net cost at one example: multiplications, weights, bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from vardrop._core.calls import tensors_in
+from vardrop.compression.layer_views import affine, join_name
+from vardrop.compression.mask import decompose
+from vardrop.compression.modules.attention import SlimAttention
+from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
+from vardrop.noisy import modules_of, replica
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One module: weights that are not zero, units, multiplications per example, bytes.
+
+    A module that is no layer of a known kind has no units that could be counted.
+    """
+
+    weights: int
+    inputs: int
+    outputs: int
+    macs: int
+    bytes: int
+
+
+class CountedPass(TorchDispatchMode):
+    """One pass of an example: how often every module ran, and the multiplications of its own.
+
+    A product belongs to the innermost module that runs it, so products in the code of any module
+    are counted: `torch.utils.flop_counter` has the rules. Fused kernels of recurrent layers have
+    none; decompose such a net first.
+    """
+
+    def __init__(self, net: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.net, self.inputs = net, inputs
+        self.calls: Counter[str] = Counter()
+        self._macs: Counter[str] = Counter()
+        self._running: list[str] = []
+        handles: list[Any] = []
+        for name, module in net.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(self._leave))
+        with hooks(*handles), PlainAttention(), self:
+            run(net, inputs)
+
+    def _enter(self, name: str, module: nn.Module, args: Inputs) -> None:
+        self.calls[name] += 1
+        self._running.append(name)
+
+    def _leave(self, module: nn.Module, args: Inputs, output: Any) -> None:
+        self._running.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func.overloadpacket)) is not None and self._running:
+            flops = count(*args, **(kwargs or {}), out_val=result)
+            self._macs[self._running[-1]] += flops // 2
+        return result
+
+    def costs(self) -> dict[str, LayerCost]:
+        """The costs of the affine layers, then of other modules with products of their own."""
+        macs = self._macs.copy()
+        for name in modules_of(self.net, SlimAttention):
+            products = macs.pop(name, 0)  # of queries with keys, and of weights with values
+            for part in ("k_proj", "v_proj"):
+                macs[join_name(name, part)] += products // 2
+        batch = next((len(t) for t in tensors_in(self.inputs) if t.dim()), 1)
+        costs: dict[str, LayerCost] = {}
+        others: dict[str, LayerCost] = {}
+        for name, module in self.net.named_modules():
+            view, own = affine(module), list(module.parameters(recurse=False))
+            if view is not None or macs[name]:
+                (costs if view else others)[name] = LayerCost(
+                    weights=sum(int(p.count_nonzero()) for p in own if p.dim() > 1),
+                    inputs=view.inputs if view else 0,
+                    outputs=view.outputs if view else 0,
+                    macs=macs[name] // max(batch, 1),
+                    bytes=sum(p.numel() * p.element_size() for p in own),
+                )
+        return costs | others
+
+
+def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
+    """The costs of a net by module; attention and recurrent layers count as dense layers."""
+    return CountedPass(decompose(replica(net)), inputs).costs()

@@ -1,0 +1,95 @@
+"""Modules that choose or scale units: before a layer that reads fewer inputs, or after a gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Select(nn.Module):
+    """Keep the units `index` along one axis.
+
+    Args:
+        index: which units, (K,) integers.
+        axis: where they run, counted from the end.
+
+    >>> import torch
+    >>> Select(torch.tensor([0, 2]), axis=-1)(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[1., 3.]])
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, axis: int) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+        self.axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The kept units."""
+        return input.index_select(self.axis, self.index)
+
+    def extra_repr(self) -> str:
+        return f"units={len(self.index)}, axis={self.axis}"
+
+
+class Lookup(nn.Module):
+    """Number the entries of a vocabulary anew: the ones that are left, and one for all others.
+
+    Args:
+        index: the new number of every entry, (entries,) integers.
+
+    >>> import torch
+    >>> Lookup(torch.tensor([1, 0, 1]))(torch.tensor([[2, 1]]))
+    tensor([[1, 0]])
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The new numbers."""
+        return self.index.index_select(0, input.flatten()).view(input.shape)
+
+    def extra_repr(self) -> str:
+        return f"entries={len(self.index)}"
+
+
+class Scale(nn.Module):
+    """Multiply every unit along one axis by a constant: what is left of a gate on its own.
+
+    Args:
+        factor: one number per unit, (K,).
+        axis: where the units run, counted from the end.
+
+    >>> import torch
+    >>> Scale(torch.tensor([1.0, 0.5]), axis=-1)(torch.tensor([[4.0, 4.0]]))
+    tensor([[4., 2.]])
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: Tensor, axis: int) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+        self.axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The scaled units."""
+        shape = [1] * input.dim()
+        shape[self.axis] = len(self.factor)
+        return input * self.factor.view(shape)
+
+    def extra_repr(self) -> str:
+        return f"units={len(self.factor)}, axis={self.axis}"
+
+
+def selecting(module: nn.Module, kind: type[nn.Module]) -> tuple[Any, Any] | None:
+    """A `Select` or `Lookup` and the layer that it feeds, where a module is made of the two."""
+    if type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is kind:
+        return module[0], module[1]
+    return None

@@ -1,0 +1,64 @@
+"""Measure the statistics of BatchNorm again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from vardrop._core.checks import check_net, check_type
+from vardrop._core.errors import VardropError
+from vardrop.noisy import modules_of
+
+
+@torch.no_grad()
+def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
+    """Measure the mean and variance of every BatchNorm again, averaged over batches, in place.
+
+    Weights that went changed the statistics that BatchNorm remembers. Modes and momenta are left
+    unchanged; if a batch fails, so are the statistics.
+
+    Args:
+        net: a plain net.
+        data: batches of inputs (or of (input, target), whose targets are not looked at).
+
+    >>> import torch
+    >>> net = torch.nn.BatchNorm1d(1)
+    >>> _ = reestimate_batchnorm(net, [torch.tensor([[0.0], [2.0]])])
+    >>> net.running_mean, net.running_var
+    (tensor([1.]), tensor([2.]))
+    """
+    check_net(net)
+    check_type("data", data, Iterable, "batches of inputs")
+    twin = copy.deepcopy(net).eval()
+    norms = {
+        name: m
+        for name, m in modules_of(twin, nn.modules.batchnorm._BatchNorm).items()
+        if m.track_running_stats
+    }
+    if not norms:
+        raise VardropError(
+            "Expected `net` to have BatchNorm with running statistics, but got none."
+        )
+    for norm in norms.values():
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain average
+        norm.train()
+    batches = 0
+    for batches, batch in enumerate(data, 1):  # noqa: B007
+        twin(batch[0] if isinstance(batch, list | tuple) else batch)
+    if batches == 0:
+        raise VardropError("Expected `data` to give batches of inputs, but got none.")
+    for name, norm in norms.items():
+        if not all(bool(b.isfinite().all()) for b in norm.buffers()):
+            raise VardropError(
+                f"Expected finite inputs to '{name}', but got NaN or infinity. "
+                "The statistics are unchanged."
+            )
+    for name, norm in norms.items():
+        for key, measured in norm.named_buffers(recurse=False):
+            net.get_submodule(name).get_buffer(key).copy_(measured)
+    return net
