@@ -9,10 +9,10 @@ import sys
 from functools import partial
 
 import torch
-from nets import lenet5, mlp
 
-from vardrop.compression import plan_shrink, sparsify
-from vardrop.compression.running import race
+from nets import lenet5, mlp
+from vardrop.compression import shrink, sparsify
+from vardrop.compression.probes import race
 
 NETS = {
     "LeNet-300-100": lambda: mlp(784, 300, 100, 10),
@@ -34,8 +34,7 @@ def main(kept: float = 0.02) -> None:
                 score = rows[:, None] * columns
                 keep = score >= score.flatten().quantile(1 - min(1.0, 4 * kept))
                 parameter.mul_(keep.view(*keep.shape, *(1,) * (parameter.dim() - 2)))
-        plan = plan_shrink(masked, torch.zeros(1, 1, 28, 28), drop_inputs=True)
-        small = plan.apply(masked)
+        small, plan = shrink(masked, torch.zeros(1, 1, 28, 28), drop_inputs=True)
         print(f"{name}\n{plan}")
         for batch in (256, 1):
             x = torch.randn(batch, 1, 28, 28, generator=generator)

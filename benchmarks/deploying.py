@@ -56,7 +56,7 @@ def latency(settings: Settings) -> list[Row]:
         for batch in (256,) if settings.quick and name == "LeNet-5" else (256, 1):
             x = torch.rand(batch, 1, 28, 28)
             dense, thin = make().eval(), masked(noisy)[0]
-            small = vd.shrink(noisy, x[:1], drop_inputs=True)
+            small = vd.shrink(noisy, x[:1], drop_inputs=True).net
             nets = {
                 "dense": dense, "masked": thin, "CSR": _sparse(thin), "shrunken": small,
                 "shrunken, CSR where it wins": vd.sparsify(small, x),
@@ -79,17 +79,16 @@ def verbs(settings: Settings) -> list[Row]:
     for name, (_, make) in NETS.items():
         plain, x = make().eval(), torch.rand(256, 1, 28, 28)
         noisy = pruned(name)
-        plan = vd.plan_shrink(noisy, x[:1], drop_inputs=True)
-        small = plan.apply(noisy)
+        small, _ = shrunk = vd.shrink(noisy, x[:1], drop_inputs=True)
         with tempfile.TemporaryDirectory() as folder:
             packed, saved = f"{folder}/net.vdp", f"{folder}/net.safetensors"
-            vd.pack(small, packed, plan=plan)
+            vd.pack(shrunk, packed)
             vd.save(small, saved)
             runs: dict[str, Run] = {
                 "plain": forward(plain, x),
                 "convert": lambda make=make: vd.convert(make(), vd.sparse_vd()),
                 "shrink": partial(vd.shrink, noisy, x[:1], drop_inputs=True),
-                "pack": partial(vd.pack, small, packed, plan=plan),
+                "pack": partial(vd.pack, shrunk, packed),
                 "unpack": partial(vd.unpack, packed, plain),
                 "save": partial(vd.save, small, saved),
                 "load": partial(vd.load, saved, plain),

@@ -6,10 +6,10 @@ import math
 
 import torch
 from measuring import Row, Run, Settings, figure, plain_step, rows, train_step
-from nets import mlp
 from train_step import NUM_DATA, noisy_step
 
 import vardrop as vd
+from nets import mlp
 
 NOISY = "sparse_vd, KL value every 10"
 

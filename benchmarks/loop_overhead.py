@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import torch
-from nets import mlp
 
 import vardrop as vd
+from nets import mlp
 from vardrop.app.runs import Recorder
 from vardrop.app.runs.callbacks import Observer
 from vardrop.tuning import Loop

@@ -12,11 +12,11 @@ import sys
 
 import torch
 from measuring import Row, figure, plain_step
-from nets import TRAIN, mlp
 from predict import memory as prediction_memory, peak
 from train_step import noisy_step
 
 import vardrop as vd
+from nets import TRAIN, mlp
 
 STEPS = {
     "plain": plain_step,

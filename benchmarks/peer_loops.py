@@ -13,9 +13,10 @@ import warnings
 
 import torch
 from measuring import Run, Settings, per_call, repeated, rows
-from nets import PREDICT, Case
 from peer_layers import BUILDS, Model, _WithKL
 from torch import Tensor, nn
+
+from nets import PREDICT, Case
 
 DRAWS = 32
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nets import lenet5, mlp
 from torch import Tensor, nn
 
 import vardrop as vd
+from nets import lenet5, mlp
 from vardrop.prediction import predict
 from vardrop.prediction.moments import propagate
 

@@ -6,11 +6,11 @@ import copy
 
 import torch
 from measuring import Row, Run, Settings, per_call, repeated, rows
-from nets import Case, mlp
 from predict import SAMPLES, lrt_loop, weight_loop
 from torch import Tensor, nn
 
 import vardrop as vd
+from nets import Case, mlp
 
 
 def forward(net: nn.Module, x: Tensor) -> Run:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nets import lenet5, mlp
 from torch import Tensor, nn
 
 import vardrop as vd
+from nets import lenet5, mlp
 
 FIGURES = Path(__file__).parents[1] / "results" / "louizos"
 # name: (the figures of training, the dense net)

@@ -30,8 +30,9 @@ import startup
 import torch
 import train_step
 from measuring import Row, Settings, figure
-from nets import PREDICT, TRAIN
 from peer_layers import FASTEST
+
+from nets import PREDICT, TRAIN
 
 HERE = Path(__file__).parent
 Part = Callable[[], list[Row]]

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from machine import facts
-from nets import lenet5, mlp
 from torch import Tensor, nn
 
 import vardrop as vd
+from nets import lenet5, mlp
 
 SAMPLES = 32
 HERE = Path(__file__).parent

@@ -17,10 +17,10 @@ from functools import partial
 import torch
 from measuring import Row, Run, Settings, plain_step, rows, train_step
 from naive import Naive, naive
-from nets import TRAIN, Case
 from torch import Tensor, nn
 
 import vardrop as vd
+from nets import TRAIN, Case
 
 NUM_DATA = 60_000
 SAMPLED = vd.Recipe(vd.AdditiveGaussian(), vd.LogUniform(), vd.weight_sample)

@@ -28,9 +28,10 @@ from measuring import (
     train_step,
     working,
 )
-from nets import PREDICT, TRAIN, Case
 from peer_layers import BUILDS, FASTEST, Build, Model, beside
 from torch import Tensor
+
+from nets import PREDICT, TRAIN, Case
 
 DRAWS = 32
 NUM_DATA = 60_000

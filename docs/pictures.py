@@ -168,11 +168,10 @@ def variance() -> Any:
 def _bytes(plain: nn.Module, elbo: vd.ELBO, example: Tensor) -> tuple[list[int], nn.Module]:
     """Bytes of the plain net, of the shrunken one and of the packed one, as files."""
     folder = Path(tempfile.mkdtemp())
-    plan = vd.plan_shrink(elbo.net, example)
-    small = plan.apply(elbo.net)
+    shrunk = vd.shrink(elbo.net, example)
     vd.save(plain, folder / "plain")
-    vd.pack(small, folder / "packed", plan=plan)
-    return [(folder / name).stat().st_size for name in ("plain", "packed")], small
+    vd.pack(shrunk, folder / "packed")
+    return [(folder / name).stat().st_size for name in ("plain", "packed")], shrunk.net
 
 
 def case() -> Any:

@@ -24,16 +24,15 @@ from experiments.trainings import NETS, Record, Watch, error, images, small_weig
 from vardrop.app.data import Images
 from vardrop.compression import (
     PackReport,
-    ShrinkPlan,
+    Shrunk,
     Threshold,
     choose_threshold,
-    fine_tune,
     pack,
-    plan_shrink,
+    shrink,
     sparsify,
     unpack,
 )
-from vardrop.compression.running import accuracy, race
+from vardrop.compression.probes import accuracy, race
 from vardrop.conversion import convert
 from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
@@ -41,7 +40,7 @@ from vardrop.objective import ELBO, Categorical, linear_warmup, parameter_groups
 from vardrop.posteriors import MultiplicativeGaussian
 from vardrop.priors import LogUniform
 from vardrop.recipes import Recipe, sparse_vd
-from vardrop.tuning import Epoch, Loop
+from vardrop.tuning import Epoch, Loop, fine_tune
 
 Knots = Sequence[Sequence[float]]  # (epoch, factor on the learning rate), linear in between
 _LR = 1e-3
@@ -87,10 +86,10 @@ def packed_bytes(
         loop = _loop(model, split, knots, seed, warmup)
         curve = (watch or Watch()).fit("sparse VD", loop, _measure(model, split))
         model.eval()
-        chosen, plan, small = _shrunk(model, split, max_drop)
-        found = _figures(model, plan, small, net, split, Path(directory) / "net.vdp")
+        chosen, shrunk = _shrunk(model, split, max_drop)
+        found = _figures(model, shrunk, net, split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(small, chosen, net, split, Path(directory))
+            found |= _details(shrunk.net, chosen, net, split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
@@ -118,18 +117,18 @@ def fewer_channels(
         model = _fresh("lenet5", seed)
         first = _loop(model, split, knots, seed, warmup)
         curve = _named("weights", watch.fit("weights", first, _measure(model, split), 0.5))
-        model = _shrunk(model.eval(), split, max_drops[0])[2].train()
+        model = _shrunk(model.eval(), split, max_drops[0])[1].net.train()
         # "3*", since a layer that drops inputs stands as 3.1 after its `Select`.
         convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), where="3*")
         convert(model, sparse_vd(), exclude="3*")
         torch.manual_seed(seed)
         second = _loop(model, split, channel_knots, seed, noise_rate=10.0)
         curve += _named("channels", watch.fit("channels", second, _measure(model, split), 0.5))
-        chosen, plan, small = _shrunk(model.eval(), split, max_drops[1])
-        _fine_tune(small, split.train, fine_tune_epochs, seed)
-        found = _figures(model, plan, small, "lenet5", split, Path(directory) / "net.vdp")
+        chosen, shrunk = _shrunk(model.eval(), split, max_drops[1])
+        _fine_tune(shrunk.net, split.train, fine_tune_epochs, seed)
+        found = _figures(model, shrunk, "lenet5", split, Path(directory) / "net.vdp")
         if latency:
-            found |= _details(small, chosen, "lenet5", split, Path(directory))
+            found |= _details(shrunk.net, chosen, "lenet5", split, Path(directory))
             found["figures"] |= _speed_ups(found["latency"])
     return found | {"curve": curve}
 
@@ -199,12 +198,9 @@ def _named(training: str, curve: list[Record]) -> list[Record]:
     return [{"training": training, **record} for record in curve]
 
 
-def _shrunk(
-    model: nn.Module, split: Split, max_drop: float
-) -> tuple[Threshold, ShrinkPlan, nn.Module]:
+def _shrunk(model: nn.Module, split: Split, max_drop: float) -> tuple[Threshold, Shrunk]:
     chosen = choose_threshold(model, split.validation, accuracy, max_drop=max_drop, points=61)
-    plan = plan_shrink(model, split.test.x[:1], chosen, drop_inputs=True)
-    return chosen, plan, plan.apply(model)
+    return chosen, shrink(model, split.test.x[:1], chosen, drop_inputs=True)
 
 
 def _fine_tune(small: nn.Module, data: Images, epochs: int, seed: int) -> None:
@@ -220,9 +216,10 @@ def _fine_tune(small: nn.Module, data: Images, epochs: int, seed: int) -> None:
 
 
 def _figures(
-    model: nn.Module, plan: ShrinkPlan, small: nn.Module, net: str, split: Split, path: Path
+    model: nn.Module, shrunk: Shrunk, net: str, split: Split, path: Path
 ) -> dict[str, Any]:
-    decoded, report = _packed(small, plan, NETS[net], split, path)
+    small = shrunk.net
+    decoded, report = _packed(shrunk, NETS[net], split, path)
     full = NETS[net]()
     size = sum(4 * p.numel() for p in full.parameters())
     figures = {
@@ -237,12 +234,12 @@ def _figures(
 
 
 def _packed(
-    small: nn.Module, plan: ShrinkPlan, fresh: Callable[[], nn.Module], split: Split, path: Path
+    shrunk: Shrunk, fresh: Callable[[], nn.Module], split: Split, path: Path
 ) -> tuple[nn.Module, PackReport]:
     """The coarsest steps that cost at most 0.1 points of validation accuracy."""
     best = None
     for tolerance in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
-        report = pack(small, path, tolerance, split.validation, accuracy, plan=plan)
+        report = pack(shrunk, path, tolerance, split.validation, accuracy)
         drop = (report.score or 0.0) - (report.decoded_score or 0.0)
         if best is None or drop <= 0.001:
             best = unpack(path, into=fresh()), report

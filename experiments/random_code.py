@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically
 from vardrop.compression import masked
-from vardrop.compression.files import describe, load_tensors, rebuild
+from vardrop.compression.save import describe, load_tensors, rebuild
 from vardrop.functional import normal_kl, uniform, wide
 from vardrop.noisy import NoisyTensor, noisy_modules
 from vardrop.posteriors import AdditiveGaussian

@@ -260,7 +260,7 @@ class _Training(NamedTuple):
         net = convert(copy.deepcopy(start), l0(penalty), where=["*self_attn", "*linear2"])
         net = self.fit(f"gates {penalty:g}", net, epochs)
         left = [_left(net, kind) for kind in ("self_attn", "linear2")]
-        small = shrink(net, self.data.validation[0][:16])
+        small = shrink(net, self.data.validation[0][:16]).net
         return _Small(small, accuracy(small, self.data.validation), *left)
 
 

@@ -30,9 +30,8 @@ def test_the_page_shows_every_module_and_package():
 
 
 def test_its_lines_are_the_layers_of_the_import_contract():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    contracts = tools["importlinter"]["contracts"]
     for indent, contract in zip((2, 4), contracts, strict=True):
         shown = [{re.sub(r"(/|\.py)$", "", name) for name in line} for line in lines(indent)]
         assert shown == [set(layer.split(" | ")) for layer in contract["layers"]]

@@ -20,18 +20,8 @@ PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not 
 BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PROSE = {"release"}  # pages without examples
 # Pages over five seconds, but for the one that every reader starts with (five_minutes).
-SLOW = {
-    "README",
-    "choose",
-    "compare",
-    "export",
-    "fit",
-    "report",
-    "serve",
-    "ship",
-    "sklearn",
-    "slim",
-}
+SLOW = {"README", "choose", "compare", "export", "fit", "report", "serve", "ship"}
+SLOW |= {"sklearn", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)

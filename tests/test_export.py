@@ -6,6 +6,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
+from tests.nets import Parts
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import shrink
 from vardrop.export import Draws, export_onnx, export_program
@@ -24,7 +26,7 @@ def run(path, *tensors):
 def shrunken(name):
     make, shape = NETS[name]
     net = sparsen(make(), torch.Generator().manual_seed(0))
-    return shrink(net, torch.zeros(1, *shape), drop_inputs=True), shape
+    return shrink(net, torch.zeros(1, *shape), drop_inputs=True).net, shape
 
 
 def check_onnx(tmp_path, name):
@@ -33,8 +35,7 @@ def check_onnx(tmp_path, name):
     assert size == (tmp_path / "net.onnx").stat().st_size
     for batch in (1, 5):
         x = torch.randn(batch, *shape)
-        found = run(tmp_path / "net.onnx", x)
-        assert torch.allclose(found, small(x).detach(), rtol=0, atol=1e-5)
+        assert torch.allclose(run(tmp_path / "net.onnx", x), small(x).detach(), rtol=0, atol=1e-5)
 
 
 def test_onnx_equals_torch(tmp_path):
@@ -106,25 +107,19 @@ def test_ensemble_graph_takes_its_noise(tmp_path):
 
 
 def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(2, 3)
-
+    class Two(Parts):
         def forward(self, x, context):
             return self.a(x) + self.b(context)
 
-    net = vd.convert(Two(), vd.sparse_vd()).eval()
-    example = (torch.zeros(1, 4), torch.zeros(1, 2))
-    export_onnx(net, tmp_path / "net.onnx", example, samples=2)
+    net = vd.convert(Two(None, a=nn.Linear(4, 3), b=nn.Linear(2, 3)), vd.sparse_vd()).eval()
+    export_onnx(net, tmp_path / "net.onnx", ((torch.zeros(1, 4), torch.zeros(1, 2))), samples=2)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     assert [i.name for i in session.get_inputs()] == ["x", "context", "noise"]
     assert not [p for p in tmp_path.iterdir() if p.name != "net.onnx"]
 
 
 def test_draws_are_those_of_the_layers():
-    net, x = noisy_net(), torch.randn(5, 1, 4, 4)
-    noise = torch.randn(2, 5, 11)
+    net, x, noise = noisy_net(), torch.randn(5, 1, 4, 4), torch.randn(2, 5, 11)
     found = Draws(net, (x,), 2)(x, noise)
     for s in range(2):
         hidden = net[0](x, noise=noise[s, :, :8].view(5, 2, 2, 2)).relu()
@@ -133,17 +128,11 @@ def test_draws_are_those_of_the_layers():
 
 
 def test_errors():
-    with pytest.raises(
-        VardropError, match="Expected `samples` to be an integer of at least 1, but got 0"
-    ):
-        Draws(noisy_net(), (torch.zeros(1, 1, 4, 4),), 0)
+    told = "Expected `samples` to be an integer of at least 1, but got 0"
+    assert_refused(told, Draws, noisy_net(), (torch.zeros(1, 1, 4, 4),), 0)
     net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.dropconnect())
     with pytest.raises(VardropError, match="drawn by local reparameterisation, but got '0'"):
         Draws(net, (torch.zeros(1, 2),), 2)
 
-    class Branch(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(VardropError, match="Expected `net` to be exportable"):
-        export_program(Branch(), torch.zeros(1, 2))
+    branch = Parts(lambda net, x: x if x.sum() > 0 else -x)
+    assert_refused("Expected `net` to be exportable", export_program, branch, torch.zeros(1, 2))

@@ -20,9 +20,8 @@ pytest.importorskip("onnxscript")
 NPM = shutil.which("npm")
 PAGE = Path(__file__).parents[1] / "examples" / "browser"
 CACHE = Path.home() / ".cache" / "vardrop-browser"
-pytestmark = pytest.mark.skipif(
-    browser.CHROMIUM is None or NPM is None, reason="needs chromium and npm"
-)
+MISSING = browser.CHROMIUM is None or NPM is None
+pytestmark = pytest.mark.skipif(MISSING, reason="needs chromium and npm")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,6 @@ def address(folder):
 
 @pytest.mark.parametrize("mode", ["moments", "sample"])
 def test_a_page_answers_with_its_doubt(mode, folder, address, tmp_path):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
     predictor, x = vd.freeze(net, mode, draws=500), torch.randn(3, 4)
@@ -74,8 +72,7 @@ def test_a_page_answers_with_its_doubt(mode, folder, address, tmp_path):
         tab.evaluate("ask.onclick()")
         shown = tab.evaluate("[...document.querySelectorAll('td')].map(c => c.textContent)")
         assert tab.evaluate("state.textContent") == ""
-    p = predictor(x, seed=0)
-    probs = np.array(found["probs"]).reshape(3, 3)
+    p, probs = predictor(x, seed=0), np.array(found["probs"]).reshape(3, 3)
     assert len(shown) == 6
     if mode == "moments":
         assert np.allclose(probs, p.probs, atol=1e-5)

@@ -276,7 +276,7 @@ def test_what_a_graph_cannot_hold(tmp_path):
 def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
-    net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20))
+    net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
     small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()
     x = torch.randn(5, 20)
     predictor = vd.freeze(small, "moments")

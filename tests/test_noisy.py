@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -55,26 +54,19 @@ def test_an_error_inside_restores_the_flags() -> None:
 
 
 def test_a_second_thread_is_refused_while_one_is_inside() -> None:
-    model, found = net(), []
+    model = net()
 
     def other() -> None:
-        try:
-            with vd.sampling(model):
-                found.append("entered")
-        except vd.VardropError as error:
-            found.append(str(error))
+        with vd.sampling(model):
+            assert flags(model) == [True, True]
 
-    with vd.sampling(model):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
+    with vd.sampling(model), ThreadPoolExecutor() as threads:
+        told = str(threads.submit(other).exception())
         assert flags(model) == [True, True]
+    assert told.startswith("Expected `sampling(net)` from one thread at a time, but got")
     assert flags(model) == [None, None]
-    assert found[0].startswith("Expected `sampling(net)` from one thread at a time, but got")
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert found[1] == "entered"
+    with ThreadPoolExecutor() as threads:
+        threads.submit(other).result()
 
 
 def encoder() -> nn.Module:
@@ -109,9 +101,7 @@ def test_a_stack_of_encoder_layers_makes_no_nested_tensor_while_it_is_noisy() ->
     assert stack.use_nested_tensor
     vd.convert(stack, vd.sparse_vd(), where="*linear*")
     with torch.no_grad(), vd.sampling(stack):
-        assert not torch.equal(
-            stack(x, src_key_padding_mask=mask), stack(x, src_key_padding_mask=mask)
-        )
+        assert not torch.equal(*[stack(x, src_key_padding_mask=mask) for _ in range(2)])
     vd.revert(stack)
     assert stack.use_nested_tensor
 
@@ -121,14 +111,11 @@ class Holding(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.tied = nn.Linear(3, 3)
+        self.layer, self.tied = nn.Linear(3, 3), nn.Linear(3, 3)
         self.tied.weight = self.layer.weight
-        self.again = self.layer
-        self.listed = [self.layer, (self.tied, {"key": self.layer})]
+        self.again, self.listed = self.layer, [self.layer, (self.tied, {"key": self.layer})]
         self.bound = self.layer.forward
-        self.part = functools.partial(self.apply_to, self.tied)
-        self.plain = [1, 2]
+        self.part, self.plain = functools.partial(self.apply_to, self.tied), [1, 2]
         self.parent = [self]
         object.__setattr__(self, "hidden", self.layer)
         self.register_buffer("offset", torch.zeros(3))
@@ -158,19 +145,16 @@ def test_a_replica_has_new_modules_and_the_same_tensors() -> None:
 
 def test_a_replica_is_changed_without_the_source() -> None:
     source = net().train()
-    before = copy.deepcopy(source.state_dict())
-    twin = replica(source)
-    twin.eval()
-    twin[0].sampling = True
+    before, twin = set(source.state_dict()), replica(source)
+    twin.eval()[0].sampling = True
     twin[0].register_forward_hook(lambda *_: None)
     twin[0].register_buffer("more", torch.zeros(1))
     twin[1] = nn.Tanh()
-    assert source.training
     assert all(m.training for m in source.modules())
     assert source[0].sampling is None
     assert not source[0]._forward_hooks
     assert type(source[1]) is nn.ReLU
-    assert set(source.state_dict()) == set(before)
+    assert set(source.state_dict()) == before
 
 
 def test_a_replica_starts_without_what_belongs_to_another_call() -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.layers.test_goldens import projections
+from tests.nets import Parts
 
 FILE = Path(__file__).with_name("numbers.json")
 
@@ -34,13 +36,9 @@ class Cnn(nn.Module):
         return self.last(self.relu(self.hidden(x.flatten(1))))
 
 
-class Sequence(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.recurrent, self.last = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.last(self.recurrent(x.flatten(1).unflatten(1, (8, 8)))[0][:, -1])
+def sequence():
+    run = lambda net, x: net.last(net.recurrent(x.flatten(1).unflatten(1, (8, 8)))[0][:, -1])
+    return Parts(run, recurrent=nn.LSTM(8, 6, batch_first=True), last=nn.Linear(6, 3))
 
 
 def mlp():
@@ -59,15 +57,8 @@ CASES = {
     "beta_bernoulli cnn": (Cnn, vd.beta_bernoulli()),
     "structured_pruning mlp": (mlp, vd.structured_pruning()),
     "dropmax cnn": (Cnn, vd.dropmax()),
-    "bayes_by_backprop lstm": (Sequence, vd.bayes_by_backprop()),
+    "bayes_by_backprop lstm": (sequence, vd.bayes_by_backprop()),
 }
-
-
-def projections(x):
-    """Two numbers that move if any element of x does."""
-    index = torch.arange(x.numel(), dtype=torch.float64)
-    flat = x.detach().double().flatten()
-    return [float(flat @ torch.cos(index + 1)), float(flat @ torch.sin(2 * index + 1))]
 
 
 def numbers(name):
@@ -81,8 +72,7 @@ def numbers(name):
     net.eval()
     found["mean"] = projections(vd.predict(elbo, x, mode="mean").probs)
     found["estimator"] = projections(vd.predict(elbo, x, samples=9, seed=1).probs)
-    frozen = vd.freeze(elbo, draws=9)
-    found["frozen"] = projections(frozen(x, seed=1).probs)
+    found["frozen"] = projections(vd.freeze(elbo, draws=9)(x, seed=1).probs)
     if name.split()[0] in ("sparse_vd", "ard", "bayes_by_backprop") and "lstm" not in name:
         found["functions"] = projections(vd.predict(elbo, x, 5, seed=1, draw="weights").probs)
     if name.split()[0] in ("sparse_vd", "ard", "beta_bernoulli", "structured_pruning"):
@@ -111,10 +101,9 @@ def smaller(net, x):
         for name, weight in net.named_parameters():
             if name in ("1.weight", "hidden.weight"):
                 weight[::2] *= 1e-6
-    plan = vd.plan_shrink(net, x)
+    small, _ = shrunk = vd.shrink(net, x)
     with tempfile.TemporaryDirectory() as folder:
-        small = plan.apply(net)
-        report = vd.pack(small, Path(folder) / "net.vdp", deviations=plan.deviations)
+        report = vd.pack(shrunk, Path(folder) / "net.vdp")
         return {
             "parameters": [sum(p.numel() for p in small.parameters())],
             "shrunken": projections(small(x)),

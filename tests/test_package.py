@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 import zipfile
 from importlib.resources import files
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import vardrop as vd
+from tests.running import python
 from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
@@ -43,8 +42,7 @@ def test_no_file_is_read_through_pickle():
     folders = (ROOT / "src", ROOT / "experiments")
     code = [p for folder in folders for p in folder.rglob("*.py") if "testing" not in p.parts]
     assert len(code) > 100
-    found = [f"{p}: {line}" for p in code for line in UNSAFE.findall(p.read_text())]
-    assert not found
+    assert not [f"{p}: {line}" for p in code for line in UNSAFE.findall(p.read_text())]
 
 
 NAMED = {"sklearn": "scikit-learn", "transformers": "transformers>=5"}
@@ -56,9 +54,8 @@ BROUGHT = {
 
 
 def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
     extras["app"] += extras["compress"]
     code = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
     calls = re.findall(r'needed\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code.replace(">>> needed", ""))
@@ -67,24 +64,13 @@ def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
         assert BROUGHT.get(package, NAMED.get(package, package)) in extras[extra or "app"], package
 
 
-LATER = (
-    "transformers",
-    "torch._dynamo",
-    "sympy",
-    "safetensors",
-    "pandas",
-    "sklearn",
-    "matplotlib",
-    "rich",
-    "typer",
-    "jinja2",
-)
+LATER = ("transformers", "torch._dynamo", "sympy", "safetensors", "pandas", "sklearn")
+LATER += ("matplotlib", "rich", "typer", "jinja2")
 
 
 def test_the_import_waits_for_nothing_that_few_need():
     code = f"import sys, vardrop; print([m for m in {LATER} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert python("-c", code).stdout == "[]\n"
 
 
 def test_type_checkers_are_told_the_same_names():
@@ -97,8 +83,7 @@ def test_type_checkers_are_told_the_same_names():
 
 def test_a_prompt_completes_every_public_name_before_it_is_used():
     code = "import vardrop as vd; print({*vd.__all__, '__version__'} ^ set(dir(vd)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert python("-c", code).stdout == "set()\n"
     assert {"fit", "load_run", "resume", "sparse_vd", "register_method"} <= set(vd.__all__)
 
 
@@ -110,9 +95,10 @@ def test_the_version_is_written_alike_everywhere():
     assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == vd.__version__
 
 
+MAIN = "__import__('vardrop.app.cli', fromlist=['main']).main"
 INSTALLED = [
     # What is missing, what is called, and the extra that brings it.
-    ("typer", "__import__('vardrop.app.cli', fromlist=['main']).main()", "app"),
+    ("typer", f"{MAIN}()", "app"),
     ("typer", "__import__('runpy').run_module('vardrop', run_name='__main__')", "app"),
     ("sklearn", "vd.fit('iris')", "app"),
     ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
@@ -121,6 +107,9 @@ INSTALLED = [
     ("sklearn", "__import__('vardrop.sklearn')", "app"),
     ("pandas", "__import__('vardrop.sklearn')", "app"),
     ("matplotlib", "__import__('vardrop.app.report')", "app"),
+    ("jinja2", f"{MAIN}(['report', 'x'])", "app"),
+    ("rich", f"{MAIN}(['methods'])", "app"),
+    ("safetensors", f"{MAIN}(['fit', 'iris', '--epochs', '1', '--out', 'x'])", "app"),
     ("safetensors", "vd.save_noisy(vd.Linear(2, 2), 'x')", "compress"),
     ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
     ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
@@ -128,30 +117,22 @@ INSTALLED = [
 ]
 
 
-ALWAYS = {"typer", "matplotlib", "numpy", "transformers"}  # the others cost 3 s each and are slow
+# The others cost 3 s each and are slow.
+ALWAYS = {"typer", "rich", "jinja2", "matplotlib", "numpy", "transformers"}
+MARKS = [[] if package in ALWAYS else pytest.mark.slow for package, *_ in INSTALLED]
+ROWS = [pytest.param(*row, marks=m) for row, m in zip(INSTALLED, MARKS, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "package, call, extra",
-    [
-        pytest.param(
-            *row, id=f"{row[0]}: {row[1]}", marks=[] if row[0] in ALWAYS else pytest.mark.slow
-        )
-        for row in INSTALLED
-    ],
-)
+@pytest.mark.parametrize("package, call, extra", ROWS)
 def test_what_needs_an_extra_names_it(tmp_path, package, call, extra):
     code = f"import sys, torch, vardrop as vd; sys.modules[{package!r}] = None; {call}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 1
     told = done.stderr.strip().splitlines()[-1]
     assert f"Expected the package {package} to be installed" in told
     assert f"pip install 'vardrop[{extra}]'" in told
     assert list(tmp_path.iterdir()) == []
-    if "main" in call:  # the program: one line
-        assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 1 or "main" not in call  # the program: one line
 
 
 def test_public_names_are_there_and_once():

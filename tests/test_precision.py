@@ -60,8 +60,7 @@ def test_a_step_of_a_narrow_net_is_finite(recipe, dtype, cast, zero):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_noise_and_kl_have_single_precision_at_least(recipe, dtype, noise):
     plain = nn.Linear(6, 4).to(dtype)
-    keys = set(plain.state_dict())
-    net = vd.convert(plain, RECIPES[recipe])
+    keys, net = set(plain.state_dict()), vd.convert(plain, RECIPES[recipe])
     state = net.state_dict()
     assert all(t.dtype == (dtype if k in keys else noise) for k, t in state.items())
     assert keys <= set(state)
@@ -113,12 +112,10 @@ def test_small_variances_survive(recipe, dtype, autocast):
     # x^2 Var w is below 6e-8, the smallest number of float16.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = vd.convert(
-            nn.Linear(16, 3, bias=False).to(torch.float32 if autocast else dtype), recipe
-        )
-        with torch.no_grad():
-            for tensor in (net.weight, getattr(net, "sigma", net.weight)):
-                tensor.mul_(0.1)
+        plain = nn.Linear(16, 3, bias=False).to(torch.float32 if autocast else dtype)
+        net = vd.convert(plain, recipe)
+        for tensor in (net.weight, getattr(net, "sigma", net.weight)):
+            tensor.data.mul_(0.1)
         x = torch.full((4000, 16), 2e-3, dtype=net.weight.dtype)
         with vd.sampling(net), torch.no_grad(), torch.autocast("cpu", dtype, enabled=autocast):
             y = net(x).double()
@@ -127,9 +124,8 @@ def test_small_variances_survive(recipe, dtype, autocast):
     expected = variance.sum(1) * scale**2 + 1e-8
     # Rounding of the output to the narrow type adds at most its spacing.
     spacing = torch.finfo(dtype).eps * float(y.abs().max())
-    assert (
-        (y.mean(0) - scale * weight.sum(1)).abs() < 5 * expected.sqrt() / 4000**0.5 + spacing
-    ).all()
+    error = 5 * expected.sqrt() / 4000**0.5 + spacing
+    assert ((y.mean(0) - scale * weight.sum(1)).abs() < error).all()
     assert (y.var(0) / expected - 1).abs().max() < 0.15
 
 
@@ -174,15 +170,12 @@ def test_draws_of_a_narrow_layer_have_its_moments():
         with vd.sampling(layer), torch.no_grad():
             draws = torch.stack([layer(x) for _ in range(3000)]).double()
         # Dither the rounding of the outputs away, which adds a known variance.
-        exponent = torch.floor(torch.log2(draws.abs().clamp(min=1e-30)))
-        spacing = torch.exp2(exponent - 7)
+        spacing = torch.exp2(torch.floor(torch.log2(draws.abs().clamp(min=1e-30))) - 7)
         draws = draws + (torch.rand_like(draws) - 0.5) * spacing
-        variance = (
-            x.double().square() @ layer.variance().detach().double().T
-        ) + spacing.square().mean(0) / 6
+        variance = x.double().square() @ layer.variance().detach().double().T
+        variance = variance + spacing.square().mean(0) / 6
         mean = x.double() @ layer.weight.detach().double().T + layer.bias.detach().double()
-        assert (
-            (draws.mean(0) - mean).abs() < 5.5 * (draws.std(0) / 3000**0.5) + spacing.mean(0)
-        ).all()
+        error = 5.5 * (draws.std(0) / 3000**0.5) + spacing.mean(0)
+        assert ((draws.mean(0) - mean).abs() < error).all()
         assert_variance(draws, variance)
         assert_mean(draws - draws.mean(0), torch.zeros_like(mean))

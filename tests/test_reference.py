@@ -26,8 +26,7 @@ def named(path):
 
 def missing(names, text):
     """The names that no code, in a block or in a line, mentions."""
-    code = FENCE.findall(text) + re.findall(r"`[^`\n]+`", text)
-    used = set(re.findall(r"\w+", "\n".join(code)))
+    used = set(re.findall(r"\w+", "\n".join(FENCE.findall(text) + re.findall(r"`[^`\n]+`", text))))
     return sorted(set(names) - used)
 
 

@@ -1,14 +1,11 @@
 """The site builds without a warning, and its pages open from disk with nothing from elsewhere."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.running import ROOT, python
+
 LOADED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=\"?([^\"\s>]+)")
 
 
@@ -17,24 +14,15 @@ def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(folder)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = ("-m", "mkdocs", "build", "--quiet", "--strict", "-d", folder)
+    done = python(*command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     return folder
 
 
 def test_every_page_is_built(site):
-    sources = {
-        p.relative_to(ROOT / "docs").with_suffix(".html") for p in (ROOT / "docs").rglob("*.md")
-    }
+    pages = (ROOT / "docs").rglob("*.md")
+    sources = {p.relative_to(ROOT / "docs").with_suffix(".html") for p in pages}
     assert {p.relative_to(site) for p in site.rglob("*.html")} >= sources
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, likelihood_covariance
+from tests.nets import Parts
+from tests.refusals import assert_refused
 from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
 from vardrop.tuning.supplied import judge_for
 
@@ -31,18 +33,12 @@ def sequences(pad: int = PAD) -> tuple[Tensor, Tensor]:
 
 def by_loop(output: Tensor, y: Tensor, pad: int = PAD) -> Tensor:
     """The NLL of every sequence, one at a time, by torch's cross entropy."""
-    loss = nn.functional.cross_entropy
-    return torch.stack(
-        [loss(o, t, ignore_index=pad, reduction="sum") for o, t in zip(output, y, strict=True)]
-    )
+    loss, each = nn.functional.cross_entropy, zip(output, y, strict=True)
+    return torch.stack([loss(o, t, ignore_index=pad, reduction="sum") for o, t in each])
 
 
-class Tagger(nn.Module):
+class Tagger(Parts):
     """A class for every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.last = nn.GRU(3, 8, batch_first=True), nn.Linear(8, C)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.hidden(x)[0])
@@ -53,7 +49,8 @@ def noisy() -> nn.Module:
     recipe = vd.Recipe(vd.AdditiveGaussian(-6.0), vd.Normal(), vd.weight_sample)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return vd.convert(Tagger(), recipe)
+        layers = {"hidden": nn.GRU(3, 8, batch_first=True), "last": nn.Linear(8, C)}
+        return vd.convert(Tagger(None, **layers), recipe)
 
 
 @pytest.mark.parametrize("pad", [PAD, 0, C])
@@ -81,9 +78,8 @@ def test_both_places_of_the_classes_mean_the_same() -> None:
     torch.testing.assert_close(last.probs, first.probs.movedim(2, -1))
     torch.testing.assert_close(last.aleatoric, first.aleatoric)
     soft = output[1].softmax(-1)
-    torch.testing.assert_close(
-        TOKENS(output[0], soft), vd.Categorical()(middle[0], soft.movedim(-1, 1))
-    )
+    other = vd.Categorical()(middle[0], soft.movedim(-1, 1))
+    torch.testing.assert_close(TOKENS(output[0], soft), other)
 
 
 def test_several_axes_of_tokens_are_summed() -> None:
@@ -105,13 +101,11 @@ def test_padding_changes_nothing() -> None:
     net, (x, y) = noisy(), sequences()
     longer = torch.cat([x, torch.randn(N, 4, 3)], 1), nn.functional.pad(y, (0, 4), value=PAD)
     found = [vd.predict(net, a, samples=8, likelihood=TOKENS, seed=0) for a in (x, longer[0])]
-    logs = [p.log_prob(b) for p, b in zip(found, (y, longer[1]), strict=True)]
-    torch.testing.assert_close(*logs)
+    torch.testing.assert_close(*[p.log_prob(b) for p, b in zip(found, (y, longer[1]), strict=True)])
     temperatures = [fit_temperature(p, b) for p, b in zip(found, (y, longer[1]), strict=True)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-6)
-    scales = [
-        vd.calibrate(net, a, b, TOKENS, samples=8, seed=0).temperature for a, b in [(x, y), longer]
-    ]
+    tuned = [vd.calibrate(net, a, b, TOKENS, samples=8, seed=0) for a, b in ((x, y), longer)]
+    scales = [likelihood.temperature for likelihood in tuned]
     assert scales[0] == pytest.approx(scales[1], rel=1e-5)
     rules = [conformal(p, b, 0.5).quantile for p, b in zip(found, (y, longer[1]), strict=True)]
     assert rules[0] == pytest.approx(rules[1], rel=1e-6)
@@ -130,12 +124,9 @@ def test_the_probability_of_a_sequence_is_the_mean_over_draws() -> None:
 def test_tokens_that_count_go_to_the_metrics() -> None:
     net, (x, y) = noisy(), sequences()
     p = vd.predict(net, x, samples=8, likelihood=TOKENS, seed=0)
-    probs, classes = p.counted(y)
-    which = y != PAD
+    (probs, classes), which = p.counted(y), y != PAD
     assert torch.equal(probs, p.probs[which])
     assert torch.equal(classes, y[which])
-    middle = vd.predict(net, x, samples=8, likelihood=TOKENS, seed=0)
-    assert torch.equal(vd.metrics.ece(*middle.counted(y)), vd.metrics.ece(probs, classes))
     hits = (p.probs.argmax(-1) == y)[which].float().mean()
     torch.testing.assert_close(vd.metrics.accuracy(probs, classes), hits)
     binary = vd.predict(net, x, samples=8, likelihood=vd.Bernoulli(), seed=0)
@@ -155,31 +146,26 @@ def test_the_temperature_is_that_of_the_tokens_alone() -> None:
         return float(nn.functional.cross_entropy(flat[0] / temperature, flat[1]))
 
     assert nll(found) <= min(nll(found * 1.01), nll(found / 1.01))
-    scaled = apply_temperature(p, found)
-    torch.testing.assert_close(scaled.sum(-1), torch.ones(N, T))
+    torch.testing.assert_close(apply_temperature(p, found).sum(-1), torch.ones(N, T))
     assert repr(TOKENS.scaled(2.0)) == "Categorical(temperature=2, class_axis=-1)"
     assert TOKENS.scaled(2.0).ignore_index == PAD
 
 
 def test_fine_tuning_teaches_tokens() -> None:
-    torch.manual_seed(0)
     x = torch.randn(64, T, 3)
     y = x.argmax(-1)
     y[:, -1] = PAD
     data = [({"x": a}, b) for a, b in zip(x.split(16), y.split(16), strict=True)]
-    elbo = vd.fine_tune(
-        noisy(), data, epochs=40, likelihood=TOKENS, validation=({"x": x}, y), lr=0.05
-    )
-    assert elbo.num_data == 64
-    assert elbo.likelihood.class_axis == -1
+    given = {"likelihood": TOKENS, "validation": ({"x": x}, y)}
+    elbo = vd.fine_tune(noisy(), data, epochs=40, lr=0.05, **given)
+    assert (elbo.num_data, elbo.likelihood.class_axis) == (64, -1)
     p = vd.predict(elbo, {"x": x}, samples=8, seed=0)
     assert float(vd.metrics.accuracy(*p.counted(y))) > 0.9
 
 
 def test_kappa_without_labels_sees_no_padding() -> None:
     """The information of the tokens that count; 40 tokens of padding would add eight times it."""
-    net = vd.convert(nn.Linear(3, C), vd.bayes_by_backprop())
-    x, y = sequences()
+    net, (x, y) = vd.convert(nn.Linear(3, C), vd.bayes_by_backprop()), sequences()
     longer = torch.cat([x, torch.randn(N, 40, 3)], 1), nn.functional.pad(y, (0, 40), value=PAD)
 
     def information(x: Tensor, y: Tensor) -> Tensor:
@@ -193,8 +179,7 @@ def test_diagnostics_take_tokens() -> None:
     net, (x, y) = noisy(), sequences()
     loader = [({"x": x}, y)] * 4
     assert gradient_variance(net, loader, TOKENS)
-    found = likelihood_covariance(net, loader, TOKENS.example_nll)
-    assert found.batch_size == N
+    assert likelihood_covariance(net, loader, TOKENS.example_nll).batch_size == N
     kappa = vd.kappa(net, loader, TOKENS, probes=2, draws=1)
     assert all(k.isfinite().all() for k in kappa.values())
 
@@ -220,14 +205,11 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
     net, (x, y) = noisy(), sequences()
     y[2] = PAD
     alone = "-100 alone in row 2.*Leave the example out"
-    with pytest.raises(vd.VardropError, match=alone):
-        vd.ELBO(net, TOKENS, num_data=N)(x, y)
-    with pytest.raises(vd.VardropError, match=alone):
-        vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob(y)
+    assert_refused(alone, vd.ELBO(net, TOKENS, num_data=N), x, y)
+    assert_refused(alone, vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob, y)
     with pytest.raises(vd.VardropError, match=alone):
         TOKENS.masked(torch.zeros(N, T).long(), torch.arange(N)[:, None].expand(N, T) != 2)
-    with pytest.raises(vd.VardropError, match="`mask` to have the shape"):
-        TOKENS.masked(y, torch.ones(N))
+    assert_refused("`mask` to have the shape", TOKENS.masked, y, torch.ones(N))
     single = vd.convert(nn.Linear(3, C), vd.sparse_vd())
     with pytest.raises(vd.VardropError, match="-100 alone in row 0"):
         vd.ELBO(single, vd.Categorical(), num_data=N)(x[:, 0], torch.full((N,), PAD))
@@ -235,10 +217,8 @@ def test_a_mask_that_hides_everything_is_refused() -> None:
 
 def test_batches_of_other_lengths_are_refused() -> None:
     net, (x, _) = noisy(), sequences()
-    with pytest.raises(
-        vd.VardropError, match=r"one shape.*\(4, 4\) and \(5, 4\).*Pad all sequences"
-    ):
-        vd.predict(net, [x, x[:, :4]], samples=4, likelihood=TOKENS)
+    told = r"one shape.*\(4, 4\) and \(5, 4\).*Pad all sequences"
+    assert_refused(told, vd.predict, net, [x, x[:, :4]], samples=4, likelihood=TOKENS)
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:
@@ -249,7 +229,5 @@ def test_targets_that_do_not_fit_are_refused() -> None:
         vd.ELBO(net, vd.Categorical(), num_data=N)(x, y)
     with pytest.raises(vd.VardropError, match=r"indices of shape \(6, 5\)"):
         vd.predict(net, x, samples=4, likelihood=TOKENS).log_prob(y[:, :4])
-    with pytest.raises(vd.VardropError, match="`class_axis` to be 1 or -1, but got 2"):
-        vd.Categorical(class_axis=2)
-    with pytest.raises(vd.VardropError, match="`ignore_index` to be an integer"):
-        vd.Categorical(ignore_index=None)
+    assert_refused("`class_axis` to be 1 or -1, but got 2", vd.Categorical, class_axis=2)
+    assert_refused("`ignore_index` to be an integer", vd.Categorical, ignore_index=None)

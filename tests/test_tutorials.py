@@ -5,11 +5,12 @@ import json
 import os
 import re
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.running import python
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 SCRIPTS = sorted(p for p in TUTORIALS.glob("*.py") if p.stem != "write")
@@ -26,8 +27,7 @@ def write():
 
 def test_every_tutorial_is_listed(write):
     assert {p.stem for p in SCRIPTS} == set(write.NAMES)
-    linked = re.findall(r"\((\w+)\.md\)", (TUTORIALS / "index.md").read_text())
-    assert tuple(linked) == write.NAMES
+    assert tuple(re.findall(r"\((\w+)\.md\)", (TUTORIALS / "index.md").read_text())) == write.NAMES
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
@@ -40,9 +40,8 @@ def test_page_and_notebook_are_the_script(write, script):
     page = script.with_suffix(".md").read_text()
     places = [page.index(f"```python\n{c.source}\n```" if c.code else c.source) for c in cells]
     assert places == sorted(places)
-    assert set(re.findall(r"\((\S+\.png)\)", page)) == {
-        p.name for p in TUTORIALS.glob(f"{script.stem}-*.png")
-    }
+    drawn = {p.name for p in TUTORIALS.glob(f"{script.stem}-*.png")}
+    assert set(re.findall(r"\((\S+\.png)\)", page)) == drawn
 
 
 FIRST = "how_sure"  # which runs on every commit
@@ -54,20 +53,11 @@ FIRST = "how_sure"  # which runs on every commit
     ids=lambda p: p.stem,
 )
 def test_tutorial_runs(script, tmp_path):
-    paths = os.pathsep.join([str(TUTORIALS.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
     here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PATH": here}
+    env = {"MPLBACKEND": "Agg", "PATH": here}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ignored = ("-W", "ignore:FigureCanvasAgg is non-interactive")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *ignored, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = python("-W", "error", *ignored, script, cwd=tmp_path, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime < 120  # what a reader is promised

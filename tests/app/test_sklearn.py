@@ -1,9 +1,12 @@
 """The estimators among scikit-learn's own: its checks, its tools, its files."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -24,6 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from vardrop._core.files import read_tensors, write_tensors
 from vardrop.sklearn import VardropClassifier, VardropRegressor
 
 FAST = {"epochs": 8, "folds": 1, "beta": 0.3, "lr": 0.02, "batch_size": 8, "random_state": 0}
@@ -140,7 +144,7 @@ def test_metadata_is_routed():
         model = VardropRegressor(**FAST).set_fit_request(sample_weight=True)
         piped = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), model)
         piped.fit(X[:60], y[:60], sample_weight=np.r_[np.zeros(30), np.ones(30)])
-    assert piped[-1].run_.config.data.roles.weight == "weight"
+    assert piped[-1].model_.config.data.roles.weight == "weight"
 
 
 def test_files_without_pickle_and_pickles(diabetes, iris, tmp_path):
@@ -174,9 +178,9 @@ def test_nets_and_methods_of_ones_own():
     before = net[0].weight.clone()
     model = VardropRegressor(net, vd.sparse_vd(), **FAST).fit(X[:80], y[:80])
     assert torch.equal(net[0].weight, before)
-    assert model.run_.net[0].weight.shape == (7, 10)
+    assert model.model_.net[0].weight.shape == (7, 10)
     wide = VardropRegressor((12, 5), "bayes_by_backprop", **FAST).fit(X[:80], y[:80])
-    assert [m.out_features for m in wide.run_.net.modules() if hasattr(m, "out_features")] == [
+    assert [m.out_features for m in wide.model_.net.modules() if hasattr(m, "out_features")] == [
         12,
         5,
         1,
@@ -218,3 +222,75 @@ def test_the_global_generators_are_left_alone():
     VardropClassifier(**(FAST | {"random_state": None})).fit(X, y).predict(X)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def files_below(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_names_in_a_file_never_become_paths(diabetes, tmp_path, monkeypatch):
+    """Neither in a file nor in a pickle: a fitted estimator writes nothing when it is read."""
+    model = diabetes[2]
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "victim.txt").write_text("precious")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    model.save(tmp_path / "model.safetensors")
+    tensors, values = read_tensors(tmp_path / "model.safetensors")
+    payload = torch.tensor(list(b"print('code')"), dtype=torch.uint8)
+    names = (str(tmp_path / "victim.txt"), "../../probe.py", "elbo.../../probe.py")
+    for name in names:
+        write_tensors(tmp_path / "forged.safetensors", {**tensors, name: payload}, values)
+        before = files_below(tmp_path)
+        with suppress(vd.VardropError):
+            VardropRegressor.load(tmp_path / "forged.safetensors")
+        assert files_below(tmp_path) == before
+        state = model.__getstate__()
+        state["_files"] = {name: b"code"}
+        state["model_"] = ({**state["model_"][0], name: payload}, state["model_"][1])
+        with suppress(vd.VardropError):
+            VardropRegressor().__setstate__(state)
+        assert files_below(tmp_path) == before
+
+
+def test_a_fitted_estimator_needs_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    X, y = load_diabetes(return_X_y=True)
+    model = VardropRegressor(recipe=vd.sparse_vd(), **FAST).fit(X[:80], y[:80])
+    assert list(tmp_path.iterdir()) == []
+    again = pickle.loads(pickle.dumps(model))
+    assert list(tmp_path.iterdir()) == []
+    assert np.array_equal(again.predict(X), model.predict(X))
+    assert np.array_equal(again.predict_interval(X)[0], model.predict_interval(X)[0])
+    assert isinstance(model.compress(0.5)[0], nn.Module)
+    with pytest.raises(vd.VardropError, match="loaded or copied without them"):
+        again.compress(0.5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_that_exits_leaves_the_parent_its_model():
+    """As a preforking server does: the child predicts and ends by sys.exit, which runs atexit."""
+    code = """
+import os, pickle, sys, warnings
+warnings.simplefilter("ignore")
+from sklearn.datasets import load_diabetes
+from vardrop.sklearn import VardropRegressor
+X, y = load_diabetes(return_X_y=True)
+model = VardropRegressor(epochs=2, folds=1, random_state=0).fit(X[:60], y[:60])
+model = pickle.loads(pickle.dumps(model))
+for _ in range(2):
+    if (child := os.fork()) == 0:
+        sys.exit(0 if len(model.predict(X[:2])) == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert len(pickle.loads(pickle.dumps(model)).predict_interval(X[:2])[0]) == 2
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_generator_as_random_state_can_be_saved(tmp_path):
+    X, y = load_diabetes(return_X_y=True)
+    given = FAST | {"random_state": np.random.RandomState(3)}
+    model = VardropRegressor(**given).fit(X[:60], y[:60])
+    model.save(tmp_path / "m.safetensors")
+    again = VardropRegressor.load(tmp_path / "m.safetensors")
+    assert np.array_equal(again.predict(X), model.predict(X))

@@ -6,11 +6,11 @@ import pruned_nets
 import pytest
 import torch
 from naive import Naive, naive
-from nets import TRAIN
 from peer_layers import OURS, Model
 from torch import nn
 
 import vardrop as vd
+from nets import TRAIN
 
 
 def by_hand(net, x):
@@ -51,15 +51,14 @@ def test_wrong_candidates_are_marked():
 
 @pytest.mark.parametrize("case", TRAIN, ids=lambda case: case.name)
 def test_every_net_takes_a_batch_and_is_convertible(case):
-    x = torch.rand(2, *case.shape[1:])
-    net = vd.convert(case.make(), vd.sparse_vd())
+    x, net = torch.rand(2, *case.shape[1:]), vd.convert(case.make(), vd.sparse_vd())
     assert net(x).shape == (2, 10)
     assert float(vd.kl(net).detach()) > 0
 
 
 @pytest.mark.parametrize("name", pruned_nets.NETS)
 def test_pruned_nets_shrink_to_what_training_left(name):
-    small = vd.shrink(pruned_nets.pruned(name), torch.zeros(1, 1, 28, 28), drop_inputs=True)
+    small = vd.shrink(pruned_nets.pruned(name), torch.zeros(1, 1, 28, 28), drop_inputs=True).net
     found = [m.weight for m in small.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     shapes = [(w.shape[1], w.shape[0], int(w.count_nonzero())) for w in found]
     left = pruned_nets.left(name)

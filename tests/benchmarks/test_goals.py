@@ -4,8 +4,9 @@ import pytest
 import results
 import train_step
 from goals import COMPILED, GOALS, LAST, LENET, SMALL, TRAIN, Goal, asked
-from nets import PREDICT, TRAIN as CASES
 from peer_layers import BUILDS, OURS, beside, of_peer
+
+from nets import PREDICT, TRAIN as CASES
 
 GOAL = Goal("what", "group", "case", ("a", "b"), 2.0, then=1.5)
 
@@ -97,9 +98,7 @@ def test_a_page_says_what_was_missed_and_why():
     line = f"| LRT train step, exact KL | {SMALL} | 3.00 (torchbnn) | 1.9, then 1.6 | 2.50 | no |"
     assert line in page
     assert "by `sparse_vd, KL value every 10`: mm 60 %" in page
-    assert (
-        f"| LRT train step, exact KL, channels-last | {LENET} |  | 1.45, then 1.2 | - | not" in page
-    )
+    assert f"exact KL, channels-last | {LENET} |  | 1.45, then 1.2 | - | not" in page
     assert f"| torchbnn | {SMALL} | 1.50 |" in page
     assert "| *torchbnn* | 3.00 | 0.90-1.10 | 1.000 | KL is no sum |" in page
     assert "| *TyXe* | - |  |  | fails: ValueError: no |" in page

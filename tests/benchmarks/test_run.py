@@ -4,6 +4,7 @@ from argparse import Namespace
 import peers
 import run
 from measuring import Settings
+
 from nets import TRAIN
 
 
@@ -39,9 +40,8 @@ def test_a_library_that_is_absent_is_a_row_with_the_reason(monkeypatch):
     _, record = started()
     monkeypatch.setattr(peers, "ensure", lambda name: {"requirement": "x", "failure": "no x"})
     rows = run.peer("torchbnn", Settings(), record)
-    assert [(r["case"], r["ratio"], r["note"]) for r in rows] == [
-        (case.name, None, "no x") for case in TRAIN[:3]
-    ]
+    told = [(r["case"], r["ratio"], r["note"]) for r in rows]
+    assert told == [(case.name, None, "no x") for case in TRAIN[:3]]
 
 
 def test_a_worker_that_ends_early_is_a_failure(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from importlib import import_module
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from vardrop.compression import (
     SparseLinear,
     load,
     pack,
-    plan_shrink,
     save,
+    shrink,
     sparsify,
     unpack,
 )
@@ -37,8 +38,7 @@ def planned_net(name, recipe=True, drop_inputs=False):
     net = sparsen(make(), torch.Generator().manual_seed(0))
     if recipe:
         net = vd.convert(net, vd.sparse_vd(log_sigma2=-9.0)).eval()
-    plan = plan_shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
-    return plan.apply(net), plan, make, shape
+    return *shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs), make, shape
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
@@ -60,13 +60,13 @@ def test_saved_net_comes_back(tmp_path, name, drop_inputs):
 @pytest.mark.parametrize("name", NETS)
 def test_packed_net_comes_back_rounded(tmp_path, name, drop_inputs):
     small, plan, make, _ = planned_net(name, drop_inputs=drop_inputs)
-    report = pack(small, tmp_path / "net.vdp", tolerance=0.5, plan=plan)
+    report = pack(vd.Shrunk(small, plan), tmp_path / "net.vdp", tolerance=0.5)
     assert report.bytes == os.path.getsize(tmp_path / "net.vdp")
     assert report.dense_bytes == plan.total("bytes")[0]
     loaded = unpack(tmp_path / "net.vdp", into=make())
     for key, tensor in small.state_dict().items():
         found = loaded.state_dict()[key]
-        if key in plan.deviations:
+        if key in plan.standard_deviations:
             # every weight has the same deviation here, and the step is half of it
             assert (found - tensor).abs().max() <= 0.2501 * torch.exp(torch.tensor(-4.5))
         else:
@@ -81,7 +81,7 @@ def test_pack_report_scores_the_decoded_net(tmp_path):
     def agreement(output, target):
         return (output.argmax(1) == target).double().mean()
 
-    report = pack(small, tmp_path / "net.vdp", validation=(x, y), metric=agreement, plan=plan)
+    report = pack(vd.Shrunk(small, plan), tmp_path / "net.vdp", validation=(x, y), metric=agreement)
     assert report.score == 1.0
     decoded = unpack(tmp_path / "net.vdp", into=make())
     assert report.decoded_score == float(agreement(decoded(x), y))
@@ -111,7 +111,8 @@ def test_without_a_plan_the_step_is_a_share_of_the_weights(tmp_path):
 def test_coarser_steps_take_fewer_bytes(tmp_path):
     small, plan, _, _ = planned_net("lenet-300-100")
     sizes = [
-        pack(small, tmp_path / "net.vdp", tolerance=t, plan=plan).bytes for t in (0.25, 1.0, 4.0)
+        pack(vd.Shrunk(small, plan), tmp_path / "net.vdp", tolerance=t).bytes
+        for t in (0.25, 1.0, 4.0)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1.3 * sizes[-1]
@@ -141,10 +142,11 @@ def test_a_net_that_was_shrunk_twice_comes_back(tmp_path, kind):
         with torch.no_grad():
             first = next(m for m in noisy.modules() if isinstance(m, nn.Linear))
             first.log_sigma2[:, dead] = 20.0
-        plan = plan_shrink(noisy, x[:1], drop_inputs=True)
-        small = plan.apply(noisy)
+        small, plan = shrink(noisy, x[:1], drop_inputs=True)
     path = tmp_path / f"net.{kind}"
-    save(small, path) if kind == "safetensors" else pack(small, path, tolerance=0.01, plan=plan)
+    save(small, path) if kind == "safetensors" else pack(
+        vd.Shrunk(small, plan), path, tolerance=0.01
+    )
     again = (load if kind == "safetensors" else unpack)(path, into=fresh())
     assert [len(m.index) for m in again.modules() if isinstance(m, Select)] == [6, 5]
     assert torch.allclose(again(x), small(x), atol=1e-5)
@@ -274,14 +276,12 @@ def test_foreign_safetensors_are_refused(tmp_path):
 
 def test_pack_errors(tmp_path):
     net = nn.Linear(2, 1)
-    with pytest.raises(VardropError, match="Expected `plan` to be a plan of vardrop.plan_shrink"):
-        pack(net, tmp_path / "net.vdp", plan="plan")
     with pytest.raises(
         VardropError, match="Expected `tolerance` to be a finite number and above 0, but got 0"
     ):
         pack(net, tmp_path / "net.vdp", tolerance=0)
-    with pytest.raises(VardropError, match="Expected `deviations` to name tensors of the net"):
-        pack(net, tmp_path / "net.vdp", deviations={"other": torch.ones(1)})
+    with pytest.raises(VardropError, match="Expected `standard_deviations` to name tensors of"):
+        pack(net, tmp_path / "net.vdp", standard_deviations={"other": torch.ones(1)})
 
 
 def test_biases_are_kept_as_they_are(tmp_path):
@@ -293,14 +293,12 @@ def test_biases_are_kept_as_they_are(tmp_path):
         net[2].weight.mul_(30)
         net[2].log_sigma2.fill_(2.0)  # a step of 2.7, and log alpha is below 3
         net[2].bias.copy_(torch.tensor([1.0, 0.3, -1.0]))
-    plan = plan_shrink(net, torch.zeros(1, 20))
-    small = plan.apply(net)
-    pack(small, tmp_path / "net.vdp", plan=plan)
+    small, plan = shrink(net, torch.zeros(1, 20))
+    pack(vd.Shrunk(small, plan), tmp_path / "net.vdp")
     assert torch.equal(unpack(tmp_path / "net.vdp", into=make())[2].bias, small[2].bias)
     net = vd.convert(make(), vd.sparse_vd(10.0))
-    plan = plan_shrink(net, torch.zeros(1, 20))
-    dead = plan.apply(net)
-    pack(dead, tmp_path / "dead.vdp", plan=plan)
+    dead, plan = shrink(net, torch.zeros(1, 20))
+    pack(vd.Shrunk(dead, plan), tmp_path / "dead.vdp")
     x = torch.randn(2, 20)
     assert torch.equal(unpack(tmp_path / "dead.vdp", into=make())(x), dead(x))
 
@@ -323,7 +321,7 @@ class Buffers(nn.Module):
 
 def test_buffers_of_every_type_come_back(tmp_path):
     net = Buffers()
-    pack(net, tmp_path / "net.vdp", deviations={"layer.weight": torch.full((2, 3), 0.01)})
+    pack(net, tmp_path / "net.vdp", standard_deviations={"layer.weight": torch.full((2, 3), 0.01)})
     into = Buffers()
     for buffer in into.buffers():
         buffer.zero_()
@@ -335,13 +333,13 @@ def test_buffers_of_every_type_come_back(tmp_path):
 
 
 def test_pack_compares_before_it_writes(tmp_path, monkeypatch):
-    from vardrop.compression import packing
+    module = import_module("vardrop.compression.pack")
 
-    class Wrong(packing.Decoder):
+    class Wrong(module.Decoder):
         def read(self, steps, counts):
             return super().read(steps, counts) + 1
 
-    monkeypatch.setattr(packing, "Decoder", Wrong)
+    monkeypatch.setattr(module, "Decoder", Wrong)
     small, _, _ = small_net("lenet-300-100", recipe=True)
     with pytest.raises(VardropError, match="to be the same after decoding.*Nothing was written"):
         pack(small, tmp_path / "net.vdp")
@@ -438,7 +436,7 @@ def test_forged_file_cannot_ask_for_memory(tmp_path, name):
     net = grouped()
     deviations = {"1.weight": torch.ones_like(net[1].weight)}
     net[1].weight.data.mul_(30)
-    pack(net, tmp_path / "net.vdp", deviations=deviations)
+    pack(net, tmp_path / "net.vdp", standard_deviations=deviations)
     raw = (tmp_path / "net.vdp").read_bytes()
     (length,) = struct.unpack_from("<I", raw, 4)
     header = json.loads(zlib.decompress(raw[8 : 8 + length]))

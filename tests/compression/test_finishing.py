@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from tests.compression.nets import Residual
 from vardrop._core.errors import VardropError
-from vardrop.compression import fine_tune, reestimate_batchnorm
+from vardrop.tuning import fine_tune, reestimate_batchnorm
 
 
 def test_fine_tuning_lowers_the_loss_and_keeps_zeros():

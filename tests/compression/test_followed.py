@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.compression import Select
-from vardrop.compression.running import accuracy
+from vardrop.compression.probes import accuracy
 
 
 class RMSNorm(nn.Module):
@@ -74,7 +74,7 @@ def test_grouped_heads_and_a_cache_end_in_a_smaller_net():
     with torch.no_grad():
         for block in net.layers:
             block.down.weight[:, :5] = 0
-    small = vd.shrink(net, torch.randint(20, (2, 5)))
+    small = vd.shrink(net, torch.randint(20, (2, 5))).net
     for block in small.layers:
         assert (block.gate.out_features, block.up.out_features, block.down.in_features) == (7, 7, 7)
         assert block.q.out_features == 16
@@ -90,14 +90,14 @@ def test_passes_grow_as_the_digits_of_the_number_of_layers(monkeypatch):
     counts = []
     for layers in (2, 4, 8):
         passes.clear()
-        vd.plan_shrink(Llama(layers), torch.randint(20, (1, 4)))
+        vd.shrink(Llama(layers), torch.randint(20, (1, 4)))
         counts.append(len(passes))
     assert counts[2] - counts[1] <= 8  # two per digit and numbering, so work is linear in layers
     assert counts[1] - counts[0] <= 8
     chain = [m for _ in range(64) for m in (nn.Linear(8, 8), nn.ReLU())]
     calls = []
     chain[0].register_forward_pre_hook(lambda layer, args: calls.append(1))
-    vd.plan_shrink(nn.Sequential(*chain), torch.randn(1, 8))
+    vd.shrink(nn.Sequential(*chain), torch.randn(1, 8))
     assert len(calls) < 64  # all layers at once
 
 
@@ -113,8 +113,7 @@ def test_layers_whose_weight_other_code_reads_keep_their_inputs():
         net[0].weight[:, 0] = 0
         net[1].linear1.weight[:, :3] = 0
         net[1].linear2.weight[:, :7] = 0
-    plan = vd.plan_shrink(net, x, drop_inputs=True)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, x, drop_inputs=True)
     with torch.no_grad():
         assert torch.allclose(small(x), net(x), atol=1e-5)
     assert isinstance(small[0][0], Select)
@@ -174,8 +173,7 @@ def test_broadcasts_let_channels_go():
     with torch.no_grad():
         net.head.weight[:, 2:5] = 0
         net.squeeze.weight[:, 2:5] = 0
-    plan = vd.plan_shrink(net, torch.randn(1, 2, 6, 6))
-    small = plan.apply(net)
+    small = vd.shrink(net, torch.randn(1, 2, 6, 6)).net
     assert (small.stem.out_channels, small.squeeze.out_features, small.head.in_channels) == (
         5,
         5,
@@ -203,7 +201,7 @@ def test_norms_of_single_units_go_along(tmp_path, norm):
     net = make()
     with torch.no_grad():
         net[3].weight[:, 2:5] = 0
-    small = vd.shrink(net, torch.randn(2, 2, 8, 8))
+    small = vd.shrink(net, torch.randn(2, 2, 8, 8)).net
     assert small[0].out_channels == small[1].num_features == 5
     x = torch.randn(2, 2, 9, 9)
     with torch.no_grad():
@@ -224,7 +222,7 @@ def test_channels_shuffled_between_groups_find_their_readers():
     net = Shuffled().eval()
     with torch.no_grad():
         net.b.weight[:, [1, 4]] = 0  # units 3 and 2 of the first layer
-    small = vd.shrink(net, torch.randn(1, 2, 5, 5))
+    small = vd.shrink(net, torch.randn(1, 2, 5, 5)).net
     # two groups of three become two groups of two only if one of each goes
     x = torch.randn(3, 2, 6, 6)
     with torch.no_grad():
@@ -247,7 +245,7 @@ def test_bare_parameters_keep_their_units():
     net = Shifted().eval()
     with torch.no_grad():
         net.b.weight[:, 1:3] = 0
-    plan = vd.plan_shrink(net, torch.randn(1, 3))
+    plan = vd.shrink(net, torch.randn(1, 3)).plan
     assert plan.notes == ("2 units of 'a' stay: a bare parameter takes part.",)
 
 
@@ -258,10 +256,9 @@ def test_deviations_of_an_embedding_follow_its_columns(tmp_path):
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-9.0)).eval()
     with torch.no_grad():
         net[2].log_sigma2[:, [1, 7]] = 20.0
-    plan = vd.plan_shrink(net, torch.randint(10, (4, 2)))
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, torch.randint(10, (4, 2)))
     assert small[0].embedding_dim == 5
-    vd.pack(small, tmp_path / "net.vdp", tolerance=0.01, plan=plan)
+    vd.pack(vd.Shrunk(small, plan), tmp_path / "net.vdp", tolerance=0.01)
     index = torch.randint(10, (5, 2))
     with torch.no_grad():
         back = vd.unpack(tmp_path / "net.vdp", into=make())

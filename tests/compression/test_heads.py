@@ -35,8 +35,7 @@ def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tm
     vd.convert(net, vd.l0(), where="*linear2")
     close_gates(net, 1)
     x = sentences()
-    plan = vd.plan_shrink(net, x)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, x)
     layer = small.encoder.layers[0]
     assert isinstance(layer.self_attn, SlimAttention)
     assert (layer.self_attn.num_heads, layer.self_attn.heads.tolist()) == (3, [0, 2, 3])
@@ -48,7 +47,7 @@ def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tm
     vd.save(small, tmp_path / "small.safetensors")
     again = vd.load(tmp_path / "small.safetensors", into=Classifier(norm_first, pool))
     assert torch.equal(again(x), small(x))
-    vd.pack(small, tmp_path / "small.vdp", plan=plan)
+    vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     rounded = vd.unpack(tmp_path / "small.vdp", into=Classifier(norm_first, pool))
     assert [p.shape for p in rounded.parameters()] == [p.shape for p in small.parameters()]
     assert rounded.encoder.layers[1].self_attn.heads.tolist() == [0, 2, 3]
@@ -74,8 +73,7 @@ def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
                 tensor.add_(torch.randn_like(tensor))
     scores = {name: r.score for name, r in vd.relevance(net).items()}
     middle = {n: float(s.median()) for n, s in scores.items() if "attn" in n or "linear" in n}
-    plan = vd.plan_shrink(net, x, threshold=middle)
-    small = plan.apply(net)
+    small = vd.shrink(net, x, threshold=middle).net
     for layer in small.encoder.layers:
         assert layer.self_attn.num_heads < 4
         assert layer.linear1.out_features < 20
@@ -89,7 +87,7 @@ def test_an_encoder_that_keeps_its_heads_keeps_torchs_attention_and_its_fused_pa
     with torch.no_grad():
         for layer in net.encoder.layers:
             layer.linear2.weight[:, ::2] = 0
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     assert type(small.encoder.layers[0].self_attn) is nn.MultiheadAttention
     assert small.encoder.use_nested_tensor
     assert small.encoder.layers[0].activation_relu_or_gelu == 1
@@ -105,7 +103,7 @@ def test_a_small_encoder_is_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     net, x = vd.convert(Classifier(), vd.l0(), where="*self_attn"), sentences()
     close_gates(net, 0)
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     program = vd.export_program(small, x)
     torch.testing.assert_close(program.module()(x[:3]), small(x[:3]))
     vd.export_onnx(small, tmp_path / "small.onnx", x)
@@ -134,7 +132,7 @@ def test_a_decoder_loses_heads_of_both_attentions(batch_first):
     net = vd.convert(Decoder(batch_first), vd.l0(), where="layer.*_at*n")
     close_gates(net, 0, 3)
     inputs = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
-    small = vd.shrink(net, inputs)
+    small = vd.shrink(net, inputs).net
     assert small.layer.self_attn.heads.tolist() == [1, 2]
     assert small.layer.multihead_attn.heads.tolist() == [1, 2]
     with torch.no_grad():
@@ -176,7 +174,7 @@ def test_slim_attention_is_torchs_without_some_heads(arguments, mask, batch_firs
     with torch.no_grad():
         net.attention.out_proj.weight[:, 4:8] = 0
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
-    small = vd.shrink(net, (x, x.flip(0)))
+    small = vd.shrink(net, (x, x.flip(0))).net
     assert small.attention.heads.tolist() == [0, 2]
     with torch.no_grad():
         torch.testing.assert_close(small(x, x.flip(0)), net(x, x.flip(0)))
@@ -192,7 +190,7 @@ def test_keys_and_values_of_other_widths_and_single_sequences():
             found = slim(query, key, value, average_attn_weights=average)
             expected = layer(query, key, value, average_attn_weights=average)
             torch.testing.assert_close(found, expected)
-    again = slim.together()
+    again = slim.recompose()
     assert again.state_dict().keys() == layer.state_dict().keys()
     torch.testing.assert_close(again(query, key, value), layer(query, key, value))
     with pytest.raises(vd.VardropError, match="Expected `attn_mask` where `is_causal` is True"):
@@ -208,7 +206,7 @@ def test_heads_whose_weights_are_returned_stay():
     net, x = Showing({}, {}), torch.randn(4, 2, 12)
     with torch.no_grad():
         net.attention.out_proj.weight[:, :4] = 0
-    plan = vd.plan_shrink(net, (x, x))
+    plan = vd.shrink(net, (x, x)).plan
     assert type(plan.apply(net).attention) is nn.MultiheadAttention
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
 
@@ -217,14 +215,14 @@ def test_attention_with_keys_of_its_own_stays_whole():
     net, x = Attending({"add_bias_kv": True}, {}), torch.randn(4, 2, 12)
     with torch.no_grad():
         net.attention.out_proj.weight[:, :4] = 0
-    assert type(vd.shrink(net, (x, x)).attention) is nn.MultiheadAttention
+    assert type(vd.shrink(net, (x, x)).net.attention) is nn.MultiheadAttention
 
 
 def test_one_head_stays_where_all_are_dead():
     net, x = Attending({}, {}), torch.randn(4, 2, 12)
     with torch.no_grad():
         net.attention.out_proj.weight.zero_()
-    small = vd.shrink(net, (x, x))
+    small = vd.shrink(net, (x, x)).net
     assert small.attention.num_heads == 1
     torch.testing.assert_close(small(x, x), net.eval()(x, x))
 
@@ -234,7 +232,7 @@ def test_a_head_with_constant_values_goes_into_the_bias():
     with torch.no_grad():
         net.attention.in_proj_weight[24:28] = 0
         net.attention.in_proj_bias.normal_()
-    small = vd.shrink(net, (x, x))
+    small = vd.shrink(net, (x, x)).net
     assert small.attention.heads.tolist() == [1, 2]
     torch.testing.assert_close(small(x, x), net.eval()(x, x))
 
@@ -244,25 +242,24 @@ def test_sparse_attention_keeps_the_deviations_of_its_weights_for_pack(tmp_path)
     net, x = vd.convert(Attending({}, {}), vd.sparse_vd()), torch.randn(4, 2, 12)
     with torch.no_grad():
         net.attention.out_proj.log_sigma2[:, :4] = 10.0
-    plan = vd.plan_shrink(net, (x, x))
-    small = plan.apply(net)
-    assert {n: d.shape for n, d in plan.deviations.items()} == {
+    small, plan = vd.shrink(net, (x, x))
+    assert {n: d.shape for n, d in plan.standard_deviations.items()} == {
         n: p.shape for n, p in small.named_parameters() if n.endswith("weight")
     }
-    vd.pack(small, tmp_path / "small.vdp", plan=plan)
+    vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     with torch.no_grad():
         net.attention.out_proj.log_sigma2.fill_(-10.0)
-    plan = vd.plan_shrink(net, (x, x))
-    assert "attention.in_proj_weight" in plan.deviations
-    vd.pack(plan.apply(net), tmp_path / "whole.vdp", plan=plan)
+    plan = vd.shrink(net, (x, x)).plan
+    assert "attention.in_proj_weight" in plan.standard_deviations
+    vd.pack(vd.Shrunk(plan.apply(net), plan), tmp_path / "whole.vdp")
 
 
 def test_a_file_with_slim_attention_needs_attention_to_be_read_into(tmp_path):
     net, x = Attending({}, {}), torch.randn(4, 2, 12)
     with torch.no_grad():
         net.attention.out_proj.weight[:, :4] = 0
-    vd.save(vd.shrink(net, (x, x)), tmp_path / "small.safetensors")
+    vd.save(vd.shrink(net, (x, x)).net, tmp_path / "small.safetensors")
     other = Attending({}, {})
     other.attention = nn.Linear(12, 12)
-    with pytest.raises(vd.VardropError, match="'attention' of `into` to be an nn.Multihead"):
+    with pytest.raises(vd.VardropError, match="'attention' of `into` to be nn.Multihead"):
         vd.load(tmp_path / "small.safetensors", into=other)

@@ -125,8 +125,7 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
     build, example = MODELS[model]
     net, inputs = build().eval(), example()
     kill(net)
-    plan = vd.plan_shrink(net, inputs)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, inputs)
     for layer in plan.layers:
         if layer.name.endswith((*OUTPUTS, *DOWN)):
             assert layer.after.inputs == layer.before.inputs // 2
@@ -146,7 +145,7 @@ def test_even_models_are_read_by_their_own_class(model, tmp_path):
     build, example = MODELS[model]
     net, inputs = build().eval(), example()
     kill(net, heads=(0, 1) if model in ("llama", "vit", "t5") else ())
-    small = fit_config(vd.shrink(net, inputs))
+    small = fit_config(vd.shrink(net, inputs).net)
     small.save_pretrained(tmp_path)
     again = type(net).from_pretrained(tmp_path).eval()
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -163,7 +162,7 @@ def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
     if not heads:  # uneven layers instead
         with torch.no_grad():
             net.bert.encoder.layer[1].output.dense.weight[:, 1] = 0
-    small = vd.shrink(net, tokens())
+    small = vd.shrink(net, tokens()).net
     with pytest.raises(vd.VardropError, match=r"config of a bert model .* Use vardrop.save"):
         fit_config(small)
     assert small.config.intermediate_size == FORWARD
@@ -175,7 +174,7 @@ def test_named_arguments_are_an_example(tmp_path):
     kill(net)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
     batch = transformers.BatchEncoding({"input_ids": tokens(), "attention_mask": mask})
-    small = vd.shrink(net, batch)
+    small = vd.shrink(net, batch).net
     assert small.bert.encoder.layer[1].attention.self.query.out_features == WIDTH // 2
     with torch.no_grad():
         torch.testing.assert_close(small(**batch).logits, net(**batch).logits)
@@ -205,7 +204,7 @@ def test_a_noisy_model_loses_what_its_gates_close():
         for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
             gate.logit.fill_(5.0)
             gate.logit[SIZE : 2 * SIZE] = -20.0
-    small = vd.shrink(net, tokens()).bert.encoder.layer[0]
+    small = vd.shrink(net, tokens()).net.bert.encoder.layer[0]
     assert small.attention.self.value.out_features == WIDTH - SIZE
     assert small.intermediate.dense.out_features == FORWARD - SIZE
 
@@ -216,10 +215,10 @@ def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
     inputs = MODELS["t5"][1]()
     with torch.no_grad():
         net.encoder.block[0].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
-    assert vd.shrink(net, inputs).encoder.block[0].layer[0].SelfAttention.n_heads == HEADS
+    assert vd.shrink(net, inputs).net.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS
     with torch.no_grad():
         net.encoder.block[1].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
-    small = vd.shrink(net, inputs)
+    small = vd.shrink(net, inputs).net
     assert small.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS - 1
     assert small.decoder.block[0].layer[0].SelfAttention.n_heads == HEADS
 
@@ -228,7 +227,7 @@ def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
     torch.manual_seed(0)
     net = llama().eval()
     kill(net, heads=(0, 3))  # one of each pair: their keys are read by the other
-    small = vd.shrink(net, tokens())
+    small = vd.shrink(net, tokens()).net
     assert small.model.layers[0].self_attn.q_proj.out_features == WIDTH
 
 
@@ -241,7 +240,7 @@ def test_large_models_are_shrunk_in_half_a_minute(build):
     net = build().eval()
     kill(net)
     start = time.process_time()  # of one thread, whatever else runs
-    plan = vd.plan_shrink(net, tokens())
+    plan = vd.shrink(net, tokens()).plan
     assert time.process_time() - start <= 30
     assert plan.total("macs")[1] < 0.6 * plan.total("macs")[0]
     assert "Equal on the example and on 5 random inputs" in plan.proof

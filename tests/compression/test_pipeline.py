@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.compression import choose_threshold, masked, pack, plan_shrink, unpack
-from vardrop.compression.running import accuracy
+from vardrop.compression import choose_threshold, masked, pack, shrink, unpack
+from vardrop.compression.probes import accuracy
 
 
 def digits():
@@ -41,11 +41,12 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
             optimizer.step()
     net.eval()
     chosen = choose_threshold(net, validation, accuracy, max_drop=0.01)
-    plan = plan_shrink(net, x[:1], chosen, drop_inputs=True)
-    small = plan.apply(net)
+    small, plan = shrink(net, x[:1], chosen, drop_inputs=True)
     assert plan.compression > 10
     assert torch.allclose(small(x), masked(net, chosen)[0](x), atol=1e-5)
-    report = pack(small, tmp_path / "net.vdp", validation=validation, metric=accuracy, plan=plan)
+    report = pack(
+        vd.Shrunk(small, plan), tmp_path / "net.vdp", validation=validation, metric=accuracy
+    )
     assert report.ratio > 25
     decoded = unpack(tmp_path / "net.vdp", into=fresh())
     full = accuracy(masked(net, math.inf)[0](test[0]), test[1])

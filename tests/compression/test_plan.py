@@ -24,26 +24,29 @@ def net_with_dead_units():
 def test_plan_is_a_value_that_apply_carries_out(drop_inputs):
     net, x = net_with_dead_units(), torch.randn(7, 5)
     state = {k: v.clone() for k, v in net.state_dict().items()}
-    plan = vd.plan_shrink(net, x[:1], drop_inputs=drop_inputs)
+    plan = vd.shrink(net, x[:1], drop_inputs=drop_inputs).plan
     assert isinstance(plan, ShrinkPlan)
     one, two = plan.apply(net), plan.apply(copy.deepcopy(net))
     assert one is not two
-    whole = vd.shrink(net, x[:1], drop_inputs=drop_inputs)
+    whole = vd.shrink(net, x[:1], drop_inputs=drop_inputs).net
     for small in (one, two):
         assert torch.equal(small(x), whole(x))
         assert not {"report", "deviations"} & set(vars(small))
     assert any(isinstance(m, Select) for m in one.modules()) == drop_inputs
-    assert {n: tuple(d.shape) for n, d in plan.deviations.items()} == {
+    assert {n: tuple(d.shape) for n, d in plan.standard_deviations.items()} == {
         n: tuple(p.shape) for n, p in one.named_parameters() if p.dim() > 1
     }
     assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
     assert plan.layers[0].after.outputs == one.get_submodule("2").in_features == 5
-    assert str(plan).splitlines()[-1] == plan.proof
+    lines = str(plan).splitlines()
+    assert lines[0].startswith("MACs 106 -> ")
+    assert plan.proof in lines
+    assert lines[-1].startswith("weights that are not zero: ")
 
 
 def test_plan_refuses_a_net_that_it_was_not_made_for():
     net, x = net_with_dead_units(), torch.randn(2, 5)
-    plan = vd.plan_shrink(net, x)
+    plan = vd.shrink(net, x).plan
     trained = copy.deepcopy(net)
     with torch.no_grad():
         trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
@@ -79,8 +82,7 @@ def test_unit_that_another_branch_needs_stays(way):
     with torch.no_grad():
         net.a.weight[:3] = 0
         net.a.bias[:3] = -1.0  # constants, zero after the relu
-    plan = vd.plan_shrink(net, torch.randn(2, 4))
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, torch.randn(2, 4))
     with torch.no_grad():
         for scale in (0.01, 1.0, 10.0, 100.0):
             x = scale * torch.randn(3, 4)
@@ -106,7 +108,7 @@ def test_rounding_that_large_inputs_magnify_is_no_difference():
     with torch.no_grad():
         net.b.weight[:, ::3] = 0
         net.a.weight[1] = 0  # a constant, which is folded: sums are rounded in another order
-    plan = vd.plan_shrink(net, torch.randn(5, 6))
+    plan = vd.shrink(net, torch.randn(5, 6)).plan
     assert plan.layers[0].after.outputs == 25
     assert not plan.notes
 
@@ -135,7 +137,7 @@ def test_integers_are_data(kind, example):
     net = kind().eval()
     with torch.no_grad():
         net.b.weight[:, 0] = 0
-    small = vd.shrink(net, torch.tensor(example))
+    small = vd.shrink(net, torch.tensor(example)).net
     index = torch.arange(10)
     with torch.no_grad():
         assert torch.allclose(small(index), net(index), atol=1e-6)
@@ -153,10 +155,10 @@ def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
             return self.b(self.a(x).relu())
 
     net = Steps().eval()
-    plan = vd.plan_shrink(net, (torch.randn(2, 4), torch.tensor(3)))
+    plan = vd.shrink(net, (torch.randn(2, 4), torch.tensor(3))).plan
     assert plan.proof.startswith("Equal on the example")
     one = nn.Sequential(nn.Linear(4, 2))
-    assert "integers" not in vd.plan_shrink(one, torch.randn(1, 4)).proof
+    assert "integers" not in vd.shrink(one, torch.randn(1, 4)).plan.proof
 
 
 def test_example_stays_as_it_is():
@@ -177,7 +179,7 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
     net, x = make(), torch.randn(3, 4)
     with torch.no_grad():
         net[0].weight[0, 0] = 0
-    plan = vd.plan_shrink(net, x)
+    plan = vd.shrink(net, x).plan
     assert "'2' (Head) stays noisy: it has no plain twin." in plan.notes
     small = plan.apply(net)
     write(small, tmp_path / "net")
@@ -195,7 +197,6 @@ def test_units_before_one_that_is_put_back_go_by_the_plan_too():
     with torch.no_grad():
         net[6].weight.zero_()  # everything before is dead, and every layer keeps one unit
     x = torch.randn(2, 3)
-    plan = vd.plan_shrink(net, x)
-    small = plan.apply(net)
+    small = vd.shrink(net, x).plan.apply(net)
     assert [m.out_features for m in small if isinstance(m, nn.Linear)] == [1, 1, 1, 2]
     torch.testing.assert_close(small(x), net(x))

@@ -28,12 +28,12 @@ def test_an_unrolled_layer_is_torchs_and_comes_back(name):
     layer = LAYERS[name]()
     packed = pack_sequence([torch.randn(n, 4) for n in (3, 5, 2)], enforce_sorted=False)
     for x in (torch.randn(6, 7, 4), torch.randn(7, 4), packed):
-        for other in (Unrolled(layer), Unrolled(layer).together()):
+        for other in (Unrolled(layer), Unrolled(layer).recompose()):
             found, expected = numbers(other(x)), numbers(layer(x))
             assert len(found) == len(expected)
             for a, b in zip(found, expected, strict=True):
                 torch.testing.assert_close(a, b)
-    assert type(Unrolled(layer).together()) is type(layer)
+    assert type(Unrolled(layer).recompose()) is type(layer)
 
 
 class Reader(nn.Module):
@@ -100,8 +100,7 @@ def test_units_that_nothing_else_reads_go_and_the_net_is_read_again(name, tmp_pa
         for key, weight in net.layer.named_parameters():
             if key.startswith("weight_ih_l0"):
                 weight[:, 2] = 0
-    plan = vd.plan_shrink(net, x)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, x)
     assert type(small.layer) is type(net.layer)
     assert (small.layer.input_size, small.layer.hidden_size) == (5, 6)
     assert small.words.embedding_dim == 5
@@ -121,7 +120,7 @@ def test_layers_of_one_size_keep_as_many_units_each():
     with torch.no_grad():
         net.head.weight[:, 1] = 0
         net.layer.weight_hh_l1[:, 1] = 0
-    plan = vd.plan_shrink(net, x)
+    plan = vd.shrink(net, x).plan
     assert plan.apply(net).layer.hidden_size == 7
     assert "1 units stay to keep shapes whole." in plan.notes
 
@@ -133,7 +132,7 @@ def test_units_before_a_projection_go():
         net.layer.weight_hr_l0[:, :3] = 0
         net.head.weight[:, 0] = 0
         net.layer.weight_hh_l0[:, 0] = 0
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     assert (small.layer.hidden_size, small.layer.proj_size) == (5, 3)
     torch.testing.assert_close(small(x), net(x))
 
@@ -151,7 +150,7 @@ def test_a_state_that_is_always_zero_goes_though_it_is_read():
     torch.manual_seed(0)
     net, x = Reader().eval(), example()
     silence(net, 3, 0.0)
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     assert small.layer.hidden_size == 7
     torch.testing.assert_close(small(x), net(x))
 
@@ -164,7 +163,7 @@ def test_a_state_that_moves_without_inputs_stays(read_by_itself):
     if not read_by_itself:
         with torch.no_grad():
             net.layer.weight_hh_l0[:, 3] = 0
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     assert small.layer.hidden_size == 8
     longer = torch.cat([x, x], 1)
     torch.testing.assert_close(small(longer), net(longer))
@@ -179,13 +178,13 @@ def test_a_state_that_is_given_or_returned_stays():
     torch.manual_seed(0)
     net, x = Stateful().eval(), example()
     kill(net, 1)
-    assert vd.shrink(net, (x, torch.randn(1, 3, 8))).layer.hidden_size == 8
+    assert vd.shrink(net, (x, torch.randn(1, 3, 8))).net.layer.hidden_size == 8
 
 
 def test_one_step_tells_too_little():
     net = Reader().eval()
     kill(net, 1)
-    plan = vd.plan_shrink(net, example()[:, :1])
+    plan = vd.shrink(net, example()[:, :1]).plan
     assert plan.apply(net).layer.hidden_size == 8
     assert any("give an example with two or more" in note for note in plan.notes)
 
@@ -197,11 +196,10 @@ def test_a_sparse_net_is_shrunk_and_packed(tmp_path):
         net.head.log_sigma2[:, 2] = 10.0
         net.layer.weight_hh_l0_log_sigma2[:, 2] = 10.0
         net.layer.weight_ih_l0_log_sigma2[:, 0] = 10.0
-    plan = vd.plan_shrink(net, x)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, x)
     assert (small.layer.input_size, small.layer.hidden_size) == (5, 7)
-    assert plan.deviations["layer.weight_hh_l0"].shape == (28, 7)
-    vd.pack(small, tmp_path / "small.vdp", plan=plan)
+    assert plan.standard_deviations["layer.weight_hh_l0"].shape == (28, 7)
+    vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     rounded = vd.unpack(tmp_path / "small.vdp", into=Reader())
     assert rounded.layer.hidden_size == 7
 
@@ -211,12 +209,11 @@ def test_words_without_a_vector_share_one_entry(tmp_path):
     net, x = vd.convert(Reader(), vd.sparse_vd()), example()
     with torch.no_grad():
         net.words.log_sigma2[5:] = 10.0
-    plan = vd.plan_shrink(net, x, drop_inputs=True)
-    small = plan.apply(net)
+    small, plan = vd.shrink(net, x, drop_inputs=True)
     assert (small.words[1].num_embeddings, small.words[0].index.tolist()[3:7]) == (6, [3, 4, 5, 5])
     assert "'words' keeps 5 of 20 entries, and a zero." in plan.notes
     every = torch.arange(20).view(4, 5)
-    whole = vd.shrink(net, x)
+    whole = vd.shrink(net, x).net
     assert whole.words.num_embeddings == 20
     torch.testing.assert_close(small(every), whole(every))
     for wrong in (-1, 20):
@@ -225,12 +222,12 @@ def test_words_without_a_vector_share_one_entry(tmp_path):
     vd.save(small, tmp_path / "small.safetensors")
     again = vd.load(tmp_path / "small.safetensors", into=Reader())
     assert torch.equal(again(every), small(every))
-    vd.pack(small, tmp_path / "small.vdp", plan=plan)
+    vd.pack(vd.Shrunk(small, plan), tmp_path / "small.vdp")
     rounded = vd.unpack(tmp_path / "small.vdp", into=Reader())
     assert torch.equal(rounded.words[0].index, small.words[0].index)
     other = Reader()
     other.words = nn.Linear(20, 6)
-    with pytest.raises(vd.VardropError, match="'words' of `into` to be an nn.Embedding"):
+    with pytest.raises(vd.VardropError, match="'words' of `into` to be nn.Embedding"):
         vd.load(tmp_path / "small.safetensors", into=other)
 
 
@@ -240,19 +237,45 @@ def test_gates_on_inputs_and_state_take_units_out():
     with torch.no_grad():
         net.head.gate.logit.fill_(5.0)[5] = -20.0
         net.layer.gate.logit.fill_(5.0)[[0, 6 + 5]] = -20.0
-    small = vd.shrink(net, x)
+    small = vd.shrink(net, x).net
     assert (small.layer.input_size, small.layer.hidden_size) == (5, 7)
 
 
 def test_a_file_with_a_recurrent_layer_needs_one_to_be_read_into(tmp_path):
     net = Reader().eval()
     kill(net, 1)
-    vd.save(vd.shrink(net, example()), tmp_path / "small.safetensors")
+    vd.save(vd.shrink(net, example()).net, tmp_path / "small.safetensors")
     other = Reader()
     other.layer = nn.Linear(6, 8)
-    with pytest.raises(vd.VardropError, match="'layer' of `into` to be a recurrent layer"):
+    with pytest.raises(vd.VardropError, match="'layer' of `into` to be nn.RNN or nn.LSTM"):
         vd.load(tmp_path / "small.safetensors", into=other)
     narrow = Reader()
     narrow.layer = nn.LSTM(6, 5, batch_first=True)
     with pytest.raises(vd.VardropError, match="integer from 1 to 5, but got 7"):
         vd.load(tmp_path / "small.safetensors", into=narrow)
+
+
+class Projected(nn.Module):
+    def __init__(self, bidirectional):
+        super().__init__()
+        self.layer = nn.LSTM(3, 8, proj_size=4, batch_first=True, bidirectional=bidirectional)
+        self.head = nn.Linear(4 * (1 + bidirectional), 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_projected_state_keeps_more_units_than_it_projects_to(bidirectional, tmp_path):
+    net, x = Projected(bidirectional).eval(), torch.randn(2, 6, 3)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if "weight_hr" in name:
+                weight[:, 2:] = 0  # six of the eight hidden units are read by nothing
+    small = vd.shrink(net, x).net
+    assert (small.layer.hidden_size, small.layer.proj_size) == (5, 4)  # torch wants more than 4
+    with torch.no_grad():
+        assert torch.allclose(small(x), net(x), atol=1e-6)
+        vd.save(small, tmp_path / "net")
+        again = vd.load(tmp_path / "net", into=Projected(bidirectional))
+        assert torch.equal(again(x), small(x))

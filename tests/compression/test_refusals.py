@@ -23,11 +23,7 @@ def noisy():
 
 
 def small():
-    return vd.shrink(noisy(), X[:1])
-
-
-def plan():
-    return vd.plan_shrink(noisy(), X[:1])
+    return vd.shrink(noisy(), X[:1]).net
 
 
 def convolutional():
@@ -71,11 +67,10 @@ SHRINK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", [vd.shrink, vd.plan_shrink])
 @pytest.mark.parametrize(("make", "x", "more", "message"), SHRINK)
-def test_shrink(verb, make, x, more, message):
+def test_shrink(make, x, more, message):
     with pytest.raises(VardropError, match=message):
-        verb(make and make(), x, **more)
+        vd.shrink(make and make(), x, **more)
 
 
 CHOOSE = [
@@ -99,10 +94,14 @@ def test_choose_threshold(budget, more, message):
         vd.choose_threshold(**call, **budget)
 
 
+def std(name, value):
+    return {"standard_deviations": {name: value}}
+
+
 def pack_cases():
     wide = torch.ones(6, 4)
     return [
-        (noisy, {"deviations": {"0.weight": wide}}, "to be plain, but got noise in '0'"),
+        (noisy, std("0.weight", wide), "to be plain, but got noise in '0'"),
         (small, {"tolerance": NAN}, "Expected `tolerance` to be a finite number and above 0"),
         (small, {"tolerance": INF}, "Expected `tolerance` to be a finite number and above 0"),
         (small, {"tolerance": "x"}, "Expected `tolerance` to be a finite number and above 0"),
@@ -112,11 +111,11 @@ def pack_cases():
         (lambda: with_weight(small(), NAN), {}, "Expected '0.weight' to hold finite numbers"),
         (lambda: with_weight(small(), INF), {}, "Expected '0.weight' to hold finite numbers"),
         (lambda: with_weight(small(), 1e18), {}, r"Expected '0.weight' to lie within 2\^53 steps"),
-        (small, {"deviations": {"zz": wide}}, "Expected `deviations` to name tensors of the net"),
-        (small, {"deviations": {"0.weight": wide[:2]}}, r"the shape \(6, 4\), but got \(2, 4\)"),
-        (small, {"deviations": {"0.weight": 0 * wide}}, "to be positive and finite, but got 0.0"),
-        (small, {"deviations": {"0.weight": NAN * wide}}, "to be positive and finite, but got nan"),
-        (small, {"deviations": {"0.weight": -wide}}, "to be positive and finite, but got -1.0"),
+        (small, std("zz", wide), "Expected `standard_deviations` to name tensors"),
+        (small, std("0.weight", wide[:2]), r"the shape \(6, 4\), but got \(2, 4\)"),
+        (small, std("0.weight", 0 * wide), "to be positive and finite, but got 0.0"),
+        (small, std("0.weight", NAN * wide), "to be positive and finite, but got nan"),
+        (small, std("0.weight", -wide), "to be positive and finite, but got -1.0"),
         (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
         (small, {"metric": one}, "Expected `validation` and `metric` together"),
     ]
@@ -127,7 +126,7 @@ def test_pack_writes_nothing(tmp_path, make, more, message):
     net, path = make(), tmp_path / "net.vdp"
     path.write_bytes(b"what was there")
     with pytest.raises(VardropError, match=message):
-        vd.pack(net, path, **{"plan": plan(), **more})
+        vd.pack(vd.Shrunk(net, vd.shrink(noisy(), X[:1]).plan), path, **more)
     assert path.read_bytes() == b"what was there"
     assert [p.name for p in tmp_path.iterdir()] == ["net.vdp"]
 
@@ -184,7 +183,7 @@ def test_fine_tune():
         vd.fine_tune(net, [(X, Y)], loss, torch.optim.SGD(mlp().parameters(), lr=0.1))
     with pytest.raises(VardropError, match="Expected `optimizer` to be an optimizer"):
         vd.fine_tune(net, [(X, Y)], loss, "adam")
-    with pytest.raises(VardropError, match="Expected a finite loss, but got nan in batch 0"):
+    with pytest.raises(VardropError, match="Expected a finite loss, but got nan in step 0"):
         vd.fine_tune(net, [(X * NAN, Y)], loss, optimizer)
     with pytest.raises(VardropError, match="Expected `data` to give batches .* none in epoch 0"):
         vd.fine_tune(net, [], loss, optimizer)
@@ -213,7 +212,7 @@ def test_reestimation_that_fails_changes_nothing(data, error, message):
     assert net[1].momentum == 0.1
 
 
-@pytest.mark.parametrize("verb", [vd.shrink, vd.plan_shrink, vd.export_program])
+@pytest.mark.parametrize("verb", [vd.shrink, vd.export_program])
 def test_layers_of_mean_zero_are_refused(verb):
     """A plain net of their means would know nothing."""
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))

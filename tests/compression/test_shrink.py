@@ -7,7 +7,7 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, Separable, sparsen
 from vardrop._core.errors import VardropError
-from vardrop.compression import Select, ShrinkPlan, plan_shrink, shrink
+from vardrop.compression import Select, ShrinkPlan, shrink
 
 
 def generator(seed=0):
@@ -25,7 +25,7 @@ def assert_equal(net, small, shape, tolerance=1e-5):
 def test_shrunken_equals_masked(name, drop_inputs):
     make, shape = NETS[name]
     net = sparsen(make(), generator(), share=0.7)
-    plan = plan_shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs)
+    plan = shrink(net, torch.zeros(1, *shape), drop_inputs=drop_inputs).plan
     assert_equal(net, plan.apply(net), shape)
     before, after = plan.total("bytes")
     assert after < 0.9 * before
@@ -45,13 +45,12 @@ def test_noisy_net_shrinks_to_its_masked_means(name):
         with torch.no_grad():
             expected.get_submodule(n).weight.mul_(k)
     state = {k: v.clone() for k, v in net.state_dict().items()}
-    plan = plan_shrink(net, torch.zeros(1, *shape))
-    small = plan.apply(net)
+    small, plan = shrink(net, torch.zeros(1, *shape))
     assert_equal(expected, small, shape)
     assert not any(isinstance(m, vd.noisy.Noisy) for m in small.modules())
     assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
-    assert set(plan.deviations) == {f"{n}.weight" for n in kept}
-    for n, deviation in plan.deviations.items():
+    assert set(plan.standard_deviations) == {f"{n}.weight" for n in kept}
+    for n, deviation in plan.standard_deviations.items():
         assert deviation.shape == small.get_parameter(n).shape
 
 
@@ -62,7 +61,7 @@ def test_unit_without_readers_goes_with_what_feeds_it_alone():
     with torch.no_grad():
         net[2].weight[:2, 0] = 0  # unit 0 of the first layer feeds unit 2 of the second only
         net[4].weight[:, 2] = 0
-    small = shrink(net, torch.zeros(1, 3, dtype=torch.double))
+    small = shrink(net, torch.zeros(1, 3, dtype=torch.double)).net
     assert (small[0].out_features, small[2].out_features) == (3, 2)
     assert_equal(net, small, (3,), 1e-12)
 
@@ -72,7 +71,7 @@ def test_constant_of_a_unit_without_inputs_is_folded():
     with torch.no_grad():
         net[0].weight[1] = 0
         net[0].bias[1] = 2.0
-    small = shrink(net, torch.zeros(1, 1, 7, 7, dtype=torch.double))
+    small = shrink(net, torch.zeros(1, 1, 7, 7, dtype=torch.double)).net
     assert small[0].out_channels == 1
     assert small[2].bias is not None
     expected = torch.tanh(torch.tensor(2.0)).double() * net[2].weight[:, 1].sum((1, 2))
@@ -86,8 +85,7 @@ def test_padding_border_decides_whether_a_constant_folds(mode):
     with torch.no_grad():
         net[0].weight[1] = 0
         net[0].bias[1] = 2.0
-    plan = plan_shrink(net, torch.zeros(1, 1, 7, 7))
-    small = plan.apply(net)
+    small, plan = shrink(net, torch.zeros(1, 1, 7, 7))
     assert small[0].out_channels == (2 if mode == "zeros" else 1)
     text = "1 units of '0' stay: its constant meets the padding border of '1'."
     assert (text in plan.notes) == (mode == "zeros")
@@ -99,8 +97,7 @@ def test_average_over_padding_stops_a_constant():
     with torch.no_grad():
         net[0].weight[1] = 0
         net[0].bias[1] = 2.0
-    plan = plan_shrink(net, torch.zeros(1, 1, 8, 8))
-    small = plan.apply(net)
+    small, plan = shrink(net, torch.zeros(1, 1, 8, 8))
     assert small[0].out_channels == 2
     assert "its constant meets the padding border of '2'" in str(plan)
     assert_equal(net, small, (1, 8, 8))
@@ -110,9 +107,9 @@ def test_layer_norm_keeps_its_units_and_says_so():
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     with torch.no_grad():
         net[2].weight[:, 1:] = 0
-    report = plan_shrink(net, torch.zeros(1, 3))
+    report = shrink(net, torch.zeros(1, 3)).plan
     assert "3 units of '0' stay: '1' (LayerNorm) takes its units together." in report.notes
-    small = shrink(net, torch.zeros(1, 3), drop_inputs=True)
+    small = shrink(net, torch.zeros(1, 3), drop_inputs=True).net
     assert isinstance(small[2][0], Select)
     assert small[2][1].in_features == 1
     assert_equal(net, small, (3,))
@@ -122,8 +119,7 @@ def test_softmax_between_layers_mixes_units():
     net = nn.Sequential(nn.Linear(3, 4), nn.Softmax(1), nn.Linear(4, 2))
     with torch.no_grad():
         net[2].weight[:, 1:] = 0
-    plan = plan_shrink(net, torch.zeros(1, 3))
-    small = plan.apply(net)
+    small, plan = shrink(net, torch.zeros(1, 3))
     assert small[0].out_features == 4
     assert "it mixes with other units before '2'" in str(plan)
     assert_equal(net, small, (3,))
@@ -142,7 +138,7 @@ def test_hidden_units_that_are_returned_stay():
     net = Two()
     with torch.no_grad():
         net.b.weight.zero_()
-    assert shrink(net, torch.zeros(1, 3)).a.out_features == 4
+    assert shrink(net, torch.zeros(1, 3)).net.a.out_features == 4
 
 
 def test_net_that_marks_cannot_be_followed_through_stays_whole():
@@ -153,7 +149,7 @@ def test_net_that_marks_cannot_be_followed_through_stays_whole():
             return super().forward(x)
 
     net = sparsen(Strict(), generator())
-    plan = plan_shrink(net, torch.zeros(1, 3, 8, 8))
+    plan = shrink(net, torch.zeros(1, 3, 8, 8)).plan
     assert_equal(net, plan.apply(net), (3, 8, 8))
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
     assert "marks cannot be followed through this net (a missing value)" in str(plan)
@@ -172,21 +168,21 @@ def test_layer_that_runs_twice_and_tied_weights_stay():
     with torch.no_grad():
         net.a.weight[:, 0] = 0
         net.b.weight[:, 0] = 0
-    report = plan_shrink(net, torch.zeros(1, 4))
+    report = shrink(net, torch.zeros(1, 4)).plan
     assert report.layers[0].after.outputs == 4
     assert "'a' runs 2 times" in str(report)
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     tied[2].weight = tied[0].weight
     with torch.no_grad():
         tied[4].weight[:, 0] = 0
-    assert "'2' shares its weights" in str(plan_shrink(tied, torch.zeros(1, 4)))
+    assert "'2' shares its weights" in str(shrink(tied, torch.zeros(1, 4)).plan)
 
 
 def test_depthwise_channel_goes_with_its_neighbours():
     net = Separable().eval()
     with torch.no_grad():
         net.deep.weight[:3] = 0
-    small = shrink(net, torch.zeros(1, 3, 8, 8))
+    small = shrink(net, torch.zeros(1, 3, 8, 8)).net
     assert (small.stem.out_channels, small.deep.groups, small.point.in_channels) == (5, 5, 5)
     assert_equal(net, small, (3, 8, 8))
 
@@ -196,8 +192,7 @@ def test_groups_keep_equal_sizes():
     with torch.no_grad():
         net[2].weight[:3, :2] = 0  # two inputs of the first group
         net[2].weight[3:, 3] = 0  # one input of the second
-    plan = plan_shrink(net, torch.zeros(1, 2, 6, 6))
-    small = plan.apply(net)
+    small, plan = shrink(net, torch.zeros(1, 2, 6, 6))
     assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
     assert "1 units stay to keep shapes whole." in plan.notes
     assert_equal(net, small, (2, 6, 6))
@@ -210,7 +205,7 @@ def test_transposed_layers_lose_channels():
     with torch.no_grad():
         net[2].weight[0] = 0
         net[2].weight[5] = 0
-    small = shrink(net, torch.zeros(1, 2, 5, 5))
+    small = shrink(net, torch.zeros(1, 2, 5, 5)).net
     assert (small[0].out_channels, small[2].in_channels) == (4, 4)
     assert_equal(net, small, (2, 5, 5))
 
@@ -220,7 +215,7 @@ def test_embedding_dimension_shrinks():
     with torch.no_grad():
         net[1].weight[:, 2:4] = 0
         net[0].weight[:, 5] = 0.7  # the same for every word: a constant
-    small = shrink(net, torch.zeros(2, 4, dtype=torch.long))
+    small = shrink(net, torch.zeros(2, 4, dtype=torch.long)).net
     assert small[0].embedding_dim == 3
     words = torch.randint(0, 10, (5, 4))
     assert torch.allclose(net(words), small(words), atol=1e-6)
@@ -230,7 +225,7 @@ def test_dead_net_keeps_one_unit_a_layer():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with torch.no_grad():
         net[0].weight.zero_()
-    small = shrink(net, torch.zeros(1, 3))
+    small = shrink(net, torch.zeros(1, 3)).net
     assert (small[0].out_features, small[2].in_features) == (1, 1)
     assert_equal(net, small, (3,))
 
@@ -239,7 +234,7 @@ def test_bare_layer_selects_its_inputs():
     net = nn.Linear(5, 2)
     with torch.no_grad():
         net.weight[:, ::2] = 0
-    small = shrink(net, torch.zeros(1, 5), drop_inputs=True)
+    small = shrink(net, torch.zeros(1, 5), drop_inputs=True).net
     assert small[0].index.tolist() == [1, 3]
     assert_equal(net, small, (5,))
 
@@ -248,7 +243,7 @@ def test_report_counts_what_is_there():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
     with torch.no_grad():
         net[3].weight[:, 4:] = 0
-    report = plan_shrink(net, torch.zeros(1, 1, 4, 4))
+    report = shrink(net, torch.zeros(1, 1, 4, 4)).plan
     assert isinstance(report, ShrinkPlan)
     conv, dense = report.layers
     assert (conv.before.weights, conv.after.weights) == (18, 9)
@@ -265,7 +260,7 @@ def test_works_where_gradients_are_off(mode):
     with torch.no_grad():
         net[2].weight[:, 1:] = 0
     with mode():
-        small = shrink(net, torch.zeros(1, 3))
+        small = shrink(net, torch.zeros(1, 3)).net
     assert small[0].out_features == 1
     assert_equal(net, small, (3,))
 
@@ -287,7 +282,7 @@ def test_gates_fold_into_a_smaller_net(spread):
             parameter.add_(torch.linspace(-spread, spread, 6))
     score = vd.noisy.relevance(net)["2.gate"].score
     cut = float(score.sort().values[2:4].mean())
-    small = shrink(net, torch.zeros(1, 4), threshold=cut)
+    small = shrink(net, torch.zeros(1, 4), threshold=cut).net
     assert small[0].out_features == 3
     expected = copy.deepcopy(net)
     with torch.no_grad():
@@ -310,7 +305,7 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
                 end = 0.1 * (1 + int(name[0]))
                 parameter.add_(torch.linspace(-2.0, end, parameter.numel()).view_as(parameter))
     never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
-    plan = plan_shrink(net, torch.zeros(1, 4), never)
+    plan = shrink(net, torch.zeros(1, 4), never).plan
     assert_equal(net, plan.apply(net), (4,))
     assert "'2' gets weights of its own: its gate is folded in." in plan.notes
 
@@ -320,7 +315,7 @@ def test_gate_on_its_own_becomes_a_scale_and_shrinks():
     with torch.no_grad():
         gate.mu.copy_(torch.tensor([1.0, 0.5, 1e-4, 2.0, 1e-4, 1.0]))
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), gate, nn.Linear(6, 3)).eval()
-    small = shrink(net, torch.zeros(1, 4))
+    small = shrink(net, torch.zeros(1, 4)).net
     assert small[0].out_features == 4
     assert small[2].factor.tolist() == pytest.approx([1.0, 0.5, 2.0, 1.0])
     expected = copy.deepcopy(net)
@@ -338,7 +333,7 @@ def test_deviations_of_bayesian_compression_are_those_of_the_product(kind, group
         net[0].gate.mu.copy_(torch.linspace(-1.5, 1.5, len(net[0].gate.mu)))
         net[0].gate.log_sigma2.copy_(torch.linspace(-2.0, 0.5, len(net[0].gate.mu)))
         net[0].log_sigma2.copy_(torch.linspace(-3, -1, layer.weight.numel()).view_as(layer.weight))
-    found = plan_shrink(net, torch.zeros(1, 4) if kind == "dense" else torch.zeros(1, 4, 3, 3))
+    found = shrink(net, torch.zeros(1, 4) if kind == "dense" else torch.zeros(1, 4, 3, 3)).plan
     draws = 40_000
     mu, spread = net[0].gate.mu.detach(), net[0].gate.log_sigma2.detach().mul(0.5).exp()
     mean, sigma = net[0].weight.detach(), net[0].log_sigma2.detach().mul(0.5).exp()
@@ -348,7 +343,7 @@ def test_deviations_of_bayesian_compression_are_those_of_the_product(kind, group
     z = z[:, None, :] if kind == "dense" else z[:, :, None, None, None]
     squares = (z * w - (z * w).mean(0)).square()
     error = squares.std(0) / draws**0.5
-    off = (squares.mean(0) - found.deviations["0.weight"].square()).abs() / error
+    off = (squares.mean(0) - found.standard_deviations["0.weight"].square()).abs() / error
     assert float(off.max()) < 7  # 48 weights at most, family-wise 1e-6
 
 

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from torch import nn
 
 from tests.compression.nets import sparsen
-from vardrop.compression import plan_shrink, shrink
+from vardrop.compression import shrink
 
 SIZE = 18  # pixels
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.PReLU, nn.Identity)
@@ -105,7 +105,7 @@ quick = settings(
 @given(nets(), st.booleans())
 def test_shrunken_equals_masked(case, drop_inputs):
     net, channels, generator = case
-    small = shrink(net, example(channels, generator, 1), drop_inputs=drop_inputs)
+    small = shrink(net, example(channels, generator, 1), drop_inputs=drop_inputs).net
     x = example(channels, generator)
     with torch.no_grad():
         expected, found = net(x), small(x)
@@ -118,5 +118,5 @@ def test_shrunken_equals_masked(case, drop_inputs):
 def test_a_shrunken_net_has_nothing_left_to_take(case):
     net, channels, generator = case
     x = example(channels, generator, 1)
-    once = shrink(net, x)
-    assert all(r.before.outputs == r.after.outputs for r in plan_shrink(once, x).layers)
+    once = shrink(net, x).net
+    assert all(r.before.outputs == r.after.outputs for r in shrink(once, x).plan.layers)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vardrop.compression import SparseLinear, sparsify
-from vardrop.compression.running import race
+from vardrop.compression.probes import race
 
 
 def sparse_layer(inputs=600, outputs=400, share=0.01, bias=True):

@@ -6,8 +6,8 @@ from torch import nn
 
 import vardrop as vd
 from vardrop._core.errors import VardropError
-from vardrop.compression import Threshold, choose_threshold, plan_shrink, shrink
-from vardrop.compression.running import accuracy
+from vardrop.compression import Threshold, choose_threshold, shrink
+from vardrop.compression.probes import accuracy
 
 
 def net_and_data():
@@ -43,7 +43,7 @@ def test_budgets():
     chosen = next(p for p in half.points if p.threshold == float(half))
     assert 0.5 <= chosen.sparsity <= 0.6
     macs = choose_threshold(net, data, accuracy, macs=12)
-    assert plan_shrink(net, data[0][:1], macs, drop_inputs=True).total("macs")[1] <= 12
+    assert shrink(net, data[0][:1], macs, drop_inputs=True).plan.total("macs")[1] <= 12
     sizes = choose_threshold(net, data, accuracy, sparsity=0.0).points
     few = choose_threshold(net, data, accuracy, bytes=160)
     assert len(few.points) == len(sizes)
@@ -60,7 +60,7 @@ def test_gates_are_kept_above():
     data = (torch.randn(20, 3), torch.zeros(20, dtype=torch.long))
     t = choose_threshold(net, data, accuracy, sparsity=0.5)
     assert int((score > float(t)).sum()) <= 2
-    assert shrink(net, data[0][:1], t)[0].out_features <= 2
+    assert shrink(net, data[0][:1], t).net[0].out_features <= 2
 
 
 def test_text_and_plot():

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop._core import values
 from vardrop.gates import base as gates_base
 from vardrop.heads.base import Head
 from vardrop.layers import Variational
@@ -16,9 +15,7 @@ X = torch.randn(3, 4)
 
 
 def make():
-    net = nn.Sequential(
-        nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2)
-    )
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
     net[4].bias.requires_grad_(False)
     return net.eval()
 
@@ -58,13 +55,10 @@ def fail_at(monkeypatch, owner, name, call, failure):
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        vd.sparse_vd(), vd.variance_layer(), vd.beta_bernoulli(), vd.bayesian_compression(),
-        vd.bayes_by_backprop(vd.Normal("pretrained")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("recipe", [
+    vd.sparse_vd(), vd.variance_layer(), vd.beta_bernoulli(), vd.bayesian_compression(),
+    vd.bayes_by_backprop(vd.Normal("pretrained")),
+])  # fmt: skip
 def test_layers(monkeypatch, recipe, call, failure):
     net = make()
     before, tensors = state(net), {k: t.clone() for k, t in net.state_dict().items()}
@@ -77,21 +71,16 @@ def test_layers(monkeypatch, recipe, call, failure):
     vd.revert(vd.convert(net, recipe))
 
 
-def test_a_head(monkeypatch, failure):
-    net = make()
+@pytest.mark.parametrize("owner, method, call, recipe", [
+    (Head, "make_head", 1, vd.dropmax()),
+    (gates_base.Gate, "__init__", 2, vd.dependent_beta_bernoulli()),
+])  # fmt: skip
+def test_heads_and_dependent_gates(monkeypatch, owner, method, call, recipe, failure):
+    net = make() if owner is Head else vd.convert(make(), vd.beta_bernoulli())
     before, tensors, output = state(net), net.state_dict(), net(X)
-    fail_at(monkeypatch, Head, "make_head", 1, failure)
+    fail_at(monkeypatch, owner, method, call, failure)
     with pytest.raises(failure):
-        vd.convert(net, vd.dropmax())
-    assert_unchanged(net, before, tensors, output)
-
-
-def test_dependent_gates(monkeypatch, failure):
-    net = vd.convert(make(), vd.beta_bernoulli())
-    before, tensors, output = state(net), net.state_dict(), net(X)
-    fail_at(monkeypatch, gates_base.Gate, "__init__", 2, failure)
-    with pytest.raises(failure):
-        vd.convert(net, vd.dependent_beta_bernoulli())
+        vd.convert(net, recipe)
     assert_unchanged(net, before, tensors, output)
 
 
@@ -105,9 +94,6 @@ def test_a_posterior_that_fails_on_the_second_layer():
 
     net = make()
     before, tensors, output = state(net), net.state_dict(), net(X)
-    try:
-        with pytest.raises(ValueError, match="two outputs"):
-            vd.convert(net, vd.Recipe(Picky()))
-    finally:
-        del values._TYPES["Picky"]
+    with pytest.raises(ValueError, match="two outputs"):
+        vd.convert(net, vd.Recipe(Picky()))
     assert_unchanged(net, before, tensors, output)

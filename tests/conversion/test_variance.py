@@ -4,28 +4,18 @@ import math
 
 import pytest
 import torch
-from scipy.stats import norm
 from torch import Tensor, nn
 from torch.distributions import Normal as TorchNormal, kl_divergence
 
 import vardrop as vd
-from vardrop.conversion.variance import to_variance
+from tests.refusals import assert_refused
+from tests.statistics import z_bound
+from vardrop.conversion.to_variance import to_variance
 from vardrop.gates import FeatureNoise
 from vardrop.layers import Variational
 from vardrop.noisy import noisy_modules
 
-FAMILY_WISE_ERROR = 1e-6
 DRAWS = 4000
-
-
-def z_limit(comparisons: int) -> float:
-    return float(norm.isf(FAMILY_WISE_ERROR / 2 / comparisons))
-
-
-def test_default_estimators_of_the_three_noises() -> None:
-    assert vd.variance_layer().estimator == vd.local_reparameterization
-    assert vd.variance_layer("sign").estimator == vd.flipout
-    assert vd.variance_layer("uniform").estimator == vd.flipout
 
 
 FOUR = {
@@ -39,7 +29,6 @@ FOUR = {
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("noisy_bias", [False, True])
 def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     vd.convert(net, vd.Recipe(FOUR[name], vd.LogUniform(), noisy_bias=noisy_bias), where="0")
     layer = net[0]
@@ -49,9 +38,8 @@ def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) ->
     if noisy_bias:
         bias = layer.bias.detach().clone()
         bias_std = layer.noisy_tensors()["bias"].variance().detach().sqrt()
-        expected += kl_divergence(
-            TorchNormal(bias, bias_std), TorchNormal(0 * bias, bias_std)
-        ).sum()
+        normals = TorchNormal(bias, bias_std), TorchNormal(0 * bias, bias_std)
+        expected += kl_divergence(*normals).sum()
     swap = to_variance(net)
     assert swap.kl == {"0": pytest.approx(expected.item(), rel=1e-9)}
     assert swap.total == sum(swap.kl.values())
@@ -64,22 +52,18 @@ def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) ->
 
 
 def test_swap_reports_one_over_two_alpha_a_weight() -> None:
-    net = vd.convert(
-        nn.Linear(4, 3), vd.variational_dropout(per="layer", drop_rate=0.8, max_alpha=None)
-    )
-    swap = to_variance(net)
+    recipe = vd.variational_dropout(per="layer", drop_rate=0.8, max_alpha=None)
+    swap = to_variance(vd.convert(nn.Linear(4, 3), recipe))
     assert swap.total == pytest.approx(12 / (2 * 4), rel=1e-6)
     assert str(swap).splitlines()[1] == "  (net)  12 weights  1.5 nats, 0.125 per weight"
 
 
 def test_swap_leaves_everything_else() -> None:
-    recipe = vd.Recipe(
-        vd.AdditiveGaussian(), vd.Normal(std=0.5, learned=True), vd.flipout, vd.GaussianDropout(0.2)
-    )
+    parts = vd.AdditiveGaussian(), vd.Normal(std=0.5, learned=True), vd.flipout
+    recipe = vd.Recipe(*parts, vd.GaussianDropout(0.2))
     net = vd.convert(nn.Linear(4, 3), recipe).eval()
     gate = net.gate
-    with torch.no_grad():
-        net.prior_log_std.fill_(0.7)
+    net.prior_log_std.data.fill_(0.7)
     net.sampling = True
     to_variance(net)
     assert (net.estimator, net.prior, net.sampling) == (vd.flipout, recipe.prior, True)
@@ -91,9 +75,8 @@ def test_swap_leaves_everything_else() -> None:
 def test_swapped_net_trains_and_reverts() -> None:
     net = vd.convert(nn.Linear(4, 3), vd.variational_dropout(per="layer"))
     to_variance(net)
-    vd.ELBO(net, vd.Categorical(), num_data=10)(
-        torch.randn(5, 4), torch.zeros(5).long()
-    ).loss.backward()
+    elbo = vd.ELBO(net, vd.Categorical(), num_data=10)
+    elbo(torch.randn(5, 4), torch.zeros(5).long()).loss.backward()
     assert net.sigma.grad is not None
     assert vd.kl(net).item() == 0
     assert vd.revert(net).weight.requires_grad
@@ -107,22 +90,16 @@ def test_where_selects_layers() -> None:
 
 def test_swap_refuses_what_has_no_gaussian() -> None:
     net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
-    with pytest.raises(vd.VardropError, match=r"Expected module '\(net\)' to have a Gaussian"):
-        to_variance(net)
-    with pytest.raises(vd.VardropError, match="Expected `where` to select layers with noisy"):
-        to_variance(net, where="x")
-    with pytest.raises(vd.VardropError, match="Expected `net` to have noisy modules"):
-        to_variance(nn.Linear(2, 2))
+    assert_refused(r"Expected module '\(net\)' to have a Gaussian", to_variance, net)
+    assert_refused("Expected `where` to select layers with noisy", to_variance, net, where="x")
+    assert_refused("Expected `net` to have noisy modules", to_variance, nn.Linear(2, 2))
 
 
 def test_large_alpha_makes_the_two_nets_indistinguishable() -> None:
     # Total variation is at most sqrt(KL / 2) (Pinsker); the outputs' distributions inherit it.
-    torch.manual_seed(0)
-    net = vd.convert(
-        nn.Linear(6, 2, bias=False), vd.variational_dropout(per="layer", max_alpha=None)
-    )
-    with torch.no_grad():
-        dict(net.named_parameters())["log_alpha"].fill_(math.log(1e6))
+    recipe = vd.variational_dropout(per="layer", max_alpha=None)
+    net = vd.convert(nn.Linear(6, 2, bias=False), recipe)
+    dict(net.named_parameters())["log_alpha"].data.fill_(math.log(1e6))
     x = torch.ones(DRAWS, 6)
 
     def share(net: nn.Module) -> Tensor:
@@ -130,11 +107,10 @@ def test_large_alpha_makes_the_two_nets_indistinguishable() -> None:
             y = net(x)
             return (y[:, 0] > y[:, 1]).double().mean()
 
-    before = share(net)
-    swap = to_variance(net)
+    before, swap = share(net), to_variance(net)
     assert swap.total == pytest.approx(6e-6, rel=1e-3)
     error = (0.5 / DRAWS) ** 0.5
-    assert (before - share(net)).abs() < z_limit(1) * error + (swap.total / 2) ** 0.5
+    assert (before - share(net)).abs() < z_bound(1) * error + (swap.total / 2) ** 0.5
 
 
 @pytest.mark.parametrize("gate", [vd.BetaBernoulli(a=0.5), vd.Standout(), vd.NormalJeffreys()])

@@ -17,8 +17,7 @@ def picture(count: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_images_stay_images_and_a_seed_decides(kind):
-    x = picture()
-    before = torch.get_rng_state()
+    x, before = picture(), torch.get_rng_state()
     found = [corrupted(kind, x, strength, seed=4) for strength in range(1, 6)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(x, picture())
@@ -33,18 +32,15 @@ def test_images_stay_images_and_a_seed_decides(kind):
 
 
 def test_geometry_is_that_of_pixels():
-    x = picture()
-    right = torch.zeros(3, 1, 28, 28)
+    x, right = picture(), torch.zeros(3, 1, 28, 28)
     right[:, :, 15:18, 8:20] = 0.9  # the bar, turned by a quarter
     turned = rotated(x, torch.full((3,), math.pi / 2))
-    either = min(float((turned - t).abs().max()) for t in (right, right.flip(2)))
-    assert either < 1e-4
+    assert min(float((turned - t).abs().max()) for t in (right, right.flip(2))) < 1e-4
     moved = corrupted("translate", x, 2, seed=0)
     shifts = [x.roll((a, b), (2, 3)) for a in (-2, 2) for b in (-2, 2)]
     for image in moved:
         assert min(float((image - s[0]).abs().max()) for s in shifts) < 1e-4
-    small = corrupted("scale", x, 5, seed=0)
-    assert float(small.sum() / x.sum()) == pytest.approx(0.25, rel=0.05)
+    assert float(corrupted("scale", x, 5, seed=0).sum() / x.sum()) == pytest.approx(0.25, rel=0.05)
     assert float(corrupted("motion blur", x, 1, 0).sum() / x.sum()) == pytest.approx(1, rel=0.01)
 
 

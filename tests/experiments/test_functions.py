@@ -14,63 +14,34 @@ from vardrop.app.data import Images
 
 TINY = {
     "kl_approximations": {},
-    "gradient_variances": {
-        "epochs": 2, "width": 8, "batch": 20, "batches": 4, "example_batches": 4, "examples": 80,
-    },
+    "gradient_variances": {"epochs": 2, "width": 8, "batch": 20, "batches": 4, "example_batches": 4, "examples": 80},
     "epoch_seconds": {"width": 8, "batch": 20, "small_batch": 5, "rows": 40},
     "width_errors": {"width": 8, "epochs": 2, "examples": 60},
     "averaged_errors": {"width": 8, "epochs": 3, "examples": 60},
-    "sparse_mnist": {"epochs": 2, "decay_from": 1, "warmup": [], "pretrain": 1, "examples": 60,
-                     "lower": [2, 1], "held_out": 20},
+    "sparse_mnist": {"epochs": 2, "decay_from": 1, "warmup": [], "pretrain": 1, "examples": 60, "lower": [2, 1], "held_out": 20},
     "random_labels": {"epochs": 1, "dropout_epochs": 1, "examples": 60, "width": 8},
     "sparse_units": {"dense_epochs": 1, "epochs": 1, "dependent_epochs": 1, "examples": 60},
     "class_heads": {"per_class": 3, "epochs": 1},
     "plain_levels": {"width": 8, "epochs": 1, "examples": 60},
     "gain_by_count": {"counts": [3, 4], "steps": 2, "held_out": 20},
     "variance_lenet5": {"epochs": 2, "samples": 2, "examples": 60},
-    "parameterisation": {
-        "prior": "ard", "samples": 2, "examples": 60, "epochs": 2, "bottleneck": 8, "width": 8,
-    },
+    "parameterisation": {"prior": "ard", "samples": 2, "examples": 60, "epochs": 2, "bottleneck": 8, "width": 8},
     "selective_propagation": {"epochs": 2, "samples": 2, "examples": 60, "shares": [0.0, 0.5, 1.0]},
     "attacks": {"epochs": 1, "samples": 2, "examples": 60, "epsilons": [0.0, 0.1]},
-    "exploration": {"episodes": 4, "window": 2},
-    "variance_toys": {"steps": 3},
-    "shifted_digits": {
-        "epochs": 1, "samples": 2, "examples": 60, "tested": 20, "members": 2, "strengths": [2],
-        "angles": [0, 90],
-    },
-    "noise_tolerance": {"epochs": 1, "alphas": [1.0], "examples": 60, "samples": 2},
-    "identity": {},
+    "exploration": {"episodes": 4, "window": 2}, "variance_toys": {"steps": 3},
+    "shifted_digits": {"epochs": 1, "samples": 2, "examples": 60, "tested": 20, "members": 2, "strengths": [2], "angles": [0, 90]},
+    "noise_tolerance": {"epochs": 1, "alphas": [1.0], "examples": 60, "samples": 2}, "identity": {},
     "toy": {"epochs": 3, "draws": 4},
     "packed_bytes": {"knots": [[0, 1.0], [2, 0.0]], "warmup": [0, 1], "validation": 40},
-    "fewer_channels": {
-        "knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1],
-        "fine_tune_epochs": 1, "validation": 40,
-    },
-    "coded_bytes": {
-        "sizes": [2, 3, 4], "bits": 200, "block_bits": 6, "epochs": 2, "coding_epochs": 2,
-        "batch": 20, "validation": 40,
-    },
-    "slim_beside_others": {
-        "examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": [],
-    },
-    "narrow_cifar": {
-        "dense_epochs": 1, "epochs": 1, "examples": 60, "tests": 20, "samples": 2,
-        "methods": ["trained on", "sparse VD", "Beta-Bernoulli", "variance layer", "DropMax"],
-        "epsilons": [0.0, 0.1],
-    },
-    "tuned_resnet": {
-        "examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40,
-    },
+    "fewer_channels": {"knots": [[0, 1.0], [2, 0.0]], "channel_knots": [[0, 1.0], [1, 0.0]], "warmup": [0, 1], "fine_tune_epochs": 1, "validation": 40},
+    "coded_bytes": {"sizes": [2, 3, 4], "bits": 200, "block_bits": 6, "epochs": 2, "coding_epochs": 2, "batch": 20, "validation": 40},
+    "slim_beside_others": {"examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": []},
+    "narrow_cifar": {"dense_epochs": 1, "epochs": 1, "examples": 60, "tests": 20, "samples": 2, "methods": ["trained on", "sparse VD", "Beta-Bernoulli", "variance layer", "DropMax"], "epsilons": [0.0, 0.1]},
+    "tuned_resnet": {"examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40},
     "character_lstm": {"width": 8, "length": 10, "epochs": 2, "warmup": [0, 1]},
-    "smaller_transformer": {
-        "width": 8, "heads": 2, "feed": 16, "layers": 1, "length": 6, "epochs": 1, "gate_epochs": 2,
-        "penalties": [0.01, 100.0], "timed": [],
-    },
+    "smaller_transformer": {"width": 8, "heads": 2, "feed": 16, "layers": 1, "length": 6, "epochs": 1, "gate_epochs": 2, "penalties": [0.01, 100.0], "timed": []},
     "defaults": {"table": "iris", "epochs": 1},
-    "standard_splits": {
-        "table": "few", "steps": 10, "batch": 16, "hidden": 4, "samples": 4, "members": 2,
-    },
+    "standard_splits": {"table": "few", "steps": 10, "batch": 16, "hidden": 4, "samples": 4, "members": 2},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 
@@ -119,8 +90,7 @@ def test_the_table_is_complete():
 def test_measures_finite_figures_and_leaves_the_generator(name, few):
     if name == "exploration":
         pytest.importorskip("gymnasium", reason="needs the extra `rl`")
-    before = torch.get_rng_state()
-    found = measured(name, 1)
+    before, found = torch.get_rng_state(), measured(name, 1)
     assert torch.equal(torch.get_rng_state(), before)
     assert found["figures"]
     assert all(type(v) is float and math.isfinite(v) for v in found["figures"].values())

@@ -21,8 +21,7 @@ def error(net: nn.Module, x: Tensor, y: Tensor) -> float:
 def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
     x, y = load_digits(return_X_y=True)
     x, y = torch.tensor(x).float() / 16, torch.tensor(y)
-    data = Images(x[:1400], y[:1400])
-    net = mlp(64, 32, 10)
+    data, net = Images(x[:1400], y[:1400]), mlp(64, 32, 10)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     for _ in train(ELBO(net, Categorical(), 1400, beta=0.0), optimizer, *data, 15):
         pass
@@ -31,8 +30,7 @@ def test_beta_bernoulli_closes_the_empty_pixels_of_the_digits() -> None:
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-3, noise_lr=1e-1))
     for _ in train(elbo, optimizer, *data, 30, rate=lambda e: 1.0 if e < 15 else 0.1):
         pass
-    kept = {name: r.kept for name, r in relevance(net).items()}
-    always_off = (x == 0).all(0)
+    kept, always_off = {name: r.kept for name, r in relevance(net).items()}, (x == 0).all(0)
     assert not kept["1.gate"][always_off].any()
     assert kept["1.gate"][~always_off].float().mean() > 0.5
     assert error(net, x[1400:], y[1400:]) < dense + 3.0

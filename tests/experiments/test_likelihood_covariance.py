@@ -34,15 +34,12 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 VARIANCE = MEAN**2 * SPREAD**2 + SIGMA**2 * (1 + SPREAD**2)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "covariance"),
-    [
-        (vd.weight_sample, SIGMA**2),
-        (vd.per_example, 0.0),
-        (vd.local_reparameterization, 0.0),
-        (vd.flipout, 0.0),
-    ],
-)
+@pytest.mark.parametrize("estimator, covariance", [
+    (vd.weight_sample, SIGMA**2),
+    (vd.per_example, 0.0),
+    (vd.local_reparameterization, 0.0),
+    (vd.flipout, 0.0),
+])  # fmt: skip
 def test_linear_case(estimator, covariance) -> None:
     result = likelihood_covariance(linear(), batches(2000), output_itself, estimator)
     for found, expected in ((result.covariance, covariance), (result.variance, VARIANCE)):
@@ -68,10 +65,8 @@ def test_jackknife_error_is_the_spread_over_repetitions() -> None:
     # The spread of 60 repetitions is itself known to 1 / sqrt(2 * 59) = 9 %, the mean of the
     # jackknifed errors to less; 5.5 standard errors make 50 %.
     net = linear()
-    runs = [
-        likelihood_covariance(net, batches(60), output_itself, vd.weight_sample).covariance
-        for _ in range(60)
-    ]
+    arguments = output_itself, vd.weight_sample
+    runs = [likelihood_covariance(net, batches(60), *arguments).covariance for _ in range(60)]
     spread = torch.tensor([r.value for r in runs]).std().item()
     stated = torch.tensor([r.standard_error for r in runs]).square().mean().sqrt().item()
     assert stated == pytest.approx(spread, rel=0.5)

@@ -19,18 +19,14 @@ FUNCTIONS = {"relu": lambda y: max(y, 0.0), "abs": abs, "identity": lambda y: y}
 def test_alpha_matches_quadrature(activation: str, mean: float, std: float) -> None:
     def moment(power: int) -> float:
         ends = (mean - 40 * std, mean + 40 * std)
-        points = sorted({mean, min(max(0.0, ends[0]), ends[1])})
-        f = FUNCTIONS[activation]
+        points, f = sorted({mean, min(max(0.0, ends[0]), ends[1])}), FUNCTIONS[activation]
         density = norm(mean, std).pdf
-        integral = quad(
-            lambda y: f(y) ** power * density(y), *ends, points=points, limit=500, epsabs=0
-        )
-        return float(integral[0])
+        weighed = lambda y: f(y) ** power * density(y)
+        return float(quad(weighed, *ends, points=points, limit=500, epsabs=0)[0])
 
     first, second = moment(1), moment(2)
-    found = activation_alpha(
-        torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64), activation
-    )
+    args = (torch.tensor(v, dtype=torch.float64) for v in (mean, std))
+    found = activation_alpha(*args, activation)
     assert found.item() == pytest.approx((second - first**2) / first**2, rel=1e-6)
 
 
@@ -61,8 +57,7 @@ def test_layer_matches_its_samples(kind: str, activation: str) -> None:
     y = y.relu() if activation == "relu" else y.abs()
     # Delta method: the variance of s^2 / m^2 from its influence function.
     m, v = y.mean(0), y.var(0)
-    influence = ((y - m).square() - v) / m**2 - 2 * v * (y - m) / m**3
-    error = influence.std(0) / draws**0.5
+    error = (((y - m).square() - v) / m**2 - 2 * v * (y - m) / m**3).std(0) / draws**0.5
     limit = norm.isf(1e-6 / 2 / 60)  # fewer than sixty outputs in all cases together
     assert ((v / m**2 - alpha[0]).abs() / error).max() < limit
 

@@ -8,18 +8,10 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from experiments.random_code import (
-    Layout,
-    RandomCode,
-    coded_tensors,
-    deviation,
-    nearest_level,
-    philox,
-    read_code,
-    write_code,
-)
+from experiments import random_code
+from experiments.random_code import RandomCode, coded_tensors, deviation
+from tests.refusals import assert_refused
 from tests.statistics import assert_mean, assert_variance
-from vardrop._core.errors import VardropError
 
 GAUSSIAN = vd.Recipe(vd.AdditiveGaussian(-4.0), vd.Normal(std=0.5, learned=True), noisy_bias=True)
 
@@ -33,7 +25,7 @@ KNOWN = [
 
 @pytest.mark.parametrize("counter, key, expected", KNOWN)
 def test_the_generator_gives_the_published_numbers(counter, key, expected):
-    first, second = philox(*map(torch.tensor, counter), key)
+    first, second = random_code.philox(*map(torch.tensor, counter), key)
     assert (int(first), int(second)) == expected
 
 
@@ -48,15 +40,14 @@ def in_integers(first, second, key):
 
 def normal(first, second, lane, key):
     """A normal number of the format, without torch."""
-    words = in_integers(first, second, key)
-    half = (words[lane // 2] >> (0 if lane % 2 else 16)) & 0xFFFF
+    half = (in_integers(first, second, key)[lane // 2] >> (0 if lane % 2 else 16)) & 0xFFFF
     lower = min(half, 0xFFFF - half)
     size = round(NormalDist().inv_cdf((lower + 0.5) / 2**16) * 4096) / 4096
     return size if half == lower else -size
 
 
 def test_the_numbers_of_the_format_are_those_of_plain_arithmetic():
-    layout = Layout(weights=37, blocks=5, seed=3)
+    layout = random_code.Layout(weights=37, blocks=5, seed=3)
     keys = [in_integers(number, 0xFFFFFFFF, 3) for number in range(37)]
     order = sorted(range(37), key=lambda i: (keys[i][0] << 31) | (keys[i][1] >> 1))
     assert layout.order.tolist() == order
@@ -73,7 +64,7 @@ def test_the_numbers_of_the_format_are_those_of_plain_arithmetic():
 
 @pytest.mark.parametrize("tapered", [True, False])
 def test_every_weight_belongs_to_one_block(tapered):
-    layout = Layout(weights=1000, blocks=37, seed=1, tapered=tapered)
+    layout = random_code.Layout(weights=1000, blocks=37, seed=1, tapered=tapered)
     sizes = layout.starts.diff()
     assert (sizes[0] > 4 * sizes[-1]) == tapered
     members = [layout.members(block) for block in range(37)]
@@ -84,7 +75,7 @@ def test_every_weight_belongs_to_one_block(tapered):
 
 
 def test_candidates_are_standard_normal():
-    numbers = Layout(weights=60, blocks=3, seed=2).candidates(1, 0, 20_000).flatten()
+    numbers = random_code.Layout(weights=60, blocks=3, seed=2).candidates(1, 0, 20_000).flatten()
     assert_mean(numbers, 0.0)
     assert_variance(numbers, 1.0)
     assert_mean((numbers > 1.0).double(), 1 - NormalDist().cdf(1.0))
@@ -92,7 +83,7 @@ def test_candidates_are_standard_normal():
 
 def test_levels_of_the_deviation():
     for std in (1e-3, 0.37, 1.0, 42.0):
-        assert abs(math.log2(deviation(nearest_level(std)) / std)) <= 1 / 16 + 1e-12
+        assert abs(math.log2(deviation(random_code.nearest_level(std)) / std)) <= 1 / 16 + 1e-12
     assert all(deviation(k + 8) == 2 * deviation(k) for k in range(-128, 120))
 
 
@@ -106,12 +97,9 @@ def gaussian_net(*widths, seed=0):
 
 def test_drawn_weights_follow_the_posterior():
     """With many more candidates than the KL asks for, weights are draws of q: z < 4.9 for each."""
-    net = vd.convert(
-        nn.Linear(100, 60, bias=False),
-        vd.Recipe(vd.AdditiveGaussian(math.log(0.49)), vd.Normal(std=1.0)),
-    )
-    with torch.no_grad():
-        net.weight.fill_(0.5)
+    recipe = vd.Recipe(vd.AdditiveGaussian(math.log(0.49)), vd.Normal(std=1.0))
+    net = vd.convert(nn.Linear(100, 60, bias=False), recipe)
+    net.weight.data.fill_(0.5)
     torch.manual_seed(0)
     code = RandomCode(
         net, bits=1500 * 12, block_bits=12, tapered=False
@@ -133,8 +121,7 @@ def test_a_block_within_its_budget_lies_where_the_posterior_does():
         net.load_state_dict({"weight": mean}, strict=False)
         torch.manual_seed(0)
         bits = math.ceil(float(vd.kl(net).detach()) / math.log(2))
-        code = RandomCode(net, bits, block_bits=14, tapered=False)
-        code.close(nearest=nearest)
+        RandomCode(net, bits, block_bits=14, tapered=False).close(nearest=nearest)
         distance[nearest] = float((net.weight.detach() - mean).square().mean()) / 0.15
     # One for a draw of q, above 11 for one of the prior.
     assert 1 < distance[False] < 1.6
@@ -143,16 +130,14 @@ def test_a_block_within_its_budget_lies_where_the_posterior_does():
 
 def test_the_nearest_candidate_is_taken():
     net = gaussian_net(4, 3)
-    tensors = {
-        k: (t.mean.detach().clone(), t.variance().detach()) for k, t in coded_tensors(net).items()
-    }
+    tensors = coded_tensors(net).items()
+    tensors = {k: (t.mean.detach().clone(), t.variance().detach()) for k, t in tensors}
     code = RandomCode(net, bits=30, block_bits=6)
     code.close(nearest=True)
     mean = torch.cat([m.flatten() for m, _ in tensors.values()])
     sigma = torch.cat([v.sqrt().flatten() for _, v in tensors.values()])
-    scale = torch.cat(
-        [m.new_full((m.numel(),), deviation(code.levels()[k])) for k, (m, _) in tensors.items()]
-    )
+    levels = {k: deviation(level) for k, level in code.levels().items()}
+    scale = torch.cat([m.new_full((m.numel(),), levels[k]) for k, (m, _) in tensors.items()])
     for block in range(5):
         own = code.layout.members(block)
         found = code.layout.candidates(block, 0, 2**6) * scale[own]
@@ -187,8 +172,7 @@ def test_coded_weights_stay_where_they_are_while_others_learn():
 def test_steering_brings_every_block_to_its_budget():
     net = gaussian_net(20, 20)
     code = RandomCode(net, bits=40 * 8, block_bits=8, beta=1.0)
-    groups = vd.parameter_groups(net, lr=0.005, noise_lr=0.05)
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(vd.parameter_groups(net, lr=0.005, noise_lr=0.05))
     target = torch.randn(20, 20)
     for _ in range(1500):
         loss = 5000 * (net[0].weight - target).square().mean()
@@ -197,8 +181,7 @@ def test_steering_brings_every_block_to_its_budget():
         loss.backward()
         optimizer.step()
         code.steer(gain=0.01)
-    bits = code.block_kl().detach() / math.log(2)
-    assert float((bits - 8).abs().max()) < 0.8
+    assert float(((code.block_kl().detach() / math.log(2)) - 8).abs().max()) < 0.8
     assert float(code.beta.max() / code.beta.min()) > 1.5  # and one beta would not do
 
 
@@ -253,30 +236,23 @@ REFUSED = [
 
 @pytest.mark.parametrize("make, message", REFUSED)
 def test_nets_that_cannot_be_coded_are_named(make, message):
-    with pytest.raises(VardropError, match=message):
-        RandomCode(make(), bits=16)
+    assert_refused(message, RandomCode, make(), bits=16)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"bits": 64, "block_bits": 25}, r"Expected `block_bits` in 1..24"),
-        ({"bits": 64, "seed": 2**32}, r"`seed` in 0..2\^32 - 1, but got 16 and 4294967296"),
-        ({"bits": 9, "block_bits": 1}, "Expected at most one block per weight, but got 9 blocks"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"bits": 64, "block_bits": 25}, r"Expected `block_bits` in 1..24"),
+    ({"bits": 64, "seed": 2**32}, r"`seed` in 0..2\^32 - 1, but got 16 and 4294967296"),
+    ({"bits": 9, "block_bits": 1}, "Expected at most one block per weight, but got 9 blocks"),
+])  # fmt: skip
 def test_codes_that_cannot_be_are_refused(options, message):
-    with pytest.raises(VardropError, match=message):
-        RandomCode(one(GAUSSIAN), **options)
+    assert_refused(message, RandomCode, one(GAUSSIAN), **options)
 
 
 def test_a_net_that_diverged_is_refused():
     net = one(GAUSSIAN)
     code = RandomCode(net, bits=16, block_bits=4)
-    with torch.no_grad():
-        net[0].weight[1, 1] = math.nan
-    with pytest.raises(VardropError, match=r"'0.weight' to have finite means and variances"):
-        code.close()
+    net[0].weight.data[1, 1] = math.nan
+    assert_refused(r"'0.weight' to have finite means and variances", code.close)
     assert code.open == 4
 
 
@@ -300,11 +276,11 @@ def coded(seed=7):
 
 def test_the_coded_net_comes_back_from_a_small_file(tmp_path):
     net, code = coded(seed=2**32 - 1)
-    size = write_code(code, tmp_path / "net.vdr")
+    size = random_code.write_code(code, tmp_path / "net.vdr")
     kept = 4 * 16 + 8  # BatchNorm: four tensors of four numbers, and a counter
     assert (tmp_path / "net.vdr").stat().st_size == size == 600 // 8 + kept + 42
     full = make()
-    read = read_code(tmp_path / "net.vdr", full)
+    read = random_code.read_code(tmp_path / "net.vdr", full)
     assert (full[4].out_features, read[4].out_features) == (200, 9)
     own = net.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in read.state_dict().items())
@@ -315,16 +291,13 @@ def test_the_coded_net_comes_back_from_a_small_file(tmp_path):
 
 
 def test_a_changed_byte_and_an_open_block_are_refused(tmp_path):
-    _, code = coded()
-    path = tmp_path / "net.vdr"
-    write_code(code, path)
+    (_, code), path = coded(), tmp_path / "net.vdr"
+    random_code.write_code(code, path)
     raw = path.read_bytes()
     for place in (0, 9, 40, len(raw) - 1):
         changed = bytearray(raw)
         changed[place] ^= 16
         path.write_bytes(changed)
-        with pytest.raises(VardropError, match="its mark or checksum differ"):
-            read_code(path, make())
+        assert_refused("its mark or checksum differ", random_code.read_code, path, make())
     code.index[3] = -1
-    with pytest.raises(VardropError, match="all blocks to be closed, but 1 are open"):
-        write_code(code, path)
+    assert_refused("all blocks to be closed, but 1 are open", random_code.write_code, code, path)

@@ -7,19 +7,12 @@ import math
 import pytest
 import torch
 
+from experiments import runner
 from experiments.command import FUNCTIONS
 from experiments.page import rows
-from experiments.runner import (
-    experiments,
-    finished,
-    forget,
-    load,
-    named,
-    outside,
-    reproduce,
-    reword,
-)
+from experiments.runner import finished, load, reproduce
 from tests.experiments.toy import describe, toy_training
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 
 TOY = {"toy_training": toy_training}
@@ -27,7 +20,7 @@ TOY = {"toy_training": toy_training}
 
 @pytest.fixture
 def experiment(tmp_path):
-    return experiments(describe(tmp_path / "experiments"))["toy/run"]
+    return runner.experiments(describe(tmp_path / "experiments"))["toy/run"]
 
 
 def test_the_result_states_everything(experiment, tmp_path):
@@ -36,8 +29,7 @@ def test_the_result_states_everything(experiment, tmp_path):
     assert len(results) == 3
     stored = json.loads(out.read_text())
     assert stored == json.loads(json.dumps(results[-1]))
-    assert stored["expected"] == {"loss": 0.5}
-    assert stored["arguments"] == {"epochs": 4}
+    assert (stored["expected"], stored["arguments"]) == ({"loss": 0.5}, {"epochs": 4})
     assert stored["data_md5"]["mnist"]["train"]
     assert set(stored["versions"]) == {"python", "torch"}
     assert [run["seed"] for run in stored["runs"]] == [0, 1, 2]
@@ -82,7 +74,7 @@ def test_only_missing_seeds_are_run(experiment, tmp_path):
 
     list(reproduce(experiment, {"toy_training": spy}, out))
     assert ran == [1, 2]
-    forget(out)
+    runner.forget(out)
     assert finished(experiment, out) == []
 
 
@@ -93,15 +85,14 @@ def test_a_reworded_description_reaches_a_finished_result(experiment, tmp_path):
     reworded = dataclasses.replace(experiment, notes="Other words.")
     list(reproduce(reworded, {"toy_training": lambda **_: pytest.fail("ran again")}, out))
     after = json.loads(out.read_text())
-    reword(dataclasses.replace(experiment, arguments={"epochs": 9}, notes="Of others."), out)
+    runner.reword(dataclasses.replace(experiment, arguments={"epochs": 9}, notes="Of others."), out)
     assert json.loads(out.read_text()) == after
     assert after.pop("notes") == "Other words."
     assert after == {key: value for key, value in before.items() if key != "notes"}
 
 
 def test_a_seed_goes_on_where_it_was_cut_off(experiment, tmp_path):
-    out = tmp_path / "run.json"
-    told = []
+    out, told = tmp_path / "run.json", []
 
     def cut(seed, epochs, watch):
         return toy_training(seed, epochs, stop_after=2, watch=watch)
@@ -110,14 +101,12 @@ def test_a_seed_goes_on_where_it_was_cut_off(experiment, tmp_path):
         next(reproduce(experiment, {"toy_training": cut}, out))
     assert (out.parent / ".run" / ".gitignore").read_text() == "*\n"
     before = torch.get_rng_state()
-    resumed = next(
-        reproduce(experiment, TOY, out, tell=lambda share, text: told.append((share, text)))
-    )
+    tell = lambda share, text: told.append((share, text))
+    resumed = next(reproduce(experiment, TOY, out, tell=tell))
     assert torch.equal(torch.get_rng_state(), before)
     # two epochs are left of the second training, of 3 seeds with 8 epochs each
     assert [round(24 * share) for share, _ in told] == [7, 8, 8]
-    assert told[0][1] == "seed 0: second, epoch 3 of 4"
-    assert told[-1][1] == "seed 0 done"
+    assert (told[0][1], told[-1][1]) == ("seed 0: second, epoch 3 of 4", "seed 0 done")
     fresh = toy_training(0, 4)
     assert resumed["runs"][0]["curve"] == fresh["curve"]
     assert resumed["runs"][0]["figures"] == fresh["figures"]
@@ -125,25 +114,24 @@ def test_a_seed_goes_on_where_it_was_cut_off(experiment, tmp_path):
 
 def test_quick_takes_other_arguments_and_one_seed(experiment, tmp_path):
     (result,) = reproduce(experiment, TOY, tmp_path / "quick.json", quick=True)
-    assert result["arguments"] == {"epochs": 2}
-    assert len(result["runs"][0]["curve"]) == 4
+    assert (result["arguments"], len(result["runs"][0]["curve"])) == ({"epochs": 2}, 4)
     assert finished(experiment, tmp_path / "quick.json") == []  # other arguments
-    assert outside(result["figures"], experiment.bounds) == []
-    assert outside(result["figures"], {"seed": (1.0, 2.0)}) == ["seed = 0, expected 1.0 to 2.0"]
-    assert outside({"a": {"mean": math.nan}}, {"a": (0.0, 1.0)}) == ["a = nan, expected 0.0 to 1.0"]
+    assert runner.outside(result["figures"], experiment.bounds) == []
+    told = runner.outside(result["figures"], {"seed": (1.0, 2.0)})
+    assert told == ["seed = 0, expected 1.0 to 2.0"]
+    told = runner.outside({"a": {"mean": math.nan}}, {"a": (0.0, 1.0)})
+    assert told == ["a = nan, expected 0.0 to 1.0"]
 
 
 def test_rows_leave_out_results_of_other_arguments(experiment, tmp_path):
-    out = tmp_path / "toy" / "run.json"
-    known = {"toy/run": experiment}
+    out, known = tmp_path / "toy" / "run.json", {"toy/run": experiment}
     assert rows(known, tmp_path)[0]["result"] is None
     list(reproduce(experiment, TOY, out, quick=True))
     assert rows(known, tmp_path)[0]["result"] is None
-    forget(out)
+    runner.forget(out)
     list(reproduce(experiment, TOY, out))
     (row,) = rows(known, tmp_path)
-    assert row["result"]["figures"]["seed"]["mean"] == 1
-    assert len(row["digest"]) == 16
+    assert (row["result"]["figures"]["seed"]["mean"], len(row["digest"])) == (1, 16)
 
 
 def test_errors(experiment, tmp_path):
@@ -151,30 +139,21 @@ def test_errors(experiment, tmp_path):
     with pytest.raises(VardropError, match=r"Expected `function` of toy/run to be one of \['x'\]"):
         next(reproduce(experiment, {"x": toy_training}, out))
     list(reproduce(experiment, TOY, out, quick=True))
-    with pytest.raises(VardropError, match="Start anew with --force"):
-        next(reproduce(experiment, TOY, out))
+    assert_refused("Start anew with --force", next, reproduce(experiment, TOY, out))
     out.write_text("{}")
-    with pytest.raises(VardropError, match="to hold a result, but got"):
-        next(reproduce(experiment, TOY, out))
-    with pytest.raises(VardropError, match="such as toy/run, but got 'toy/rum'"):
-        named({"toy/run": experiment}, "toy/rum")
-    with pytest.raises(
-        VardropError, match=r"Expected descriptions `\*/\*.toml` in .*, but got none"
-    ):
-        experiments(tmp_path / "nowhere")
+    assert_refused("to hold a result, but got", next, reproduce(experiment, TOY, out))
+    known = {"toy/run": experiment}
+    assert_refused("such as toy/run, but got 'toy/rum'", runner.named, known, "toy/rum")
+    told = r"Expected descriptions `\*/\*.toml` in .*, but got none"
+    assert_refused(told, runner.experiments, tmp_path / "nowhere")
     broken = tmp_path / "b.toml"
     broken.write_text("title = ")
-    with pytest.raises(VardropError, match="to be TOML, but got"):
-        load(broken)
+    assert_refused("to be TOML, but got", load, broken)
     broken.write_text('title = "x"')
-    with pytest.raises(VardropError, match="to have paper, source, function"):
-        load(broken)
+    assert_refused("to have paper, source, function", load, broken)
     whole = (describe(tmp_path / "whole", "", "toy/run") / "toy" / "run.toml").read_text()
     broken.write_text(whole.replace("[expected]", "[unexpected]"))
-    with pytest.raises(
-        VardropError, match="to have `expected`, the paper's figures, or `headline`"
-    ):
-        load(broken)
+    assert_refused("to have `expected`, the paper's figures, or `headline`", load, broken)
 
 
 def test_every_description_names_a_known_function_and_bounds():
@@ -188,20 +167,16 @@ def test_every_description_names_a_known_function_and_bounds():
         assert experiment.minutes > 0
 
 
-@pytest.mark.parametrize(
-    "old, new, told",
-    [
-        (b"title", b"tit\xffle", "to be TOML, but got: 'utf-8' codec"),
-        (b"seeds = ", b"seeds = 3 # ", "whole numbers as row and seeds"),
-        (b"minutes = ", b"minutes = true # ", "finite numbers as minutes"),
-        (b"title = ", b"title = 3 # ", "Expected .* to have texts as title"),
-        (b"title = ", b"tittle = 3\ntitle = ", r"to have only .* but got \['tittle'\]"),
-    ],
-)
+@pytest.mark.parametrize("old, new, told", [
+    (b"title", b"tit\xffle", "to be TOML, but got: 'utf-8' codec"),
+    (b"seeds = ", b"seeds = 3 # ", "whole numbers as row and seeds"),
+    (b"minutes = ", b"minutes = true # ", "finite numbers as minutes"),
+    (b"title = ", b"title = 3 # ", "Expected .* to have texts as title"),
+    (b"title = ", b"tittle = 3\ntitle = ", r"to have only .* but got \['tittle'\]"),
+])  # fmt: skip
 def test_descriptions_that_are_none_are_told(tmp_path, old, new, told):
     path = describe(tmp_path) / "toy" / "run.toml"
     raw = path.read_bytes()
     assert old in raw
     path.write_bytes(raw.replace(old, new, 1))
-    with pytest.raises(VardropError, match=told):
-        load(path)
+    assert_refused(told, load, path)

@@ -16,12 +16,8 @@ STRANGERS = {
     for what, title in (("letters", "notMNIST"), ("clothes", "Fashion-MNIST"))
     for score in ("entropy", "information")
 }
-SHIFT = {
-    "accuracy, clean": "accuracy, clean",
-    "accuracy": "accuracy, strength 3",
-    "NLL": "NLL, strength 3",
-    "ECE": "ECE, strength 3",
-}
+SHIFT = {name: f"{name}, strength 3" for name in ("accuracy", "NLL", "ECE")}
+SHIFT = {"accuracy, clean": "accuracy, clean", **SHIFT}
 
 
 def _cell(figure: Mapping[str, Any] | None) -> str:

@@ -8,6 +8,7 @@ from torch import nn
 
 import vardrop as vd
 from experiments.diagnostics import accuracies, transition
+from tests.refusals import assert_refused
 
 
 def test_ensemble_averages_probabilities() -> None:
@@ -27,8 +28,7 @@ def test_ensemble_averages_probabilities() -> None:
 
 def test_batches_of_different_size_are_weighted() -> None:
     net = vd.convert(nn.Linear(1, 2, bias=False), vd.bayes_by_backprop(log_sigma2=-40.0))
-    with torch.no_grad():
-        net.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    net.weight.data.copy_(torch.tensor([[1.0], [-1.0]]))
     x = torch.ones(3, 1)
     loader = [(x, torch.tensor([0, 0, 0])), (x[:1], torch.tensor([1]))]
     assert accuracies(net, loader, samples=2).ensemble == 0.75
@@ -42,8 +42,7 @@ def test_variance_layer_is_blind_by_its_mean() -> None:
         net[0].sigma.fill_(1.0)
         net[2].weight.copy_(torch.tensor([[-1.0], [1.0]]).expand(2, 400))
         net[2].bias.copy_(torch.tensor([400.0, -400.0]))
-    x = torch.tensor([[0.1], [10.0]])
-    found = accuracies(net, [(x, torch.tensor([0, 1]))], samples=5)
+    found = accuracies(net, [(torch.tensor([[0.1], [10.0]]), torch.tensor([0, 1]))], samples=5)
     assert (found.deterministic, found.sample, found.ensemble) == (0.5, 1.0, 1.0)
 
 
@@ -52,8 +51,7 @@ def test_batchnorm_and_modes_stay() -> None:
     vd.convert(net, vd.sparse_vd(), where="0")
     net[1].eval()
     accuracies(net, [(torch.randn(5, 3), torch.zeros(5).long())], samples=2)
-    assert [m.training for m in net] == [True, False, True]
-    assert net[1].num_batches_tracked == 0
+    assert ([m.training for m in net], net[1].num_batches_tracked) == ([True, False, True], 0)
     assert net[0].sampling is None
 
 
@@ -71,5 +69,4 @@ def test_errors() -> None:
     net = vd.convert(nn.Linear(2, 2), vd.sparse_vd())
     with pytest.raises(vd.VardropError, match=r"shape \(8,\) in `loader`, but got \(8, 1\)"):
         accuracies(net, [(torch.zeros(8, 2), torch.zeros(8, 1).long())])
-    with pytest.raises(vd.VardropError, match="Expected `loader` to yield batches"):
-        accuracies(net, [])
+    assert_refused("Expected `loader` to yield batches", accuracies, net, [])

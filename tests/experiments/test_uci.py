@@ -7,7 +7,7 @@ import torch
 
 from experiments import uci
 from tests.experiments.test_functions import few_rows
-from vardrop._core.errors import VardropError
+from tests.refusals import assert_refused
 
 METHOD = uci.Method("plain", hidden=4, batch=16, samples=4, members=1)
 
@@ -49,15 +49,11 @@ def test_scores_of_one_normal_are_those_of_the_formulas(monkeypatch):
 
 def test_splits_side_by_side_are_trained_on_their_own_rows():
     outers = [parts(0)[2], parts(1)[2]]
-    choice = uci.Choice(0, False, 400)
-    both = METHOD.train(choice, outers, 0)
+    both = METHOD.train(uci.Choice(0, False, 400), outers, 0)
     wrong = [METHOD.scores(nets, part)["RMSE"] for nets, part in zip(both, outers, strict=True)]
     assert max(wrong) < 0.5  # the plane's noise is 0.1, the targets spread by more than 2
 
 
 def test_a_missing_table_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("VARDROP_DATA", str(tmp_path))
-    with pytest.raises(
-        VardropError, match=r"Expected the file .*nowhere\.csv, but it is not there"
-    ):
-        uci.split_table("nowhere")
+    assert_refused(r"the file .*nowhere\.csv, but it is not there", uci.split_table, "nowhere")

@@ -12,8 +12,7 @@ from vardrop.tuning import Loop
 
 def toy_training(seed: int, epochs: int = 4, stop_after: int = 0, watch: Watch | None = None):
     """Two small trainings; `stop_after` epochs of the second it is cut off."""
-    x, y = torch.arange(12.0).view(6, 2) / 12, torch.arange(6) % 2
-    curve = []
+    x, y, curve = torch.arange(12.0).view(6, 2) / 12, torch.arange(6) % 2, []
     with torch.random.fork_rng(devices=[]):
         for name in ("first", "second"):
             torch.manual_seed(seed)

@@ -1,6 +1,6 @@
 """Random numbers of a call's own: repeatable, independent of other threads, the global left alone."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -42,21 +42,13 @@ def test_an_inner_seed_gives_the_outer_one_back():
 
 
 def test_threads_draw_from_their_own_seeds():
-    wanted, found = {}, {}
-    for seed in range(8):
+    def drawn(seed):
         with drawing(seed):
-            wanted[seed] = torch.stack([DRAWS["normal"]() for _ in range(50)])
+            return torch.stack([DRAWS["normal"]() for _ in range(50)])
 
-    def work(seed):
-        with drawing(seed):
-            found[seed] = torch.stack([DRAWS["normal"]() for _ in range(50)])
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(wanted[seed], found[seed]) for seed in range(8))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(drawn, range(8)))
+    assert all(torch.equal(drawn(seed), found[seed]) for seed in range(8))
 
 
 SHAPES = {nn.Dropout1d: (40, 25, 7), nn.Dropout3d: (40, 25, 2, 2, 2)}

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop import estimators, functional as F
+from vardrop import functional as F
 
 STRIDED = F.Convolution((2, 1), (1, 0), (1, 2), 2)
 PRODUCTS = {  # the product, the same by torch, shapes of x, weight and output
@@ -53,10 +53,8 @@ def test_the_parts_and_what_needs_no_gradient(case, frozen):
     learned = [t for t in arguments if t.requires_grad]
     fused, parts = F.fused_output(product, *arguments), in_parts(op, *arguments)
     torch.testing.assert_close(fused, parts)
-    torch.testing.assert_close(
-        torch.autograd.grad(fused.sin().sum(), learned),
-        torch.autograd.grad(parts.sin().sum(), learned),
-    )
+    slopes = [torch.autograd.grad(y.sin().sum(), learned) for y in (fused, parts)]
+    torch.testing.assert_close(*slopes)
 
 
 def test_no_bias(case):
@@ -80,45 +78,6 @@ def test_given_noise_is_left_alone(case):
     before = arguments[-1].clone()
     F.fused_output(product, *arguments)
     assert torch.equal(arguments[-1], before)
-
-
-def used(monkeypatch, run):
-    """Whether a forward pass takes the fused function."""
-    calls = []
-
-    def watched(*args):
-        calls.append(args)
-        return F.fused_output(*args)
-
-    monkeypatch.setattr(estimators, "fused_output", watched)
-    assert run().isfinite().all()
-    return bool(calls)
-
-
-def test_used_for_float32_alone(monkeypatch):
-    layer = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
-    rows = torch.randn(5, 4)
-    assert used(monkeypatch, lambda: layer(rows))
-    assert used(monkeypatch, lambda: layer(torch.randn(2, 5, 4)))
-    assert not used(monkeypatch, lambda: layer(rows, noise=torch.randn(3)))
-    assert not used(monkeypatch, lambda: torch.vmap(layer, randomness="different")(rows[None]))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not used(monkeypatch, lambda: layer(rows))
-    assert not used(monkeypatch, lambda: layer.double()(rows.double()))
-
-
-def test_used_for_convolutions_with_zero_padding(monkeypatch):
-    images = torch.randn(2, 3, 6, 6)
-    for options, expected in (
-        ({"padding": 1, "stride": 2}, True),
-        ({"padding": "same"}, False),
-        ({"padding": 1, "padding_mode": "reflect"}, False),
-    ):
-        layer = vd.convert(nn.Conv2d(3, 4, 3, **options), vd.sparse_vd())
-        assert used(monkeypatch, lambda layer=layer: layer(images)) is expected, options
-        assert used(monkeypatch, lambda layer=layer: layer(images[0])) is expected, options
-    layer = vd.convert(nn.ConvTranspose2d(3, 4, 3), vd.sparse_vd())
-    assert not used(monkeypatch, lambda: layer(images))
 
 
 def test_one_channel_keeps_the_layout_of_its_kernel():

@@ -81,9 +81,8 @@ def test_double_precision_is_not_looked_up():
 
 
 def test_draws_under_vmap_differ():
-    x = torch.vmap(lambda _: standard_normal((100_000,), _LIKE), randomness="different")(
-        torch.arange(2)
-    )
+    draw = lambda _: standard_normal((100_000,), _LIKE)
+    x = torch.vmap(draw, randomness="different")(torch.arange(2))
     assert x.shape == (2, 100_000)
     assert not torch.equal(x[0], x[1])
 

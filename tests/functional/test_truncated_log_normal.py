@@ -1,27 +1,21 @@
 """The truncated log-normal against 30-digit quadrature, and its samples against moments."""
 
+from itertools import product
+
 import mpmath as mp
 import pytest
 import torch
 
-from vardrop.functional import (
-    truncated_log_normal_kl,
-    truncated_log_normal_log_moment,
-    truncated_log_normal_log_sample,
-    truncated_log_normal_snr,
-)
+from vardrop import functional as F
+from vardrop.functional import truncated_log_normal_kl, truncated_log_normal_log_sample
 
 LOW, HIGH = -20.0, 0.0
-SETTINGS = [
-    (mu, log_sigma)
-    for mu in (-20.0, -12.0, -3.0, -0.1, 0.0, 0.5, 5.0)
-    for log_sigma in (-5.0, -2.0, 0.0, 2.0, 5.0)
-]
+SETTINGS = list(product((-20, -12, -3, -0.1, 0, 0.5, 5), (-5, -2, 0, 2, 5)))
 Z = 5.6  # two-sided 2e-8, so 35 settings stay below a family-wise 1e-6
 
 
-def reference(mu: float, log_sigma: float) -> tuple[float, float, float]:
-    """KL, E theta and SNR by integration over log theta."""
+def reference(mu: float, log_sigma: float) -> tuple[float, float]:
+    """E theta and SNR by integration over log theta."""
     with mp.workdps(30):
         sigma = mp.e ** mp.mpf(log_sigma)
         peak = min(max(mp.mpf(mu), mp.mpf(LOW)), mp.mpf(HIGH))
@@ -36,45 +30,26 @@ def reference(mu: float, log_sigma: float) -> tuple[float, float, float]:
         mass = mp.quad(density, points)
         first = mp.quad(lambda x: density(x) * mp.exp(x), points) / mass
         spread = mp.quad(lambda x: density(x) * (mp.exp(x) - first) ** 2, points) / mass
-        entropy = mp.log(mass) + top
-        entropy += mp.quad(lambda x: density(x) * (x - mu) ** 2, points) / (2 * sigma**2 * mass)
-        kl = mp.log(HIGH - LOW) - entropy
-        return float(kl), float(first), float(first / mp.sqrt(spread))
+        return float(first), float(first / mp.sqrt(spread))
 
 
 @pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
 def test_closed_forms_match_quadrature(mu: float, log_sigma: float) -> None:
-    kl, mean, snr = reference(mu, log_sigma)
-    args = (
-        torch.tensor(mu, dtype=torch.float64),
-        torch.tensor(log_sigma, dtype=torch.float64),
-        LOW,
-        HIGH,
-    )
-    assert truncated_log_normal_kl(*args).item() == pytest.approx(kl, rel=1e-6, abs=1e-9)
-    moment = truncated_log_normal_log_moment(*args, order=1).exp().item()
+    mean, snr = reference(mu, log_sigma)
+    args = (*torch.tensor([mu, log_sigma], dtype=torch.float64), LOW, HIGH)
+    moment = F.truncated_log_normal_log_moment(*args, order=1).exp().item()
     assert moment == pytest.approx(mean, rel=1e-8)
     # E theta^2 / (E theta)^2 - 1 = 1 / SNR^2 is a difference of numbers rounded to 2e-16.
     rel = max(1e-6, 1e-15 * snr**2)
-    assert truncated_log_normal_snr(*args).item() == pytest.approx(snr, rel=rel)
-
-
-def test_kl_vanishes_as_the_posterior_becomes_the_prior() -> None:
-    flat = truncated_log_normal_kl(torch.tensor(-10.0), torch.tensor(12.0), LOW, HIGH)
-    assert abs(flat.item()) < 1e-8
+    assert F.truncated_log_normal_snr(*args).item() == pytest.approx(snr, rel=rel)
 
 
 @pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
 def test_samples_have_the_mean(mu: float, log_sigma: float) -> None:
     noise = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double()
-    args = (
-        torch.tensor(mu, dtype=torch.float64),
-        torch.tensor(log_sigma, dtype=torch.float64),
-        LOW,
-        HIGH,
-    )
+    args = (*torch.tensor([mu, log_sigma], dtype=torch.float64), LOW, HIGH)
     theta = truncated_log_normal_log_sample(*args, noise).exp()
-    mean = truncated_log_normal_log_moment(*args, order=1).exp()
+    mean = F.truncated_log_normal_log_moment(*args, order=1).exp()
     error = theta.std() / noise.numel() ** 0.5
     assert abs(theta.mean() - mean) < Z * error
 
@@ -87,8 +62,7 @@ def test_sample_gradients_match_finite_differences(mu: float, log_sigma: float) 
     def sample(p: torch.Tensor) -> torch.Tensor:
         return truncated_log_normal_log_sample(p[0], p[1], LOW, HIGH, noise)
 
-    step = 1e-5
-    found = torch.autograd.functional.jacobian(sample, args)
+    step, found = 1e-5, torch.autograd.functional.jacobian(sample, args)
     for i in range(2):
         shift = step * torch.eye(2).double()[i]
         slope = (sample(args + shift) - sample(args - shift)) / (2 * step)
@@ -136,12 +110,12 @@ def test_kl_over_the_whole_range_of_the_gate(mu: float, low: float) -> None:
         value = truncated_log_normal_kl(*args, low, 0.0)
         slopes = torch.autograd.grad(value, args)
         with mp.workdps(150):
-            exact = exact_kl(mu, log_sigma, low, 0.0)
-            step = mp.mpf(10) ** -30
-            differences = [
-                (exact_kl(mu + p * step, log_sigma + q * step, low, 0.0) - exact) / step
-                for p, q in ((1, 0), (0, 1))
+            exact, step = exact_kl(mu, log_sigma, low, 0.0), mp.mpf(10) ** -30
+            near = [
+                exact_kl(mu + step, log_sigma, low, 0.0),
+                exact_kl(mu, log_sigma + step, low, 0.0),
             ]
+            differences = [(value - exact) / step for value in near]
         assert value.item() == pytest.approx(float(exact), rel=1e-9, abs=1e-9)
         for slope, difference in zip(slopes, differences, strict=True):
             assert slope.item() == pytest.approx(float(difference), rel=1e-7, abs=1e-7)

@@ -17,7 +17,6 @@ def test_revert_folds_the_mean_of_the_gate(layer: str, recipe: str) -> None:
     with torch.no_grad():
         for tensor in net.gate.parameters():  # units that differ
             tensor.add_(0.3 * torch.randn_like(tensor))
-        expected = net(*inputs)
-        plain = vd.revert(net)
+        expected, plain = net(*inputs), vd.revert(net)
         assert type(plain) is type(case.make())
         torch.testing.assert_close(plain(*inputs), expected, rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vardrop as vd
+from tests.refusals import assert_refused
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -23,8 +24,7 @@ pytestmark = [
 
 
 def loader(count=24):
-    own = torch.Generator().manual_seed(1)
-    x = torch.randn(count, 6, generator=own)
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
     return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=8)
 
 
@@ -61,8 +61,7 @@ def test_training_is_that_of_a_loop(tmp_path):
 
 
 def test_what_is_logged(tmp_path):
-    module = LightningELBO(make())
-    used = trainer(tmp_path, callbacks=[NoiseLog()])
+    module, used = LightningELBO(make()), trainer(tmp_path, callbacks=[NoiseLog()])
     used.fit(module, loader(), loader(16))
     found = used.callback_metrics
     assert {"loss", "nll", "kl", "beta", "val_nll", "sparsity", "log_alpha"} <= set(found)
@@ -82,13 +81,10 @@ def test_predictions_are_distributions(tmp_path):
 
 
 def test_a_checkpoint_is_resumed(tmp_path):
-    first = LightningELBO(make())
-    used = trainer(tmp_path, max_epochs=1)
+    first, used = LightningELBO(make()), trainer(tmp_path, max_epochs=1)
     used.fit(first, loader(), loader(8))
     used.save_checkpoint(tmp_path / "one.ckpt")
-    second = LightningELBO(make())
-    again = trainer(tmp_path, max_epochs=2)
-    seen = {}
+    second, again, seen = LightningELBO(make()), trainer(tmp_path, max_epochs=2), {}
 
     class Look(lightning.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
@@ -111,7 +107,5 @@ def test_half_precision(tmp_path):
 
 
 def test_bad_arguments():
-    with pytest.raises(vd.VardropError, match="Expected `elbo` to be a vardrop.ELBO"):
-        LightningELBO(nn.Linear(2, 1))
-    with pytest.raises(vd.VardropError, match="Expected `schedule` to be a function"):
-        KLWarmUp(0.5)
+    assert_refused("Expected `elbo` to be a vardrop.ELBO", LightningELBO, nn.Linear(2, 1))
+    assert_refused("Expected `schedule` to be a function", KLWarmUp, 0.5)

@@ -1,20 +1,14 @@
 """Two processes that are seeded alike draw different noise on the same inputs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import vardrop as vd
+from tests.running import TORCHRUN, python
 from vardrop.tuning.processes import process_noise
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 # All examples are one, and there is no dropout: outputs differ by their noise alone.
 TRAINER = """
@@ -71,12 +65,7 @@ trainer.fit(LightningELBO(elbo), torch.utils.data.DataLoader(data, batch_size=4)
 
 def run(folder, script, *launch):
     (folder / "script.py").write_text(script)
-    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", *launch, str(folder / "script.py"), str(folder)],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    found = python("-W", "ignore", *launch, folder / "script.py", folder)
     assert found.returncode == 0, found.stderr[-2000:]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
@@ -105,7 +94,6 @@ def test_processes_of_lightning_draw_their_own_noise(tmp_path):
 
 
 def test_one_process_draws_as_always():
-    torch.manual_seed(0)
     expected = torch.randn(3)
     torch.manual_seed(0)
     with process_noise(0, 1, CPU):

@@ -10,16 +10,10 @@ pytest.importorskip("transformers")
 import transformers
 
 SIZE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 
 
 def qwen():
@@ -52,9 +46,8 @@ def without_units(model, count=8):
 @pytest.mark.parametrize("make", [qwen, gemma])
 def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(make, tmp_path):
     model, x = without_units(vd.convert(make(), vd.sparse_vd())), batch()
-    plan = vd.plan_shrink(model, x)
-    removed = 2 * 3 * 8 * SIZE["hidden_size"]
-    for small in (plan.apply(model), vd.shrink(model, x)):
+    shrunk, removed = vd.shrink(model, x), 2 * 3 * 8 * SIZE["hidden_size"]
+    for small in (shrunk.plan.apply(model), shrunk.net):
         assert small.lm_head.weight is small.model.embed_tokens.weight
         assert size(small) == size(make()) - removed
     with torch.no_grad():
@@ -68,16 +61,14 @@ def test_a_tied_head_and_its_embedding_are_one_weight_after_shrinking(make, tmp_
 def test_a_head_that_loses_inputs_stays_tied():
     """An input that a head does not read is an entry that the embedding has all the same."""
     model, x = vd.convert(qwen(), vd.sparse_vd()), batch()
-    with torch.no_grad():
-        model.lm_head.weight[:, :4] = 0
-    small = vd.shrink(model, x, drop_inputs=True)
+    model.lm_head.weight.data[:, :4] = 0
+    small = vd.shrink(model, x, drop_inputs=True).net
     assert small.lm_head.weight is small.model.embed_tokens.weight
 
 
 def test_a_gate_that_differs_unties_the_head():
     model, x = vd.convert(qwen(), vd.concrete_dropout()), batch()
-    plan = vd.plan_shrink(model, x)
-    small = plan.apply(model)
+    small, plan = vd.shrink(model, x)
     assert small.lm_head.weight is not small.model.embed_tokens.weight
     assert "'lm_head' gets weights of its own: its gate is folded in." in plan.notes
 
@@ -86,10 +77,8 @@ def test_a_tied_weight_is_noisy_in_both_places_or_in_none():
     plan = vd.plan(gemma(), vd.bayes_by_backprop())
     reasons = {s.name: s.reason for s in plan.skips}
     assert reasons["model.embed_tokens"] == "a subclass of Embedding with behaviour of its own"
-    expected = "its weight is tied to 'model.embed_tokens', which stays plain"
-    assert reasons["lm_head"] == expected
-    model = vd.convert(gemma(), vd.bayes_by_backprop(log_sigma2=-4.0))
-    drawn = vd.draw(model, seed=0)
+    assert reasons["lm_head"] == "its weight is tied to 'model.embed_tokens', which stays plain"
+    drawn = vd.draw(vd.convert(gemma(), vd.bayes_by_backprop(log_sigma2=-4.0)), seed=0)
     assert drawn.lm_head.weight is drawn.model.embed_tokens.weight
     both = vd.convert(qwen(), vd.bayes_by_backprop(log_sigma2=-4.0))
     assert both.lm_head.log_sigma2 is both.model.embed_tokens.log_sigma2

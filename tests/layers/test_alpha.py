@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop.layers.alpha import alpha_summary, sparsity
 
 
@@ -32,8 +33,7 @@ def test_summary_and_sparsity_of_known_alphas() -> None:
 
 def test_shared_alpha_counts_for_every_weight() -> None:
     recipe = vd.variational_dropout(per="layer", drop_rate=0.99, max_alpha=None)
-    net = nn.Sequential(vd.convert(nn.Linear(4, 3), recipe), additive([0.0, 0.0, 0.0, 0.0]))
-    s = sparsity(net)
+    s = sparsity(nn.Sequential(vd.convert(nn.Linear(4, 3), recipe), additive([0.0, 0.0, 0.0, 0.0])))
     assert s.weights == {"0": 12, "1": 4}
     assert s.total == 12 / 16
 
@@ -46,8 +46,7 @@ def test_variance_layer_has_infinite_alpha_and_nothing_to_keep() -> None:
 
 
 def test_gate_counts_its_units() -> None:
-    net = vd.convert(nn.Linear(4, 3), vd.variational_dropout("A"))
-    assert sparsity(net).weights == {"gate": 4}
+    assert sparsity(vd.convert(nn.Linear(4, 3), vd.variational_dropout("A"))).weights == {"gate": 4}
 
 
 def test_text() -> None:
@@ -57,7 +56,6 @@ def test_text() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(vd.VardropError, match="Expected `net` to have noisy modules"):
-        sparsity(nn.Linear(2, 2))
+    assert_refused("Expected `net` to have noisy modules", sparsity, nn.Linear(2, 2))
     with pytest.raises(vd.VardropError, match="Expected `net` to have modules with an alpha"):
         alpha_summary(vd.convert(nn.Linear(2, 2), vd.binary_dropout()))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from tests.statistics import assert_mean, assert_variance
 from vardrop.compression import masked
 from vardrop.noisy import noisy_modules
@@ -37,34 +38,28 @@ def pair(options, batch_first=True, recipe=QUIET):
     return plain, vd.convert(noisy, recipe)
 
 
+PADDING = torch.tensor([[False] * 3 + [True] * 2, [False] * 5, [False] * 5])
+HIDDEN = torch.zeros(3, 5).double().masked_fill(PADDING, float("-inf"))
+SCORES = torch.randn(4, 5).double()
+MASKS = [  # for the noisy layer, and for torch's, which wants masks of one type
+    ({}, {}),
+    ({"key_padding_mask": PADDING},) * 2,
+    ({"attn_mask": SCORES, "key_padding_mask": PADDING}, {"attn_mask": SCORES, "key_padding_mask": HIDDEN}),
+    ({"attn_mask": torch.randn(6, 4, 5).double()},) * 2,
+    ({"attn_mask": torch.ones(4, 5, dtype=torch.bool).triu(2)},) * 2,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_with_noise_that_vanishes_it_is_torchs_layer(options, batch_first, need_weights):
-    plain, noisy = pair(options, batch_first)
-    q, k, v = tensors(options, batch_first)
-    padding = torch.zeros(3, 5, dtype=torch.bool)
-    padding[0, 3:] = True
-    per_head = torch.randn(6, 4, 5).double()
-    for masks in (
-        {},
-        {"key_padding_mask": padding},
-        {"attn_mask": torch.randn(4, 5).double(), "key_padding_mask": padding},
-        {"attn_mask": per_head},
-        {"attn_mask": torch.ones(4, 5, dtype=torch.bool).triu(2)},
-    ):
-        if masks.keys() == {"attn_mask", "key_padding_mask"}:  # torch wants masks of one type
-            hidden = torch.zeros(3, 5).double().masked_fill(padding, float("-inf"))
-            expected = plain(
-                q, k, v, need_weights=need_weights, **{**masks, "key_padding_mask": hidden}
-            )
-        else:
-            expected = plain(q, k, v, need_weights=need_weights, **masks)
-        found = noisy(q, k, v, need_weights=need_weights, **masks)
-        torch.testing.assert_close(found[0], expected[0], rtol=1e-9, atol=1e-12)
-        assert (found[1] is None) == (not need_weights)
-        if need_weights:
-            torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-12)
+    (plain, noisy), inputs = pair(options, batch_first), tensors(options, batch_first)
+    for ours, torchs in MASKS:
+        found = noisy(*inputs, need_weights=need_weights, **ours)
+        expected = plain(*inputs, need_weights=need_weights, **torchs)
+        assert (found[1] is None) == (expected[1] is None) == (not need_weights)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -72,10 +67,8 @@ def test_unbatched_inputs_and_weights_per_head(batch_first):
     plain, noisy = pair({}, batch_first)
     x, other = torch.randn(4, 8).double(), torch.randn(5, 8).double()
     for inputs in ((x, x, x), (x, other, other)):
-        expected = plain(*inputs, average_attn_weights=False)
-        found = noisy(*inputs, average_attn_weights=False)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        both = (layer(*inputs, average_attn_weights=False) for layer in (noisy, plain))
+        torch.testing.assert_close(*both, rtol=1e-9, atol=1e-12)
 
 
 ESTIMATORS = [vd.local_reparameterization, vd.weight_sample, vd.per_example, vd.flipout]
@@ -104,17 +97,12 @@ def test_values_have_the_moments_of_their_weights(same, estimator):
 def test_gates_act_on_whole_heads(recipe):
     _, noisy = pair({}, recipe=recipe)
     assert noisy.gate.units == 2
-    x = torch.randn(3, 4, 8).double()
-    with torch.no_grad():
-        noisy.eval()
-        heads = []
-        handle = noisy.gate.register_forward_hook(lambda m, args, out: heads.append((args[0], out)))
-        noisy(x, x, x)
-        handle.remove()
-    before, after = heads[0]
+    x, heads = torch.randn(3, 4, 8).double(), []
+    noisy.gate.register_forward_hook(lambda m, args, out: heads.append((args[0], out)))
+    noisy.eval()(x, x, x)
+    before, after = (part.detach() for part in heads[0])
     assert before.shape == (3, 2, 4, 4)
-    factor = after / before
-    torch.testing.assert_close(factor, factor[:1, :, :1, :1].expand_as(factor))
+    torch.testing.assert_close(after / before, (after / before)[:1, :, :1, :1].expand(before.shape))
 
 
 def test_a_dead_head_leaves_the_plain_layer():
@@ -122,8 +110,7 @@ def test_a_dead_head_leaves_the_plain_layer():
     with torch.no_grad():
         next(noisy.gate.parameters())[1] = -20.0
     x = torch.randn(3, 4, 8).double()
-    net = nn.ModuleDict({"a": noisy}).eval()
-    small, _ = masked(net)
+    small, _ = masked(nn.ModuleDict({"a": noisy}).eval())
     assert type(small["a"]) is nn.MultiheadAttention
     assert not small["a"].out_proj.weight[:, 4:].any()
     torch.testing.assert_close(small["a"](x, x, x)[0], noisy(x, x, x)[0])
@@ -138,38 +125,24 @@ def test_kl_counts_the_output_projection_once():
 
 
 def test_transformers_convert_whole_and_draw():
-    torch.manual_seed(0)
-    net = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval()
-    plan = vd.plan(net, vd.sparse_vd())
-    assert not [s for s in plan.skips if "norm" not in s.name]
-    source, target = torch.randn(2, 5, 16), torch.randn(2, 3, 16)
+    net, x = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval(), torch.randn(2, 2, 5, 16)
+    assert not [s for s in vd.plan(net, vd.sparse_vd()).skips if "norm" not in s.name]
     with torch.no_grad():
-        before = net(source, target)
+        before = net(*x)
         vd.convert(net, vd.sparse_vd(log_sigma2=-4.0))
-        assert torch.equal(net(source, target), before)
-        with vd.sampling(net):
-            assert not torch.equal(net(source, target), net(source, target))
-        # What the plan says is noisy draws noise: module by module, alone.
-        for name, module in noisy_modules(net).items():
+        assert torch.equal(net(*x), before)
+        for name, module in noisy_modules(net).items():  # each of them draws, alone
             with vd.sampling(module):
-                assert not torch.equal(net(source, target), before), name
-        vd.revert(net)
-        assert torch.equal(net(source, target), before)
+                assert not torch.equal(net(*x), before), name
+        assert torch.equal(vd.revert(net)(*x), before)
 
 
-def test_what_attention_refuses():
-    _, noisy = pair({})
+def test_attention_that_is_causal_needs_a_mask():
     x = torch.randn(2, 3, 8).double()
-    hidden = torch.zeros(2, 3, dtype=torch.bool)
-    hidden[1] = True
-    with pytest.raises(vd.VardropError, match="`key_padding_mask` to leave a key.*row 1"):
-        noisy(x, x, x, key_padding_mask=hidden)
-    with pytest.raises(vd.VardropError, match="`attn_mask` where `is_causal`"):
-        noisy(x, x, x, is_causal=True)
+    assert_refused("`attn_mask` where `is_causal`", pair({})[1], x, x, x, is_causal=True)
 
 
 def test_a_padded_sequence_has_a_key_left_with_add_zero_attn():
-    torch.manual_seed(0)
     layer = torch.nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
     q, padded = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [True] * 3])
     expected = layer(q, q, q, key_padding_mask=padded)[0]

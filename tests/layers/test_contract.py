@@ -27,8 +27,7 @@ def test_the_contract_of_every_pair(layer, recipe):
 
 
 def test_every_recipe_is_in_the_table():
-    named = {name.partition("-")[0] for name in ALL | HEADS} - {"own"}
-    assert named == set(recipes.METHODS)
+    assert ({name.partition("-")[0] for name in ALL | HEADS} - {"own"}) == set(recipes.METHODS)
     kinds = {"BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"}
     assert set(recipes.METHODS) == set(recipes.__all__) - kinds
 

@@ -30,29 +30,25 @@ def projections(x):
 
 def values(layer, recipe):
     """Output, KL and gradients of one step with noise, and the state that a file would hold."""
-    make, shapes, indices, same = LAYERS[layer]
-    own = torch.Generator().manual_seed(1)
+    (make, shapes, indices, same), own = LAYERS[layer], torch.Generator().manual_seed(1)
+
+    def drawn(shape):
+        if indices is None:
+            return torch.randn(shape, generator=own, dtype=torch.float64)
+        return torch.arange(math.prod(shape)).view(shape) % indices
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = vd.convert(make().double(), (RECIPES | RECURRENT)[recipe]).train()
-        x = [
-            torch.randn(s, generator=own, dtype=torch.float64)
-            if indices is None
-            else torch.arange(math.prod(s)).view(s) % indices
-            for s in (shapes[:1] if same else shapes)
-        ]
-        found = net(*(x * len(shapes) if same else x))
+        x = [drawn(shapes[0])] * len(shapes) if same else [drawn(shape) for shape in shapes]
+        found = net(*x)
         output = found if isinstance(found, torch.Tensor) else found[0]
         kl = vd.kl(net).double()
     (output.square().sum() + kl).backward()
-    return {
-        "output": projections(output),
-        "kl": float(kl.detach()),
-        "gradients": {
-            k: projections(p.grad) for k, p in net.named_parameters() if p.grad is not None
-        },
-        "state": {k: list(v.shape) for k, v in net.state_dict().items()},
-    }
+    grads = {k: projections(p.grad) for k, p in net.named_parameters() if p.grad is not None}
+    shapes = {k: list(v.shape) for k, v in net.state_dict().items()}
+    found = {"output": projections(output), "kl": float(kl.detach())}
+    return {**found, "gradients": grads, "state": shapes}
 
 
 def close(a, b):

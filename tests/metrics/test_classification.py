@@ -4,30 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from tests.refusals import assert_refused
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from vardrop._core.errors import VardropError
-from vardrop.metrics import (
-    accuracy,
-    brier,
-    ece,
-    nll,
-    nll_from_log_probs,
-    reliability_curve,
-)
+from vardrop import metrics
+from vardrop.metrics import nll, nll_from_log_probs
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-FROM_PROBS = [
-    accuracy,
-    nll,
-    brier,
-    ece,
-    reliability_curve,
-]
+FROM_PROBS = [metrics.accuracy, nll, metrics.brier, metrics.ece, metrics.reliability_curve]
 
 
 def predictions(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -38,14 +25,14 @@ def predictions(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_scores_match_references(classes: int) -> None:
-    probs, y = predictions(200, classes)
-    labels = list(range(classes))
-    assert accuracy(probs, y).item() == pytest.approx(accuracy_score(y, probs.argmax(dim=1)))
+    (probs, y), labels = predictions(200, classes), list(range(classes))
+    reference = accuracy_score(y, probs.argmax(dim=1))
+    assert metrics.accuracy(probs, y).item() == pytest.approx(reference)
     reference = multiclass_accuracy(probs, y, num_classes=classes, average="micro")
-    assert accuracy(probs, y).item() == pytest.approx(reference.item())
+    assert metrics.accuracy(probs, y).item() == pytest.approx(reference.item())
     assert nll(probs, y).item() == pytest.approx(log_loss(y, probs, labels=labels))
     reference = brier_score_loss(y, probs, labels=labels, scale_by_half=False)
-    assert brier(probs, y).item() == pytest.approx(reference)
+    assert metrics.brier(probs, y).item() == pytest.approx(reference)
 
 
 def test_log_probs_survive_where_probs_underflow() -> None:
@@ -61,23 +48,7 @@ def test_log_probs_and_probs_agree() -> None:
 
 
 def test_impossible_class_is_allowed_in_log_probs() -> None:
-    log_probs = torch.tensor([[0.0, -torch.inf]])
-    assert nll_from_log_probs(log_probs, torch.tensor([0])) == 0
-
-
-def flat(result: Tensor | tuple[Tensor, ...]) -> Tensor:
-    parts = result if isinstance(result, tuple) else (result,)
-    return torch.cat([part.double().flatten() for part in parts])
-
-
-@pytest.mark.parametrize("score", FROM_PROBS)
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 2**31))
-def test_order_of_rows_does_not_matter(score: Callable[..., Tensor], seed: int) -> None:
-    probs, y = predictions(30, 3, seed)
-    order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
-    before, after = flat(score(probs, y)), flat(score(probs[order], y[order]))
-    torch.testing.assert_close(before, after, equal_nan=True)
+    assert nll_from_log_probs(torch.tensor([[0.0, -torch.inf]]), torch.tensor([0])) == 0
 
 
 @pytest.mark.parametrize("score", FROM_PROBS)
@@ -111,22 +82,15 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize("score", FROM_PROBS)
 @pytest.mark.parametrize(("probs", "y", "message"), BAD_INPUT)
-def test_bad_input_is_refused(
-    score: Callable[..., Tensor], probs: Tensor, y: Tensor, message: str
-) -> None:
-    with pytest.raises(VardropError, match="Expected " + message):
-        score(probs, y)
+def test_bad_input_is_refused(score: Callable[..., Tensor], probs, y, message: str) -> None:
+    assert_refused("Expected " + message, score, probs, y)
 
 
-@pytest.mark.parametrize(
-    ("log_probs", "y", "message"),
-    [
-        (GOOD.log()[0], LABELS, r"`log_probs` to have shape \(N, K\), but got shape \(2,\)\."),
-        (GOOD, LABELS, r"`log_probs` .* sum to one in each row, but got a row with sum 3\.5"),
-        (GOOD * torch.nan, LABELS, r"`log_probs` to hold no NaN, but got 4 NaN values\. Find"),
-        (GOOD.log(), LABELS + 1, r"`y` to hold labels from 0 to 1, but got labels from 1 to 2\."),
-    ],
-)
+@pytest.mark.parametrize("log_probs, y, message", [
+    (GOOD.log()[0], LABELS, r"`log_probs` to have shape \(N, K\), but got shape \(2,\)\."),
+    (GOOD, LABELS, r"`log_probs` .* sum to one in each row, but got a row with sum 3\.5"),
+    (GOOD * torch.nan, LABELS, r"`log_probs` to hold no NaN, but got 4 NaN values\. Find"),
+    (GOOD.log(), LABELS + 1, r"`y` to hold labels from 0 to 1, but got labels from 1 to 2\."),
+])  # fmt: skip
 def test_bad_log_probs_are_refused(log_probs: Tensor, y: Tensor, message: str) -> None:
-    with pytest.raises(VardropError, match="Expected " + message):
-        nll_from_log_probs(log_probs, y)
+    assert_refused("Expected " + message, nll_from_log_probs, log_probs, y)

@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from vardrop.app.runs import scores as scoring
-from vardrop.metrics.intervals import (
-    Estimate,
-    average,
-    bootstrap,
-    class_scores,
-    estimated,
-    number_scores,
-    repeated,
-)
+from vardrop.metrics import intervals
+from vardrop.metrics.intervals import Estimate, bootstrap, estimated, repeated
 
 N = 60
 
@@ -40,19 +33,17 @@ def logs(probs, y):
 def test_weighted_classes_are_scored_as_rows_that_stand_for_several(count, weighted, ties):
     probs, y = classes(count, ties)
     chosen = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.long)
-    rows = torch.arange(N).repeat_interleave(chosen)
-    names = [str(k) for k in range(count)]
+    rows, names = torch.arange(N).repeat_interleave(chosen), [str(k) for k in range(count)]
     share = torch.full((count,), 1 / count)
     whole = scoring.class_scores(probs[rows], logs(probs, y)[rows], y[rows], names, share).metrics
-    for name, score in class_scores(probs, logs(probs, y), y).items():
+    for name, score in intervals.class_scores(probs, logs(probs, y), y).items():
         found = score(torch.stack([chosen.double(), 2 * chosen.double()]))
         assert found.tolist() == pytest.approx([whole[name]] * 2, abs=1e-9), name
 
 
 def test_a_class_without_a_row_is_left_out_of_averages():
     probs, y = classes(3)
-    weights = (y != 2).double()[None]
-    found = class_scores(probs, logs(probs, y), y)
+    weights, found = (y != 2).double()[None], intervals.class_scores(probs, logs(probs, y), y)
     own = [(probs.argmax(1) == y)[y == k].double().mean().item() for k in (0, 1)]
     assert float(found["balanced_accuracy"](weights)) == pytest.approx(sum(own) / 2)
     assert math.isfinite(float(found["auroc"](weights)))
@@ -67,16 +58,16 @@ def test_weighted_numbers_are_scored_as_rows_that_stand_for_several(weighted):
     rows = torch.arange(N).repeat_interleave(chosen)
     own = [t[rows] for t in (mean, torch.ones(N), log_probs, y)]
     whole = scoring.number_scores(*own, (lower[rows], upper[rows])).metrics
-    found = number_scores(mean, y, lower, upper, log_probs)
+    found = intervals.number_scores(mean, y, lower, upper, log_probs)
     assert set(found) == set(whole) - {"crps"}
     for name, score in found.items():
         assert float(score(chosen.double()[None])) == pytest.approx(whole[name], rel=1e-6), name
-    assert "nll" not in number_scores(mean, y, lower, upper, None)
+    assert "nll" not in intervals.number_scores(mean, y, lower, upper, None)
 
 
 def test_the_error_of_a_mean_is_that_of_the_formula():
     rows = random(200)
-    drawn = bootstrap({"mean": average(rows)}, 200)["mean"]
+    drawn = bootstrap({"mean": intervals.average(rows)}, 200)["mean"]
     expected = float(rows.std(correction=0)) / math.sqrt(200)
     z = (float(drawn.std()) / expected - 1) * math.sqrt(2 * len(drawn))
     assert abs(z) < 6
@@ -87,25 +78,21 @@ def test_the_error_of_a_mean_is_that_of_the_formula():
 
 def test_two_nets_are_scored_on_the_same_resamples():
     rows = random(50)
-    one, other = (bootstrap({"s": average(r)}, 50)["s"] for r in (rows, rows + 3))
+    one, other = (bootstrap({"s": intervals.average(r)}, 50)["s"] for r in (rows, rows + 3))
     assert torch.allclose(other - one, torch.tensor(3.0).double())
-    assert estimated(3.0, other - one).sign == 1
-    assert estimated(-3.0, one - other).sign == -1
+    assert (estimated(3.0, other - one).sign, estimated(-3.0, one - other).sign) == (1, -1)
     assert estimated(0.0, one - one.mean()).sign == 0
 
 
 def test_rows_that_count_twice_are_drawn_with_their_weight():
     rows, weight = random(40), torch.ones(40)
     weight[0] = 1e9
-    drawn = bootstrap({"s": average(rows)}, 40, weight)["s"]
-    seen = (drawn - rows[0]).abs() < 1e-6
+    seen = (bootstrap({"s": intervals.average(rows)}, 40, weight)["s"] - rows[0]).abs() < 1e-6
     assert 0.5 < float(seen.double().mean()) < 0.75  # 1 - 1/e of the resamples have that row
 
 
 def test_many_rows_are_resampled_a_few_at_a_time(monkeypatch):
-    from vardrop.metrics import intervals
-
-    rows = {"s": average(random(30))}
+    rows = {"s": intervals.average(random(30))}
     whole = bootstrap(rows, 30)["s"]
     monkeypatch.setattr(intervals, "_AT_ONCE", 30 * 7)
     assert torch.allclose(bootstrap(rows, 30)["s"], whole, rtol=1e-12)
@@ -113,7 +100,7 @@ def test_many_rows_are_resampled_a_few_at_a_time(monkeypatch):
 
 def test_more_rows_have_fewer_resamples_and_a_normal_interval():
     rows = random(5001)
-    drawn = bootstrap({"s": average(rows)}, 5001)["s"]
+    drawn = bootstrap({"s": intervals.average(rows)}, 5001)["s"]
     assert len(drawn) == 200
     found = estimated(float(rows.mean()), drawn)
     z = (found.error * math.sqrt(5001) / float(rows.std()) - 1) * math.sqrt(2 * 200)
@@ -130,8 +117,7 @@ def test_scores_that_few_resamples_define_have_no_interval():
 
 
 def test_repetitions_have_the_interval_of_student():
-    values = [0.5, 0.7, 0.9, 0.6]
-    mean, spread = 0.675, 0.17078251276599332
+    values, mean, spread = [0.5, 0.7, 0.9, 0.6], 0.675, 0.17078251276599332
     found = repeated(values)
     half = 3.182446305284263 * spread / 2  # the 97.5 % point with 3 degrees of freedom
     assert found == pytest.approx((mean, spread / 2, mean - half, mean + half))

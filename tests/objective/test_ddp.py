@@ -24,8 +24,7 @@ class Steps(nn.Module):
     def forward(self, x):
         steps = x.view(-1, 3, 2).repeat(1, 1, 2)
         attends = isinstance(self.layer, nn.MultiheadAttention)
-        found = self.layer(*[steps] * (3 if attends else 1))[0]
-        return self.last(found.mean(1))
+        return self.last(self.layer(*[steps] * (3 if attends else 1))[0].mean(1))
 
 
 SEQUENCES = {
@@ -48,8 +47,7 @@ def make(name):
 
 
 def data():
-    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
-    return x, torch.arange(8) % 3
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
 
 
 def step(module, rank):
@@ -93,10 +91,8 @@ def gathered(rank):
     return {"alone": alone, "both": gradients(elbo)}
 
 
-WAYS = [
-    pytest.param(False, id="all_used"),
-    pytest.param(True, id="find_unused", marks=pytest.mark.slow),
-]
+UNUSED = pytest.param(True, id="find_unused", marks=pytest.mark.slow)
+WAYS = [pytest.param(False, id="all_used"), UNUSED]
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -120,8 +116,7 @@ def apart(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_equal_the_single_process(name, found):
-    first, second = apart(name)
-    got = found[0][name]
+    (first, second), got = apart(name), found[0][name]
     assert set(got) == set(first)
     for key, grad in got.items():
         expected = (first[key] + second[key]) / 2

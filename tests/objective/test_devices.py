@@ -1,8 +1,6 @@
 """Other devices, as far as a CPU can show them: shapes, no look at values, no kernel of the CPU."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch._functorch import config
 
 import vardrop as vd
 from tests.pairs import PAIRS
+from tests.running import python
 from vardrop.testing import HEADS, LAYERS, RECIPES, RECURRENT
 
 
@@ -65,13 +64,7 @@ for name, recipe in (RECIPES | HEADS).items():
 
 
 def test_a_forward_pass_on_a_pretended_gpu():
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FAKE % NOT_HERE],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = python("-W", "ignore", "-c", FAKE % NOT_HERE)
     assert run.returncode == 0, run.stderr[-2000:]
     found = run.stdout.split("\n")[:-1]
     assert len(found) == 2 * (len(RECIPES) + len(HEADS) - len(NOT_HERE))
@@ -80,8 +73,7 @@ def test_a_forward_pass_on_a_pretended_gpu():
 
 @pytest.mark.parametrize("budget", [0.0, 0.9])
 def test_compile_refuses_to_draw_twice(budget):
-    net = vd.convert(nn.Linear(4, 3), vd.sparse_vd())
-    elbo = vd.ELBO(net, vd.Categorical(), 100)
+    elbo = vd.ELBO(vd.convert(nn.Linear(4, 3), vd.sparse_vd()), vd.Categorical(), 100)
     with (
         config.patch(activation_memory_budget=budget),
         pytest.raises(vd.VardropError, match="activation_memory_budget to be 1, but got"),

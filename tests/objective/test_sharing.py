@@ -1,6 +1,7 @@
 """One pass over the weights for all draws and the KL gives the gradient of the two apart."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import vardrop as vd
+from tests.nets import Parts
 
 DRAWS = vd.Recipe(vd.AdditiveGaussian(-3.0), vd.LogUniform(), vd.weight_sample)
 RECIPES = {
@@ -102,24 +104,10 @@ def test_kl_alone_against_float64(value, transposed):
     exact = vd.functional.log_uniform_kl_additive(*wide)
     if value:
         assert float(mine.detach()) == pytest.approx(float(exact.detach()), rel=2e-5)
-    for a, b in zip(
-        torch.autograd.grad(mine, (weight, log_sigma2)),
-        torch.autograd.grad(exact, wide),
-        strict=True,
-    ):
+    slopes = torch.autograd.grad(mine, (weight, log_sigma2)), torch.autograd.grad(exact, wide)
+    for a, b in zip(*slopes, strict=True):
         nonzero = b.abs() > 1e-30
         assert float((a.double() / b - 1).abs()[nonzero].max()) <= 2e-5
-
-
-class Runs(nn.Module):
-    """A body that a net runs in a way of its own."""
-
-    def __init__(self, body, way):
-        super().__init__()
-        self.body, self.way = body, way
-
-    def forward(self, x):
-        return self.way(self.body, x)
 
 
 def stopped(body, x):
@@ -155,10 +143,9 @@ WAYS = {
 @pytest.mark.parametrize("recipe", ["local", "draws", "normal"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_gradient_does_not_depend_on_how_layers_run(way, recipe):
-    net = Runs(vd.convert(dense(), RECIPES[recipe]), WAYS[way])
+    net = Parts(lambda n, x: WAYS[way](n.body, x), body=vd.convert(dense(), RECIPES[recipe]))
     x = NETS["dense"][1].clone().requires_grad_()
-    elbo = vd.ELBO(net, vd.Categorical(), num_data=3)
-    found = []
+    elbo, found = vd.ELBO(net, vd.Categorical(), num_data=3), []
     for objective in (elbo, elbo.parts):  # with and without sharing
         net.zero_grad()
         with torch.random.fork_rng():
@@ -171,14 +158,12 @@ def test_the_gradient_does_not_depend_on_how_layers_run(way, recipe):
 def test_threads_share_nothing_with_each_other():
     net = vd.convert(dense(), RECIPES["local"])
     elbo, x = vd.ELBO(net, vd.Categorical(), num_data=3), NETS["dense"][1]
-    noise = [torch.randn(7, n) for n in (5, 4)]
-    for layer, z in zip((net[0], net[2]), noise, strict=True):
-        layer.register_forward_pre_hook(
-            lambda m, a, k, z=z: (a, {**k, "noise": z}), with_kwargs=True
-        )
+    for layer, noise in ((net[0], torch.randn(7, 5)), (net[2], torch.randn(7, 4))):
+        held = lambda m, a, k, noise=noise: (a, {**k, "noise": noise})
+        layer.register_forward_pre_hook(held, with_kwargs=True)
     expected = gradients(elbo(x, Y).loss, net)
     both, second_inside, first_done = threading.Barrier(2), threading.Event(), threading.Event()
-    started, found = [], []
+    started = []
 
     def inside(*_):  # the second enters its step before the KL of the first, and leaves it after
         started.append(threading.get_ident())
@@ -190,20 +175,15 @@ def test_threads_share_nothing_with_each_other():
 
     net[1].register_forward_hook(inside)
 
-    def step():
+    def step(_):
         loss = elbo(x, Y).loss
         first_done.set()
         both.wait(30)
-        found.append(gradients(loss, net))
+        return gradients(loss, net)
 
-    threads = [threading.Thread(target=step) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(found) == 2
-    for gradient in found:
-        torch.testing.assert_close(gradient, expected)
+    with ThreadPoolExecutor(2) as threads:
+        for gradient in threads.map(step, range(2)):
+            torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -1,5 +1,7 @@
 """Averaged parameters: their values, what the model holds between epochs, and resuming."""
 
+import copy
+
 import pytest
 import torch
 
@@ -29,8 +31,7 @@ def flat(training):
 
 
 def test_the_average_is_that_of_all_steps_and_the_training_goes_on_without_it():
-    plain, _ = trace(loop(False))
-    steps, epochs = trace(loop(True))
+    (plain, _), (steps, epochs) = trace(loop(False)), trace(loop(True))
     torch.testing.assert_close(torch.stack(steps), torch.stack(plain))
     # below 1000 steps the weight 1 / t makes the mean of all steps so far
     for epoch in range(3):
@@ -46,13 +47,11 @@ def test_a_resumed_training_has_the_same_average(stop):
     running = first.run()
     for _ in range(stop):
         next(running)
-    tensors, values = first.state()
-    kept = {k: v.clone() for k, v in tensors.items()}, dict(values)
-    module, adam = first.elbo.state_dict(), first.optimizer.state_dict()
-    second = loop(True)
-    second.elbo.load_state_dict({k: v.clone() for k, v in module.items()})
+    kept = (first.state(), first.elbo.state_dict(), first.optimizer.state_dict())
+    (state, module, adam), second = copy.deepcopy(kept), loop(True)
+    second.elbo.load_state_dict(module)
     second.optimizer.load_state_dict(adam)
-    second.load_state(*kept)
+    second.load_state(*state)
     list(second.run())
     torch.testing.assert_close(flat(second), flat(whole), rtol=0, atol=0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import vardrop as vd
+from tests.refusals import assert_refused
 from tests.tuning.test_train import adam, data, objective, same
 from vardrop.app.runs import Recorder
 from vardrop.app.runs.callbacks import ProgressBar
@@ -40,16 +40,20 @@ LOADERS = {
 }
 
 
-def test_a_loader_in_order_gives_the_numbers_of_a_bare_loop():
-    x, y = data()
-    bare, looped = objective(), objective()
-    optimizer = adam(bare)
+def trained_by_hand(elbo, batches):
+    """Two epochs of a bare loop."""
+    optimizer = adam(elbo)
     torch.manual_seed(1)
-    for _ in range(2):
-        for rows in torch.arange(50).split(16):
-            optimizer.zero_grad()
-            bare(x[rows], y[rows]).loss.backward()
-            optimizer.step()
+    for batch in batches * 2:
+        optimizer.zero_grad()
+        elbo(*batch).loss.backward()
+        optimizer.step()
+    return elbo
+
+
+def test_a_loader_in_order_gives_the_numbers_of_a_bare_loop():
+    (x, y), looped = data(), objective()
+    bare = trained_by_hand(objective(), list(zip(x.split(16), y.split(16), strict=True)))
     torch.manual_seed(1)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     epochs = list(train(looped, adam(looped), loader, None, 2))
@@ -58,18 +62,10 @@ def test_a_loader_in_order_gives_the_numbers_of_a_bare_loop():
 
 
 def test_weights_come_with_the_batches():
-    x, y = data()
-    weight = torch.arange(50) / 10
-    first, second = objective(), objective()
+    batch, elbo = (*data(), torch.arange(50) / 10), objective()
     torch.manual_seed(1)
-    list(train(first, adam(first), DataLoader(TensorDataset(x, y, weight), 50), None, 2))
-    torch.manual_seed(1)
-    optimizer = adam(second)
-    for _ in range(2):
-        optimizer.zero_grad()
-        second(x, y, weight).loss.backward()
-        optimizer.step()
-    assert same(first, second)
+    list(train(elbo, adam(elbo), DataLoader(TensorDataset(*batch), 50), None, 2))
+    assert same(elbo, trained_by_hand(objective(), [batch]))
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -119,37 +115,38 @@ def test_an_epoch_that_was_interrupted_goes_on_bit_for_bit(tmp_path, name, stop)
     assert same(whole, second)
 
 
+def begun(loader, steps):
+    """A loop, and its state after some steps of its first epoch."""
+    elbo = objective()
+    loop = Loop(elbo, adam(elbo), loader, None, 1)
+    batches = iter(loop._batches())
+    for _ in range(steps):
+        loop._step(next(batches))
+    return loop, loop.state()
+
+
 def test_a_loader_with_a_state_is_not_read_again(tmp_path):
-    read = []
+    module, read = pytest.importorskip("torchdata.stateful_dataloader"), []
 
     class Noted(TensorDataset):
         def __getitem__(self, index):
             read.append(index)
             return super().__getitem__(index)
 
-    module = pytest.importorskip("torchdata.stateful_dataloader")
-    loops = []
-    for _ in range(2):
-        loader = module.StatefulDataLoader(Noted(*data()), batch_size=10, shuffle=True)
-        elbo = objective()
-        loops.append(Loop(elbo, adam(elbo), loader, None, 1))
-    batches = iter(loops[0]._batches())
-    for _ in range(3):
-        loops[0]._step(next(batches))
-    state = loops[0].state()
+    loaders = (module.StatefulDataLoader(Noted(*data()), 10, shuffle=True) for _ in range(2))
+    _, state = begun(next(loaders), 3)
     assert len(read) == 30
-    loops[1].load_state(*state)
-    list(loops[1].run())
+    elbo = objective()
+    again = Loop(elbo, adam(elbo), next(loaders), None, 1)
+    again.load_state(*state)
+    list(again.run())
     assert sorted(read) == list(range(50))
 
 
 def test_the_noise_of_a_training_is_apart_from_the_draws_of_its_stream():
-    state = torch.get_rng_state()
-    elbo = objective()
+    state, elbo = torch.get_rng_state(), objective()
     torch.set_rng_state(state)
-    loop = Loop(elbo, adam(elbo), shuffled(), None, 1)
-    batches = iter(loop._batches())
-    next(batches)
+    next(iter(Loop(elbo, adam(elbo), shuffled(), None, 1)._batches()))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -171,36 +168,25 @@ def test_processes_share_each_batch():
     assert [part.share for part in parts] == pytest.approx([6 * 3 / 16, 5 * 3 / 16, 5 * 3 / 16])
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (iter([data()]), "read in every epoch anew, such as a DataLoader, but got list_iterator"),
-        (3, "such as a DataLoader, but got int"),
-        (torch.zeros(4, 6), "Expected `y` with tensors"),
-        ([], "Expected at least 1 batches from list, but got 0"),
-        ([torch.zeros(4)], r"Expected batches \(x, y\) or \(x, y, weight\).*but got Tensor"),
-        ([(torch.zeros(4, 6), torch.zeros(3))], "same positive length, but got 4 and 3"),
-    ],
-)
+@pytest.mark.parametrize("given, text", [
+    (iter([data()]), "read in every epoch anew, such as a DataLoader, but got list_iterator"),
+    (3, "such as a DataLoader, but got int"),
+    (torch.zeros(4, 6), "Expected `y` with tensors"),
+    ([], "Expected at least 1 batches from list, but got 0"),
+    ([torch.zeros(4)], r"Expected batches \(x, y\) or \(x, y, weight\).*but got Tensor"),
+    ([(torch.zeros(4, 6), torch.zeros(3))], "same positive length, but got 4 and 3"),
+])  # fmt: skip
 def test_what_is_no_stream_is_refused(given, text):
     elbo = objective()
-    with pytest.raises(vd.VardropError, match=text):
-        list(train(elbo, adam(elbo), given, None, 1))
+    assert_refused(text, lambda: list(train(elbo, adam(elbo), given, None, 1)))
 
 
 def test_a_stream_that_became_shorter_is_told():
-    elbo = objective()
-    loop = Loop(elbo, adam(elbo), DataLoader(Rows(), batch_size=16), None, 1)
-    batches = iter(loop._batches())
-    for _ in range(3):
-        loop._step(next(batches))
-    state = loop.state()
-
     class Shorter(IterableDataset):
         def __iter__(self):
             yield tuple(part[:16] for part in data())
 
-    shorter = Loop(elbo, adam(elbo), Shorter(), None, 1)
+    loop, state = begun(DataLoader(Rows(), batch_size=16), 3)
+    shorter = Loop(loop.elbo, adam(loop.elbo), Shorter(), None, 1)
     shorter.load_state(*state)
-    with pytest.raises(vd.VardropError, match="at least 3 batches from Shorter, but got 1"):
-        list(shorter.run())
+    assert_refused("at least 3 batches from Shorter, but got 1", list, shorter.run())

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.nets import Parts
 from vardrop.app.runs import fit
 from vardrop.app.runs.callbacks import Observer
 from vardrop.objective import parameter_groups
@@ -32,8 +33,7 @@ def objectives(recipe, likelihood, outputs, count=3):
 
 
 def data(classes, counts=(10, 10, 10)):
-    generator = torch.Generator().manual_seed(1)
-    pairs = []
+    generator, pairs = torch.Generator().manual_seed(1), []
     for count in counts:
         x = torch.randn(count, 4, generator=generator)
         y = torch.randint(classes, (count,), generator=generator) if classes else x[:, :1].sin()
@@ -63,15 +63,12 @@ class Fixed(Loop):
 @pytest.mark.parametrize("recipe", [None, vd.sparse_vd(), vd.bayes_by_backprop(prior=vd.Normal(learned=True))])  # fmt: skip
 def test_each_ends_where_it_would_alone(classes, recipe):
     """In mean mode there is no noise, so that the numbers are the same but for rounding."""
-    elbos = objectives(
-        recipe, vd.Categorical if classes else lambda: vd.Gaussian(learned=True), classes or 1
-    )
+    likelihood = vd.Categorical if classes else lambda: vd.Gaussian(learned=True)
+    elbos = objectives(recipe, likelihood, classes or 1)
     rows, betas = data(classes), [lambda e, k=k: 0.1 * k * min(e, 1) for k in range(3)]
     with vd.sampling(nn.ModuleList(elbos), False) if recipe is not None else torch.enable_grad():
-        together = Members(
-            copy.deepcopy(elbos), rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0, seed=3
-        )
-        order = []
+        fixed = rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0
+        together, order = Members(copy.deepcopy(elbos), *fixed, seed=3), []
         for k, elbo in enumerate(elbos):
             del order[:]
             loop = Members(elbos, rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0, seed=3)
@@ -79,9 +76,8 @@ def test_each_ends_where_it_would_alone(classes, recipe):
                 order.append([batch[k] - 10 * k for batch in loop._batches()])
                 loop._shuffle = loop._generator.get_state()
             own = torch.optim.Adam(groups(elbo))
-            list(
-                Fixed(order, elbo, own, *rows[k][:2], EPOCHS, BATCH, betas[k], lambda e: 1.0).run()
-            )
+            given = (EPOCHS, BATCH, betas[k], lambda e: 1.0)
+            list(Fixed(order, elbo, own, *rows[k][:2], *given).run())
         list(together.run())
     for elbo, state in zip(elbos, together.states(), strict=True):
         for name, tensor in elbo.state_dict().items():
@@ -90,8 +86,7 @@ def test_each_ends_where_it_would_alone(classes, recipe):
 
 def test_each_draws_noise_of_its_own_and_a_seed_repeats_it():
     elbo = objectives(vd.bayes_by_backprop(), vd.Gaussian, 1, 1)[0]
-    rows = data(0, (10,)) * 2
-    found = []
+    rows, found = data(0, (10,)) * 2, []
     for _ in range(2):
         torch.manual_seed(5)
         found.append(trained([copy.deepcopy(elbo) for _ in range(2)], rows, [lambda e: 1.0] * 2))
@@ -101,9 +96,8 @@ def test_each_draws_noise_of_its_own_and_a_seed_repeats_it():
 
 
 def test_sets_of_rows_may_differ_in_size():
-    states = trained(
-        objectives(vd.sparse_vd(), vd.Gaussian, 1), data(0, (10, 12, 11)), [lambda e: 1.0] * 3
-    )
+    elbos = objectives(vd.sparse_vd(), vd.Gaussian, 1)
+    states = trained(elbos, data(0, (10, 12, 11)), [lambda e: 1.0] * 3)
     assert all(bool(t.isfinite().all()) for state in states for t in state.values())
 
 
@@ -114,15 +108,10 @@ def test_a_loss_that_is_not_finite_is_told():
         trained(objectives(vd.sparse_vd(), vd.Gaussian, 1), rows, [lambda e: 1.0] * 3)
 
 
-class Recurrent(nn.Module):
+def recurrent():
     """A net that vmap cannot carry."""
-
-    def __init__(self):
-        super().__init__()
-        self.cells, self.last = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.last(self.cells(x.unsqueeze(-1))[0][:, -1])
+    run = lambda net, x: net.last(net.cells(x.unsqueeze(-1))[0][:, -1])
+    return Parts(run, cells=nn.LSTM(1, 4, batch_first=True), last=nn.Linear(4, 1))
 
 
 class Told(Observer):
@@ -138,6 +127,6 @@ class Told(Observer):
 
 def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
     told = Told()
-    run = fit("diabetes", Recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, observer=told)  # fmt: skip
+    run = fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, observer=told)  # fmt: skip
     assert any(note.startswith("one after the other: ") for note in told.notes)
     assert run.results["metrics"]["rmse"] > 0

@@ -5,17 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop.tuning import processes
-from vardrop.tuning.processes import (
-    World,
-    device_named,
-    generator_states,
-    joined,
-    own_generators,
-    seed_generators,
-    set_generator_states,
-)
+from vardrop.tuning.processes import World
 
 
 class Generators:
@@ -51,11 +43,8 @@ def gpus(monkeypatch):
     found = Generators()
     monkeypatch.setattr(torch, "get_device_module", lambda device: found)
     real = torch.Generator
-    monkeypatch.setattr(
-        processes.torch,
-        "Generator",
-        lambda device="cpu": real() if device == "cpu" else Fresh(device),
-    )
+    fresh = lambda device="cpu": real() if device == "cpu" else Fresh(device)
+    monkeypatch.setattr(processes.torch, "Generator", fresh)
     return found
 
 
@@ -65,14 +54,13 @@ def test_generators_of_every_device_are_seeded_kept_and_given_back(gpus, kind):
     gpus.states[device] = torch.tensor([5])
     torch.manual_seed(8)
     before = torch.get_rng_state()
-    with own_generators(device, seed=3):
+    with processes.own_generators(device, seed=3):
         assert gpus.states[device].tolist() == [3]
-        drawn = torch.rand(2)
-        kept = generator_states(device)
+        drawn, kept = torch.rand(2), processes.generator_states(device)
         assert set(kept) == {"noise", f"noise_{kind}"}
-        seed_generators(device, 4)
+        processes.seed_generators(device, 4)
         assert gpus.states[device].tolist() == [4]
-        set_generator_states(device, kept, 0)
+        processes.set_generator_states(device, kept, 0)
         assert gpus.states[device].tolist() == [3]
     assert gpus.states == {device: torch.tensor([5])}
     assert torch.equal(torch.get_rng_state(), before)
@@ -81,45 +69,36 @@ def test_generators_of_every_device_are_seeded_kept_and_given_back(gpus, kind):
 
 def test_a_checkpoint_of_another_device_seeds_this_one(gpus):
     device = torch.device("cuda", 0)
-    set_generator_states(device, {"noise": torch.get_rng_state()}, 11)
+    processes.set_generator_states(device, {"noise": torch.get_rng_state()}, 11)
     assert gpus.states[device].tolist() == [11]
 
 
 def test_generators_are_given_back_after_an_error():
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="shape"), own_generators(seed=1):
+    with pytest.raises(RuntimeError, match="shape"), processes.own_generators(seed=1):
         torch.rand(3).view(7)
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    "name, local, found",
-    [
-        ("auto", "1", "cuda:1"),
-        ("auto", None, "cuda:0"),
-        ("cuda", "3", "cuda:3"),
-        ("cuda:2", "1", "cuda:2"),
-        ("cpu", "1", "cpu"),
-    ],
-)
+@pytest.mark.parametrize("name, local, found", [
+    ("auto", "1", "cuda:1"), ("auto", None, "cuda:0"), ("cuda", "3", "cuda:3"),
+    ("cuda:2", "1", "cuda:2"), ("cpu", "1", "cpu"),
+])  # fmt: skip
 def test_every_process_takes_its_own_gpu(monkeypatch, name, local, found):
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
+    found_here = lambda check_available: torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", found_here)
     monkeypatch.setattr(torch, "empty", lambda n, device: SimpleNamespace(device=device))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_RANK", local)
-    assert device_named(name) == torch.device(found)
+    assert processes.device_named(name) == torch.device(found)
 
 
 def test_auto_without_a_gpu_and_unknown_devices():
     if not torch.accelerator.is_available():
-        assert device_named("auto") == torch.device("cpu")
-    with pytest.raises(
-        vd.VardropError, match="`device` to be one that torch has here, but got 'ab"
-    ):
-        device_named("abacus")
+        assert processes.device_named("auto") == torch.device("cpu")
+    told = "`device` to be one that torch has here, but got 'abacus"
+    assert_refused(told, processes.device_named, "abacus")
 
 
 def test_decisions_and_means_travel_on_the_device_of_the_process(monkeypatch):
@@ -146,8 +125,8 @@ def test_a_process_group_is_made_for_the_device(monkeypatch):
     }
     for name, function in fake.items():
         monkeypatch.setattr(processes.dist, name, function)
-    with joined(torch.device("cuda", 1)) as world:
+    with processes.joined(torch.device("cuda", 1)) as world:
         assert world == World(1, 2, torch.device("cuda", 1))
-    with joined() as world:
+    with processes.joined() as world:
         assert world.device == torch.device("cpu")
     assert calls == ["cuda:1", "nccl", "gloo"]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop.app.runs import Settings
 from vardrop.tuning import Loop, NotFiniteError, Step, train
 from vardrop.tuning.processes import World
@@ -28,15 +29,12 @@ def adam(elbo, lr=1e-2):
 
 
 def same(a, b):
-    return all(
-        torch.equal(x, y)
-        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def test_it_gives_the_numbers_of_a_bare_loop():
-    x, y = data()
-    bare, looped = objective(), objective()
+    (x, y), bare, looped = data(), objective(), objective()
     optimizer = adam(bare)
     torch.manual_seed(1)
     order = torch.Generator().manual_seed(5)
@@ -53,10 +51,8 @@ def test_it_gives_the_numbers_of_a_bare_loop():
 
 
 def test_schedules_are_followed():
-    x, y = data()
-    elbo = objective()
-    optimizer = adam(elbo, lr=0.5)
-    rates, betas = [], []
+    (x, y), elbo = data(), objective()
+    optimizer, rates, betas = adam(elbo, lr=0.5), [], []
     for epoch in train(elbo, optimizer, x, y, 3, beta=lambda e: e / 10, rate=lambda e: 1 / (1 + e)):
         rates.append(optimizer.param_groups[0]["lr"])
         betas.append(epoch.beta)
@@ -66,14 +62,12 @@ def test_schedules_are_followed():
 
 @pytest.mark.parametrize("stop", [1, 4, 5, 9])
 def test_a_restored_state_goes_on_bit_for_bit(stop):
-    x, y = data()
-    whole, first = objective(), objective()
+    (x, y), whole, first = data(), objective(), objective()
     torch.manual_seed(1)
     expected = list(Loop(whole, adam(whole), x, y, 3, batch_size=16).run())
 
     torch.manual_seed(1)
-    loop = Loop(first, adam(first), x, y, 3, batch_size=16)
-    steps, kept = 0, None
+    loop, steps, kept = Loop(first, adam(first), x, y, 3, batch_size=16), 0, None
 
     def after():
         nonlocal steps, kept
@@ -94,10 +88,8 @@ def test_a_restored_state_goes_on_bit_for_bit(stop):
 
 
 def test_other_processes_draw_their_own_noise_after_a_restart():
-    x, y = data()
-    elbo = objective()
-    state = Loop(elbo, adam(elbo), x, y, 1).state()
-    drawn = []
+    (x, y), elbo = data(), objective()
+    state, drawn = Loop(elbo, adam(elbo), x, y, 1).state(), []
     for rank in (0, 1):
         Loop(elbo, adam(elbo), x, y, 1, world=World(rank, 2)).load_state(*state)
         drawn.append(torch.rand(3))
@@ -105,9 +97,7 @@ def test_other_processes_draw_their_own_noise_after_a_restart():
 
 
 def test_clipping_bounds_the_gradient():
-    x, y = data()
-    elbo = objective()
-    seen = []
+    (x, y), elbo, seen = data(), objective(), []
     optimizer = torch.optim.SGD(elbo.parameters(), lr=0.0)
     optimizer.register_step_pre_hook(
         lambda *_: seen.append(nn.utils.get_total_norm([p.grad for p in elbo.parameters()]).item())
@@ -119,9 +109,7 @@ def test_clipping_bounds_the_gradient():
 
 
 def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
-    x, y = data()
-    elbo = objective()
-    seen = []
+    (x, y), elbo, seen = data(), objective(), []
     elbo.net[0].register_forward_hook(lambda m, i, out: seen.append(out.dtype))
     values = Step(elbo, adam(elbo), precision="bfloat16")(x, y)
     assert seen == [torch.bfloat16]
@@ -132,8 +120,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inside torch.compile
 def test_a_compiled_step_gives_the_same_numbers():
-    x, y = data()
-    plain, compiled = objective(), objective()
+    (x, y), plain, compiled = data(), objective(), objective()
     for elbo, switch in ((plain, False), (compiled, True)):
         for layer in (elbo.net[0], elbo.net[2]):  # the compiled generator draws in another order
             layer.sampling = False
@@ -151,73 +138,53 @@ def test_shares_of_processes_make_the_mean_of_the_batch():
     mean = sum(weight * values[rows].mean() for rows, weight in shares) / 3
     assert float(mean) == pytest.approx(float(values.mean()))
     rows, weight = World(2, 3).slice(torch.arange(2))
-    assert len(rows) == 1
-    assert weight == 0.0
+    assert (len(rows), weight) == (1, 0.0)
 
 
-@pytest.mark.parametrize(
-    "break_it, text",
-    [
-        (lambda elbo, x: x.fill_(float("nan")), r"nan \(the inputs of the batch\)"),
-        (
-            lambda elbo, x: elbo.net[2].weight.data[0].fill_(float("inf")),
-            r"parameter 'net.2.weight'",
-        ),
-        (lambda elbo, x: elbo.net[0].weight.data.fill_(1e38), r"output of layer '0'"),
-    ],
-)
+@pytest.mark.parametrize("break_it, text", [
+    (lambda elbo, x: x.fill_(float("nan")), r"nan \(the inputs of the batch\)"),
+    (lambda elbo, x: elbo.net[2].weight.data[0].fill_(float("inf")), r"parameter 'net.2.weight'"),
+    (lambda elbo, x: elbo.net[0].weight.data.fill_(1e38), r"output of layer '0'"),
+])  # fmt: skip
 def test_a_loss_that_is_not_finite_names_step_and_layer(break_it, text):
-    x, y = data()
-    elbo = objective()
+    (x, y), elbo = data(), objective()
     break_it(elbo, x)
     with pytest.raises(NotFiniteError, match=f"{text}.* in epoch 1, step 1. Lower the learning"):
         list(train(elbo, adam(elbo), x, y, 1))
 
 
 def test_bad_arguments_are_told():
-    x, y = data()
-    elbo = objective()
-    with pytest.raises(vd.VardropError, match="same positive length, but got 50 and 49"):
-        train(elbo, adam(elbo), x, y[1:], 1)
-    with pytest.raises(
-        vd.VardropError, match="`batch_size` to be an integer of at least 1, but got 0"
-    ):
-        train(elbo, adam(elbo), x, y, 1, batch_size=0)
-    with pytest.raises(vd.VardropError, match="`clip` to be positive, but got 0"):
-        Step(elbo, adam(elbo), clip=0.0)
+    (x, y), elbo = data(), objective()
+    assert_refused("same positive length, but got 50 and 49", train, elbo, adam(elbo), x, y[1:], 1)
+    told = "`batch_size` to be an integer of at least 1, but got 0"
+    assert_refused(told, train, elbo, adam(elbo), x, y, 1, batch_size=0)
+    assert_refused("`clip` to be positive, but got 0", Step, elbo, adam(elbo), clip=0.0)
     with pytest.raises(vd.VardropError, match="`precision` to be 'float32' or 'bfloat16'"):
         Step(elbo, adam(elbo), precision="float8")
 
 
-@pytest.mark.parametrize(
-    "change, text",
-    [
-        ({"epochs": 0}, "`epochs` to be an integer of at least 1, but got 0"),
-        ({"lr": 0.0}, "`lr` to be a finite number and above 0, but got 0"),
-        ({"lr": float("nan")}, "`lr` to be a finite number and above 0, but got nan"),
-        ({"rate": "steep"}, "`rate` to be one of 'constant', 'linear', 'late', 'cosine'"),
-        ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
-        ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
-        ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
-        ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
-        ({"beta": -1.0}, "`beta` to be a finite number and at least 0, but got -1"),
-        (
-            {"weight_decay": None},
-            "`weight_decay` to be a finite number and at least 0, but got None",
-        ),
-        ({"folds": 2, "patience": 3}, "`folds` to be 1 with `patience`, .* but got 2"),
-        ({"folds": 0}, "`folds` to be an integer of at least 1, but got 0"),
-        ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
-        ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
-        ({"compile": 1}, "`compile` to be True or False, but got 1"),
-        ({"device": 0}, "`device` to be the name of a device, but got 0"),
-        ({"warmup": [5, 2]}, "0 <= `start` < `end`, but got 5 and 2"),
-        ({"speed": 3}, r"settings among .* but got \['speed'\]"),
-    ],
-)
+@pytest.mark.parametrize("change, text", [
+    ({"epochs": 0}, "`epochs` to be an integer of at least 1, but got 0"),
+    ({"lr": 0.0}, "`lr` to be a finite number and above 0, but got 0"),
+    ({"lr": float("nan")}, "`lr` to be a finite number and above 0, but got nan"),
+    ({"rate": "steep"}, "`rate` to be one of 'constant', 'linear', 'late', 'cosine'"),
+    ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
+    ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
+    ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
+    ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
+    ({"beta": -1.0}, "`beta` to be a finite number and at least 0, but got -1"),
+    ({"weight_decay": None}, "`weight_decay` to be a finite number and at least 0, but got None"),
+    ({"folds": 2, "patience": 3}, "`folds` to be 1 with `patience`, .* but got 2"),
+    ({"folds": 0}, "`folds` to be an integer of at least 1, but got 0"),
+    ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
+    ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
+    ({"compile": 1}, "`compile` to be True or False, but got 1"),
+    ({"device": 0}, "`device` to be the name of a device, but got 0"),
+    ({"warmup": [5, 2]}, "0 <= `start` < `end`, but got 5 and 2"),
+    ({"speed": 3}, r"settings among .* but got \['speed'\]"),
+])  # fmt: skip
 def test_settings_are_checked(change, text):
-    with pytest.raises(vd.VardropError, match=text):
-        Settings.from_json(change)
+    assert_refused(text, Settings.from_json, change)
 
 
 def test_settings_travel_as_json():
@@ -226,5 +193,4 @@ def test_settings_travel_as_json():
     assert Settings(warmup=(0, 0)).schedule(1.0)(0) == 1.0
     assert [Settings(rate=r).factor(10)(5) for r in ("constant", "linear", "late")] == [1, 0.5, 1]
     assert Settings(rate="cosine").factor(10)(5) == pytest.approx(0.5)
-    with pytest.raises(vd.VardropError, match="`device` to be one that torch has here"):
-        Settings(device="abacus").torch_device()
+    assert_refused("`device` to be one that torch has here", Settings(device="abacus").torch_device)

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import vardrop as vd
-from tests.app.cli.calling import call
+from tests.app.cli.calling import call, printed
+from tests.refusals import assert_refused
 from vardrop.app.data import datasets as catalog
 from vardrop.app.report.summary import method_name
 from vardrop.recipes import METHODS
@@ -59,8 +60,7 @@ def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
     (here / "run.toml").write_text(RUN)
     assert call("fit", "--config", "run.toml", "--epochs", 3, "--out", "typed") == 0
     stored = json.loads((here / "typed" / "config.json").read_text())
-    assert stored["net"] == "dense-8"
-    assert stored["method"]["gate"]["drop_rate"] == 0.25
+    assert (stored["net"], stored["method"]["gate"]["drop_rate"]) == ("dense-8", 0.25)
     found = settings(here / "typed")
     assert (found["epochs"], found["batch_size"], found["warmup"]) == (3, 16, [0.0, 1.5])
     assert (found["folds"], found["compare"]) == (1, False)
@@ -86,41 +86,26 @@ def test_a_file_names_lists_and_modules_too(here):
 def test_a_module_of_ones_own_is_imported_before_the_command(here, capsys, first):
     (here / "mine.py").write_text(MINE)
     own = ("--import=mine",) if first else ("--import", "mine")
-    command = (
-        "fit",
-        "ramp",
-        "--method",
-        "wide",
-        "--option",
-        "std=2.0",
-        "--epochs",
-        1,
-        "--folds",
-        1,
-    )
-    typed = (*own, *command, "--out", "r") if first else (*command, "--out", "r", *own)
+    command = ("fit", "ramp", "--method", "wide", "--option", "std=2.0")
+    quick = ("--epochs", 1, "--folds", 1, "--out", "r")
+    typed = (*own, *command, *quick) if first else (*command, *quick, *own)
     assert call(*typed) == 0
-    run = vd.load_run(here / "r")
-    assert run.config.method.prior.std == 2.0
+    assert vd.load_run(here / "r").config.method.prior.std == 2.0
     assert method_name(vd.to_json(METHODS["wide"]())) == "wide"  # as a report tells it
     capsys.readouterr()
-    assert call("methods", "--import", "mine") == 0
-    assert "Weights under a wide prior." in capsys.readouterr().out
+    assert "Weights under a wide prior." in printed(capsys, "methods", "--import", "mine").out
 
 
 def test_the_version_is_printed(capsys):
     assert call("--version") == 0
-    assert call("fit", "--version") == 0
-    assert capsys.readouterr().out == f"vardrop {vd.__version__}\n" * 2
+    assert printed(capsys, "fit", "--version").out == f"vardrop {vd.__version__}\n" * 2
 
 
 def test_quiet_prints_errors_alone_and_json_the_result_alone(here, capsys):
     quick = ("--epochs", 1, "--folds", 1, "--no-compare")
     assert call("fit", "iris", *quick, "--out", "r", "--quiet") == 0
-    assert call("--quiet", "evaluate", "r") == 0
-    assert capsys.readouterr() == ("", "")
-    assert call("fit", "iris", *quick, "--out", "r", "--quiet") == 1
-    out, err = capsys.readouterr()
+    assert printed(capsys, "--quiet", "evaluate", "r") == ("", "")
+    out, err = printed(capsys, "fit", "iris", *quick, "--out", "r", "--quiet", code=1)
     assert out == ""
     assert err.startswith("vardrop: Expected r to be free")
     assert call("fit", "iris", *quick, "--out", "s", "--quiet", "--json") == 0
@@ -128,24 +113,19 @@ def test_quiet_prints_errors_alone_and_json_the_result_alone(here, capsys):
     assert json.loads(line)["event"] == "result"
 
 
-@pytest.mark.parametrize(
-    "name, make, told",
-    [
-        ("l0", vd.l0, "`name` to be a text that is not taken, but got 'l0'"),
-        ("none", vd.l0, "`name` to be a text that is not taken, but got 'none'"),
-        (3, vd.l0, "`name` to be a text that is not taken, but got 3"),
-        ("mine", lambda rate: vd.l0(), "without arguments, but got: .* Give them defaults"),
-        ("mine", vd.l0(), "`make` to be a function that gives a recipe without arguments"),
-        ("mine", lambda: 3, "`make` to give a recipe, but got 3"),
-    ],
-)
+@pytest.mark.parametrize("name, make, told", [
+    ("l0", vd.l0, "`name` to be a text that is not taken, but got 'l0'"),
+    ("none", vd.l0, "`name` to be a text that is not taken, but got 'none'"),
+    (3, vd.l0, "`name` to be a text that is not taken, but got 3"),
+    ("mine", lambda rate: vd.l0(), "without arguments, but got: .* Give them defaults"),
+    ("mine", vd.l0(), "`make` to be a function that gives a recipe without arguments"),
+    ("mine", lambda: 3, "`make` to give a recipe, but got 3"),
+])  # fmt: skip
 def test_a_method_of_ones_own_is_checked(name, make, told):
     before = dict(METHODS)
-    with pytest.raises(vd.VardropError, match=told):
-        vd.register_method(name, make)
+    assert_refused(told, vd.register_method, name, make)
     assert before == METHODS
 
 
 def test_what_follows_two_dashes_is_no_option(capsys):
-    assert call("fit", "--", "--quiet") == 1
-    assert "but got '--quiet'" in capsys.readouterr().err
+    assert "but got '--quiet'" in printed(capsys, "fit", "--", "--quiet", code=1).err

@@ -11,17 +11,10 @@ import time
 
 CHROMIUM = shutil.which("chromium")
 _FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--remote-debugging-pipe",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe",
+)  # fmt: skip
 _PATIENCE = 60
 
 
@@ -35,8 +28,7 @@ class Page:
     def call(self, method, **params):
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
+        message |= {"sessionId": self.session} if self.session else {}
         os.write(self.write, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self.number:
             self.events.append(answer)
@@ -60,35 +52,28 @@ class Page:
         theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=theme)
         self.call("Page.navigate", url=url)
-        while self.evaluate("location.href") != url or not self.evaluate(
-            "document.readyState === 'complete'"
-        ):
+        state = "[location.href, document.readyState]"
+        while self.evaluate(state) != [url, "complete"]:
             time.sleep(0.05)
 
     def evaluate(self, expression):
-        answer = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        given = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = self.call("Runtime.evaluate", **given)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def _of(self, *methods):
+        return [event for event in self.events if event.get("method") in methods]
+
     def complaints(self):
         """Console errors and warnings, failed requests and uncaught exceptions."""
-        wrong = {"Runtime.exceptionThrown", "Network.loadingFailed", "Log.entryAdded"}
         spoken = ("error", "warning", "assert")
-        return [
-            event
-            for event in self.events
-            if event.get("method") in wrong
-            or (
-                event.get("method") == "Runtime.consoleAPICalled"
-                and event["params"]["type"] in spoken
-            )
-        ]
+        said = self._of("Runtime.consoleAPICalled")
+        wrong = self._of("Runtime.exceptionThrown", "Network.loadingFailed", "Log.entryAdded")
+        return wrong + [event for event in said if event["params"]["type"] in spoken]
 
     def requests(self):
-        sent = (e for e in self.events if e.get("method") == "Network.requestWillBeSent")
-        return [e["params"]["request"]["url"] for e in sent]
+        return [e["params"]["request"]["url"] for e in self._of("Network.requestWillBeSent")]
 
 
 @contextlib.contextmanager
@@ -102,10 +87,7 @@ def page(profile):
         theirs.append(fcntl.fcntl(pipe[given], fcntl.F_DUPFD_CLOEXEC, 10))
         os.close(pipe[given])
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    actions = [
-        *quiet,
-        *((os.POSIX_SPAWN_DUP2, fd, n) for fd, n in zip(theirs, (3, 4), strict=True)),
-    ]
+    actions = quiet + [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(theirs, 3)]
     command = [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     process = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=actions, setpgroup=0)
     for fd in theirs:
@@ -114,8 +96,7 @@ def page(profile):
     try:
         tab = Page(read, write)
         target = tab.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = tab.call("Target.attachToTarget", targetId=target, flatten=True)
-        tab.session = attached["sessionId"]
+        tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.call(f"{domain}.enable")
         yield tab

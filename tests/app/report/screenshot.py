@@ -11,12 +11,8 @@ from PIL import Image
 from tests.app.report import browser
 from vardrop.app.cli import main
 
-COMMANDS = (
-    "fit digits --net lenet5 --out {0}",
-    "evaluate {0} --ood photos",
-    "compress {0}",
-    "report {0}",
-)
+COMMANDS = "fit digits --net lenet5 --out {0}", "evaluate {0} --ood photos"
+COMMANDS += "compress {0}", "report {0}"
 WIDTH, HEIGHT = 1100, 1720
 
 

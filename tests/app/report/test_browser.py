@@ -5,9 +5,8 @@ import pytest
 from tests.app.report import browser, runs
 from vardrop.app.report import report
 
-pytestmark = pytest.mark.skipif(
-    browser.CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium"
-)
+NEEDED = "needs Debian's chromium: apt-get install chromium"
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason=NEEDED)
 
 _DECODED = """Promise.all([...document.images].map(i => i.decode())).then(
     () => [...document.images].map(i => i.naturalWidth))"""
@@ -25,10 +24,8 @@ def pages(tmp_path_factory):
     base = tmp_path_factory.mktemp("runs")
     several = [runs.classification(base / n, seed=i) for i, n in enumerate(("one", "two"))]
     several.append(runs.regression(base / ("a_rather_long_name_of_a_run_" * 3)))
-    return {
-        "one": report(several[:1]).as_uri(),
-        "several": report(several, base / "several.html").as_uri(),
-    }
+    several_page = report(several, base / "several.html")
+    return {"one": report(several[:1]).as_uri(), "several": several_page.as_uri()}
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -42,8 +39,7 @@ def test_opens_without_a_complaint(tab, pages, which, width, dark):
     assert min(widths) > 0
     assert tab.evaluate(_WIDE) <= width
     assert tab.complaints() == []
-    fetched = [url for url in tab.requests() if not url.startswith("data:")]
-    assert fetched == [pages[which]]
+    assert [url for url in tab.requests() if not url.startswith("data:")] == [pages[which]]
 
 
 def test_every_picture_says_what_it_shows(tab, pages):

@@ -7,8 +7,8 @@ import torch
 from matplotlib.figure import Figure
 
 from tests.app.report import runs
+from tests.refusals import assert_refused
 from vardrop import metrics
-from vardrop._core.errors import VardropError
 from vardrop.app import report
 from vardrop.app.report.pictures.canvas import png
 from vardrop.metrics.intervals import Estimate
@@ -34,34 +34,26 @@ DRAWN = {
 
 def test_every_public_picture_is_in_the_table():
     homes = {name: getattr(value, "__module__", "") for name, value in vars(report).items()}
-    assert set(DRAWN) == {
-        n for n, home in homes.items() if home.startswith(f"{report.__name__}.pictures.")
-    }
+    own = f"{report.__name__}.pictures."
+    assert set(DRAWN) == {name for name, home in homes.items() if home.startswith(own)}
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_draws_on_the_given_axes_and_on_its_own(name):
-    given = Figure().add_subplot()
+def test_draws_on_the_given_axes_and_on_its_own_and_leaves_matplotlib_as_it_was(name):
+    given, settings = Figure().add_subplot(), dict(matplotlib.rcParams)
     assert DRAWN[name](given) is given
     assert png(DRAWN[name](None), dpi=40).startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_leaves_matplotlib_as_it_was(name):
-    settings = dict(matplotlib.rcParams)
-    pyplot = __import__("matplotlib.pyplot").pyplot
-    png(DRAWN[name](None), dpi=40)
     assert dict(matplotlib.rcParams) == settings
-    assert pyplot.get_fignums() == []
+    assert __import__("matplotlib.pyplot").pyplot.get_fignums() == []
 
 
 def test_training_curves_show_the_numbers_of_the_history():
-    ax = report.training_curves(HISTORY)
-    for strip, key in zip(ax.child_axes, ("nll", "kl", "beta"), strict=True):
+    strips = report.training_curves(HISTORY).child_axes
+    for strip, key in zip(strips, ("nll", "kl", "beta"), strict=True):
         assert strip.lines[0].get_ydata().tolist() == [row[key] for row in HISTORY]
-    assert ax.child_axes[0].lines[1].get_ydata().tolist() == [
-        row["validation"]["nll"] for row in HISTORY
-    ]
+    assert strips[0].lines[1].get_ydata().tolist() == [row["validation"]["nll"] for row in HISTORY]
+    assert strips[0].get_title(loc="right") == "dashed: validation"  # above the curves
+    assert len(strips[0].texts) == 0
 
 
 def test_score_intervals_draw_dots_with_their_intervals():
@@ -72,8 +64,7 @@ def test_score_intervals_draw_dots_with_their_intervals():
     assert (list(other.get_xdata()), list(other.get_ydata())) == ([0.25], [1])
     assert set(reference.get_xdata()) == {0.5}
     assert [label.get_text() for label in panel.get_yticklabels()] == ["$a$", "b"]
-    with pytest.raises(VardropError, match="`scores` to hold at least one score"):
-        report.score_intervals({})
+    assert_refused("`scores` to hold at least one score", report.score_intervals, {})
 
 
 def test_layer_sparsity_draws_bars_of_the_given_length():
@@ -85,13 +76,8 @@ def test_filters_are_tiled_in_order():
     weight = torch.arange(4.0).repeat_interleave(4).reshape(4, 1, 2, 2)
     (panel,) = report.weight_maps(weight).child_axes
     cells = np.asarray(panel.images[0].get_array().filled(-1))
-    assert cells.tolist() == [
-        [0, 0, -1, 1, 1, -1, 2, 2],
-        [0, 0, -1, 1, 1, -1, 2, 2],
-        [-1] * 8,
-        [3, 3, -1, -1, -1, -1, -1, -1],
-        [3, 3, -1, -1, -1, -1, -1, -1],
-    ]
+    upper, lower = [0, 0, -1, 1, 1, -1, 2, 2], [3, 3, -1, -1, -1, -1, -1, -1]
+    assert cells.tolist() == [upper, upper, [-1] * 8, lower, lower]
 
 
 def test_reliability_dots_are_the_reliability_curve():
@@ -103,25 +89,18 @@ def test_reliability_dots_are_the_reliability_curve():
     torch.testing.assert_close(dots, expected, check_dtype=False)
 
 
-def test_histograms_hold_all_cases():
-    ax = report.uncertainty_histograms(LINE, {"other": LINE + 1})
-    assert sum(bar.get_height() for bar in ax.patches[:30]) == pytest.approx(1)
-
-
-def test_equal_uncertainties_can_be_drawn():
-    ax = report.uncertainty_histograms(torch.zeros(5), {"o": torch.zeros(3)})
+@pytest.mark.parametrize("inside, outside", [(LINE, LINE + 1), (torch.zeros(5), torch.zeros(3))])
+def test_histograms_hold_all_cases_equal_ones_too(inside, outside):
+    ax = report.uncertainty_histograms(inside, {"other": outside})
     assert png(ax, dpi=40).startswith(b"\x89PNG")
     assert sum(bar.get_height() for bar in ax.patches[:30]) == pytest.approx(1)
 
 
-def test_regression_with_several_features_is_in_order_of_the_prediction():
-    mean = torch.tensor([3.0, 1.0, 2.0])
+def test_regression_bands_say_their_level_and_are_in_order_of_the_prediction():
+    mean = torch.tensor([3.0, 1.0, 2.0])  # of several features
     ax = report.regression_band(torch.rand(3, 2), mean, mean, mean - 1, mean + 1)
     assert ax.lines[0].get_ydata().tolist() == [1, 2, 3]
     assert ax.get_title(loc="left") == "100.0% of the examples in the interval"
-
-
-def test_the_interval_says_its_level_and_what_is_predicted():
     ax = report.regression_band(LINE, LINE, LINE, LINE - 1, LINE + 1, level=0.9, target="price")
     assert ax.get_title(loc="left") == "100.0% of the examples in the 90% interval"
     assert ax.get_ylabel() == "price"
@@ -138,19 +117,12 @@ def test_legends_hide_nothing(name):
         assert ax._left_title.get_window_extent().y0 >= legend.y1 - 2
 
 
-def test_the_word_on_validation_stands_above_its_curves():
-    strip = report.training_curves(HISTORY).child_axes[0]
-    assert strip.get_title(loc="right") == "dashed: validation"
-    assert len(strip.texts) == 0
-
-
 def test_ticks_of_percentages_are_what_they_say():
     ax = report.uncertainty_histograms(torch.linspace(0, 1, 40), {"o": torch.linspace(0, 1, 37)})
     ax.figure.canvas.draw()
     for value, text in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True):
-        assert float(text.get_text().rstrip("%").replace("\N{MINUS SIGN}", "-")) == pytest.approx(
-            100 * value
-        )
+        shown = float(text.get_text().rstrip("%").replace("\N{MINUS SIGN}", "-"))
+        assert shown == pytest.approx(100 * value)
 
 
 def test_dollar_signs_in_names_are_no_formula():
@@ -167,16 +139,12 @@ WRONG = {
     "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one value"),
     "no weights": (lambda: report.weight_maps(torch.zeros(0, 3)), "`before` to hold at least one"),
     "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "have one length"),
-    "matrix": (
-        lambda: report.uncertainty_histograms(torch.rand(3, 2)),
-        "`inside` to hold one number per example",
-    ),
+    "matrix": (lambda: report.uncertainty_histograms(torch.rand(3, 2)), "`inside` to hold one number per example"),
     "logits": (lambda: report.reliability_diagram(PROBS * 9, LABELS), "sum to one"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_data_is_named(case):
     call, message = WRONG[case]
-    with pytest.raises(VardropError, match=message):
-        call()
+    assert_refused(message, call)

@@ -14,8 +14,7 @@ from vardrop.tuning.processes import joined
 
 def held_noise(layer, args, kwargs):
     """Noise that depends on the example alone, so that every process draws it alike."""
-    x = args[0].detach()
-    wave = torch.arange(1.0, layer.out_features + 1)
+    x, wave = args[0].detach(), torch.arange(1.0, layer.out_features + 1)
     return args, {**kwargs, "noise": torch.sin(40 * x.sum(1, keepdim=True) * wave) * 2**0.5}
 
 

@@ -9,19 +9,11 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.app.runs import Recorder, read_history
-from vardrop.app.runs.callbacks import (
-    JsonLines,
-    Observer,
-    ObserverList,
-    ProgressBar,
-    TensorBoard,
-    TextObserver,
-)
+from vardrop.app.runs import Recorder, callbacks, read_history
 from vardrop.tuning import Loop
 
 
-def trained(directory, observer: Observer, recipe):
+def trained(directory, observer: callbacks.Observer, recipe):
     """Two epochs of a small net, recorded and told to the observer."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -31,8 +23,7 @@ def trained(directory, observer: Observer, recipe):
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     loop = Loop(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2, batch_size=10)
     scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
-    recorder = Recorder(directory, validate=scores, observer=observer)
-    recorder.run(loop)
+    Recorder(directory, validate=scores, observer=observer).run(loop)
     return net
 
 
@@ -40,7 +31,7 @@ def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    net = trained(tmp_path, TensorBoard(tmp_path / "board"), vd.sparse_vd())
+    net = trained(tmp_path, callbacks.TensorBoard(tmp_path / "board"), vd.sparse_vd())
     found = EventAccumulator(str(tmp_path / "board")).Reload()
     assert set(found.Tags()["scalars"]) >= {
         "train/nll", "train/kl", "train/beta", "train/loss", "validation/nll",
@@ -58,7 +49,7 @@ def test_tensorboard_holds_the_parts_of_the_loss_and_of_the_net(tmp_path):
 
 def test_tensorboard_takes_a_plain_net(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
-    trained(tmp_path, TensorBoard(tmp_path / "board"), None)
+    trained(tmp_path, callbacks.TensorBoard(tmp_path / "board"), None)
     assert len(list((tmp_path / "board").iterdir())) == 1
 
 
@@ -66,12 +57,12 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(vd.VardropError, match="TensorBoard to be installed.*pip install tensorb"):
-        TensorBoard(tmp_path / "board")
+        callbacks.TensorBoard(tmp_path / "board")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
-    watch = ObserverList([JsonLines(), TextObserver()])
+    watch = callbacks.ObserverList([callbacks.JsonLines(), callbacks.TextObserver()])
     watch.describe("target y")
     trained(tmp_path, watch, vd.sparse_vd())
     out, err = capsys.readouterr()
@@ -85,11 +76,10 @@ def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
 
 def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    bar = ProgressBar("sparse")
+    bar = callbacks.ProgressBar("sparse")
     trained(tmp_path, bar, vd.sparse_vd())
     (task,) = bar._bar.tasks
-    assert task.description == "sparse: epoch 2/2"
-    assert (task.completed, task.total) == (6, 6)
+    assert (task.description, task.completed, task.total) == ("sparse: epoch 2/2", 6, 6)
     assert "accuracy 0.5" in task.fields["scores"]
     out, err = capsys.readouterr()
     assert out == ""
@@ -102,7 +92,7 @@ def test_the_bar_tells_epoch_rate_and_scores(tmp_path, capsys, monkeypatch):
 def test_the_bar_keeps_epoch_and_time_left_on_narrow_terminals(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     loop = SimpleNamespace(epochs=400, steps=2, epoch=388, position=0, batch_size=64)
-    bar = ProgressBar("KL weight 0.3, fold 1")
+    bar = callbacks.ProgressBar("KL weight 0.3, fold 1")
     bar.start(0, loop)
     for _ in range(2):
         bar.step(loop)

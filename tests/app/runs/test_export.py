@@ -12,6 +12,8 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.cli.calling import call
+from tests.nets import Parts
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.onnx_graph import with_preprocessing
@@ -30,17 +32,15 @@ QUICK = {"epochs": 4, "folds": 1, "beta": 0.1, "compare": False, "observer": Obs
 def table(rows=400, seed=0):
     """Every kind of column, with and without missing values; names that a graph has too."""
     g = np.random.default_rng(seed)
-    frame = pd.DataFrame(
-        {
-            "mean": 1.7e9 + 1e6 * g.normal(size=rows),
-            "size (m²)": g.normal(size=rows),
-            "owned": g.integers(0, 2, rows).astype(bool),
-            "town": g.choice(["Ulm", "Bern", "Zürich"], rows),
-            "street": g.choice([f"street {i}" for i in range(70)], rows),
-            "day": pd.date_range("1990-02-27", periods=rows, freq="37D").astype(str),
-            "when": pd.date_range("2019-12-30 05:07:11", periods=rows, freq="433min").astype(str),
-        }
-    )
+    frame = pd.DataFrame({
+        "mean": 1.7e9 + 1e6 * g.normal(size=rows),
+        "size (m²)": g.normal(size=rows),
+        "owned": g.integers(0, 2, rows).astype(bool),
+        "town": g.choice(["Ulm", "Bern", "Zürich"], rows),
+        "street": g.choice([f"street {i}" for i in range(70)], rows),
+        "day": pd.date_range("1990-02-27", periods=rows, freq="37D").astype(str),
+        "when": pd.date_range("2019-12-30 05:07:11", periods=rows, freq="433min").astype(str),
+    })  # fmt: skip
     frame["price"] = 3 * frame["size (m²)"] + (frame["town"] == "Ulm") + 0.1 * g.normal(size=rows)
     frame["kind"] = np.where(frame["price"] > 0, "high", "low")
     frame.loc[::7, "size (m²)"], frame.loc[::9, "town"], frame.loc[::11, "day"] = None, None, None
@@ -85,8 +85,7 @@ def test_numbers_of_raw_rows_are_those_of_the_run(numbers, tmp_path, samples):
     run, columns = numbers, numbers.about.preprocessing.columns
     assert {type(c) for c in columns} == {NumberColumn, CategoryColumn, DateColumn}
     assert {c.name for c in columns if getattr(c, "embedded", False)} == {"street"}
-    size = export_run(run, tmp_path / "m.onnx", samples)
-    assert size == (tmp_path / "m.onnx").stat().st_size
+    assert export_run(run, tmp_path / "m.onnx", samples) == (tmp_path / "m.onnx").stat().st_size
     for rows in (table().tail(50), new_rows(), new_rows().head(1)):
         found = answered(tmp_path / "m.onnx", rows, columns)
         p = run.predict(rows, samples, draw="weights")
@@ -143,8 +142,7 @@ def test_a_compressed_table_carries_its_preprocessing(tmp_path):
 def test_images_are_taken_as_they_are(tmp_path):
     run = fit("digits", "mlp", out=tmp_path / "run", epochs=1, observer=Observer(), compare=False)
     export_run(run, tmp_path / "m.onnx", 0)
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    x = run.data.test.x[:5]
+    session, x = onnxruntime.InferenceSession(tmp_path / "m.onnx"), run.data.test.x[:5]
     probs = session.run(["probs"], {session.get_inputs()[0].name: x.numpy()})[0]
     assert np.allclose(probs, run.predict(x, 0).probs.numpy(), rtol=0, atol=1e-5)
 
@@ -152,14 +150,12 @@ def test_images_are_taken_as_they_are(tmp_path):
 def doubled(features, name="x", opset=18):
     """A graph of an older version that returns twice its input."""
     shape = ["batch", features]
-    x, y = (
-        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in (name, "y")
-    )
+    value, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    x, y = (value(n, kind, shape) for n in (name, "y"))
     node = onnx.helper.make_node("Add", [name, name], ["y"])
     graph = onnx.helper.make_graph([node], "g", [x], [y])
-    return onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
-    )
+    versions = {"opset_imports": [onnx.helper.make_opsetid("", opset)], "ir_version": 10}
+    return onnx.helper.make_model(graph, **versions)
 
 
 def test_it_goes_in_front_of_any_graph():
@@ -183,8 +179,7 @@ def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
     vd.export_onnx(predictor, tmp_path / "m.onnx", x[:2], outputs=["probs"], noise="input")
     made = with_preprocessing(onnx.load(tmp_path / "m.onnx"), found)
     session = onnxruntime.InferenceSession(made.SerializeToString())
-    names = [i.name for i in session.get_inputs()]
-    assert names == ["size (m²)", "town", "day", "noise"]
+    assert [i.name for i in session.get_inputs()] == ["size (m²)", "town", "day", "noise"]
     graph = predictor.graph(x[:2], ["probs"], noise="input")
     noise = graph.noise_like(x)
     given = {**fed(rows, found.columns), "noise": noise.numpy()}
@@ -201,26 +196,19 @@ def test_a_graph_of_another_width_is_refused():
 def test_what_cannot_be_written_is_told(numbers, tmp_path, monkeypatch):
     with pytest.raises(VardropError, match="a directory to write .*nowhere/m.onnx into"):
         export_run(numbers, tmp_path / "nowhere" / "m.onnx")
-    with pytest.raises(VardropError, match="which is in use"):
-        export_run(numbers, numbers.directory / "config.json")
-    with pytest.raises(VardropError, match="`samples` to be"):
-        export_run(numbers, tmp_path / "m.onnx", -1)
+    assert_refused("which is in use", export_run, numbers, numbers.directory / "config.json")
+    assert_refused("`samples` to be", export_run, numbers, tmp_path / "m.onnx", -1)
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_a_net_that_cannot_be_exported_is_told(tmp_path):
-    class Reading(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.line = nn.Linear(2, 1)
-
-        def forward(self, x):
-            return self.line(x) + float(x.sum()) * 0
+    def reading():
+        return Parts(lambda n, x: n.line(x) + float(x.sum()) * 0, line=nn.Linear(2, 1))
 
     frame = table()[["size (m²)", "price"]]
-    run = fit(frame, Reading(), None, target="price", out=tmp_path / "run", **QUICK)
+    run = fit(frame, reading(), None, target="price", out=tmp_path / "run", **QUICK)
     with pytest.raises(VardropError, match="to be exportable by torch.export"):
-        export_run(load_run(tmp_path / "run", Reading()), tmp_path / "m.onnx")
+        export_run(load_run(tmp_path / "run", reading()), tmp_path / "m.onnx")
     assert run.net.line.weight.shape == torch.Size([1, 2])
 
 
@@ -238,6 +226,25 @@ def test_moments_answer_with_what_is_asked_for(tmp_path):
     assert np.allclose(found["mean"], p.mean, rtol=0, atol=1e-5 * unit)
     assert np.allclose(found["epistemic"], p.epistemic, rtol=0, atol=1e-5 * unit**2)
     assert np.allclose(found["lower"], p.interval(0.95).lower, rtol=0, atol=1e-5 * unit)
+
+
+@pytest.mark.parametrize(("low", "high"), [(104.0, 106.0), (1.6e9, 1.6e9 + 40)])
+def test_targets_of_any_mean_and_unit_are_answered_in_full(tmp_path, low, high):
+    """A standard deviation of exactly 1 does not leave the mean out; timestamps keep their digits."""
+    rows = np.arange(100)
+    frame = pd.DataFrame({"a": np.sin(rows), "y": np.where(rows % 2, low, high)})
+    frame["part"] = np.repeat(["train", "validation", "test"], [60, 20, 20])
+    run = fit(frame, target="y", task="regression", split="part", out=tmp_path / "run", **QUICK)
+    assert run.config.units == ((low + high) / 2, (high - low) / 2)
+    new = pd.DataFrame({"a": [0.1, 0.9]})
+    for mode in ("functions", "moments", "sample"):
+        export_run(run, tmp_path / "m.onnx", 16, mode=mode)
+        found = answered(tmp_path / "m.onnx", new, run.about.preprocessing.columns)
+        expected = run.predict(new, 16, draw="weights").mean.numpy()
+        assert np.allclose(found["mean"], expected, rtol=0, atol=0.2 * (high - low)), mode
+        middle = (found["lower"] + found["upper"]) / 2
+        assert np.allclose(middle, found["mean"], rtol=0, atol=0.05 * (high - low)), mode
+        assert (found["upper"] - found["lower"]).min() > 0.1 * (high - low), mode
 
 
 def test_an_output_that_is_not_there_is_told(numbers, tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 import vardrop as vd
 from tests.app.runs.test_nothing_lost import same_tensors
 from vardrop.app.data import Part
-from vardrop.app.runs import Settings, evaluate, fit, load_run, resume
+from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, load_run, resume
 from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.held_out import (
     Choice,
@@ -97,15 +97,31 @@ def test_of_many_rows_the_validation_part_chooses(tmp_path):
     path = written(smooth(2900), tmp_path)
     run = fit(path, target="y", out=tmp_path / "r", epochs=2, observer=Observer())
     found = run.results["held_out"]
-    assert set(found["weights"]) == {"1", "0.1", "0.01"}
+    assert list(found["weights"]) in (["1", "0.1"], ["1", "0.1", "0.01"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
+    assert len(found["weights"]) == 3 or found["weights"]["0.1"] > found["weights"]["1"]
     assert run.config.net == "mlp"
     assert [r["epoch"] for r in run.history] == [0, 1]
     assert run.history[-1]["beta"] == pytest.approx(found["beta"])
+    assert run.history[-1]["validation"]["nll"] > 0
     longer = resume(tmp_path / "r", observer=Observer(), epochs=3)
     assert len(longer.history) == 3
     assert longer.choice.beta == found["beta"]
     assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
+
+
+@pytest.mark.slow
+def test_of_many_noisy_rows_the_net_is_as_good_as_the_trial_that_chose_it(tmp_path):
+    """A tenth of the labels is wrong: what suits a training of a quarter overfits in a whole one."""
+    made = np.random.default_rng(0)
+    x = made.standard_normal((2600, 30))
+    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0) ^ (made.random(2600) < 0.1)
+    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(30)]).assign(y=y)
+    run = fit(table, target="y", out=tmp_path / "r", epochs=120, batch_size=256, test=False,
+              compare=False, observer=Observer())  # fmt: skip
+    found = run.results["held_out"]
+    assert found["net"]["nll"] <= min(found["weights"].values())
+    assert found["net"]["nll"] < 0.50  # with the weight that trials of a quarter choose: 0.52
 
 
 # The safety line.
@@ -129,7 +145,7 @@ def test_the_advice_names_who_is_as_good():
     def advice(**others):
         rows = {"net": 1 + spread, **{k: v + 0.5 * spread for k, v in others.items()}}
         scores = {k: {"nll": float(v.mean())} for k, v in rows.items()}
-        return Choice(1.0, 0.0, {}, scores, rows, torch.zeros(0)).advice
+        return Choice(1.0, 0.0, {}, scores, rows, torch.zeros(0), torch.zeros(0)).advice
 
     assert advice(plain=1.1, mean=2.0) == ""
     assert advice(plain=0.99) == ""  # a third of a standard error
@@ -183,9 +199,9 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
     assert parts.results == whole.results
 
 
-@pytest.mark.parametrize("stopped", [1, 4, 5])
-def test_short_trials_choose_on_the_validation_part(tmp_path, stopped):
-    """In a trial, in that of the plain net, and in the run's own training it may be stopped."""
+@pytest.mark.parametrize("stopped", [1, 3, 4])
+def test_the_best_trial_on_the_validation_part_is_the_run(tmp_path, stopped):
+    """In the first trial, in the last and in that of the plain net it may be stopped."""
     path = written(smooth(90), tmp_path)
     settings = {"target": "y", "epochs": 8, "batch_size": 16, "folds": 1}
     whole = fit(path, out=tmp_path / "whole", observer=Observer(), **settings)
@@ -193,13 +209,10 @@ def test_short_trials_choose_on_the_validation_part(tmp_path, stopped):
     assert {"1", "0.3"} <= set(found["weights"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
     assert [r["epoch"] for r in whole.history] == list(range(8))
-    assert (
-        found["net"]["nll"] not in found["weights"].values()
-    )  # of the net that was trained longer
+    assert found["net"]["nll"] == found["weights"][f"{found['beta']:g}"]  # it is that trial's net
     assert whole.history[-1]["beta"] == pytest.approx(found["beta"])
-    observer = StopsIn(stopped) if stopped < 5 else StopsIn(9, "own")
     with pytest.raises(KeyboardInterrupt):
-        fit(path, out=tmp_path / "parts", observer=observer, **settings)
+        fit(path, out=tmp_path / "parts", observer=StopsIn(stopped), **settings)
     parts = resume(tmp_path / "parts", observer=Observer())
     for name in ("best", "checkpoint", "choice", "arrays"):
         file = f"{name}.safetensors"
@@ -214,9 +227,8 @@ def test_scores_are_in_the_units_of_the_target():
     y = 2 * torch.randn(500, 1)
     p = predict(nn.Linear(1, 1), torch.zeros(500, 1), mode="mean", likelihood=vd.Gaussian(1.0))
     p = dataclasses.replace(p, mean=0 * p.mean, draws=0 * p.draws)
-    scores, each, deviations = score_held_out(
-        [HeldOutPrediction(p, y, torch.ones(500))], math.log(2.0), unit=3.0
-    )
+    held = HeldOutPrediction(p, Part(torch.zeros(500, 1), y))
+    scores, each, deviations, _ = score_held_out([held], math.log(2.0), unit=3.0)
     assert scores["rmse"] == pytest.approx(3 * float(y.square().mean().sqrt()), rel=1e-5)
     expected = -torch.distributions.Normal(0.0, 6.0).log_prob(3 * y).flatten().double()
     assert torch.allclose(each, expected, atol=1e-5)
@@ -238,13 +250,13 @@ def test_every_row_is_held_out_once_and_classes_are_spread():
 
 def test_what_targets_alone_say():
     rows = Part(torch.zeros(8, 1), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2]))
-    scores, each, _ = baseline_scores([(rows, rows)], 4, 1.0)
+    scores, each, *_ = baseline_scores([(rows, rows)], 4, 1.0)
     assert each.shape == (8,)
     shares = torch.tensor([6, 3, 2, 1]) / 12
     assert scores["accuracy"] == 5 / 8
     assert scores["nll"] == pytest.approx(-float(shares[rows.y].log().mean()), abs=1e-6)
     values = Part(torch.zeros(4, 1), torch.tensor([[1.0], [3.0], [1.0], [3.0]]))
-    scores, _, _ = baseline_scores([(values, values)], 0, 2.0)
+    scores, *_ = baseline_scores([(values, values)], 0, 2.0)
     assert scores["rmse"] == 2.0
     assert scores["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e) + math.log(2))
 
@@ -275,7 +287,98 @@ def test_a_run_without_its_choice_is_damaged(tmp_path):
     assert "before held-out rows gave its noise a scale" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
     with pytest.raises(vd.VardropError, match="choice.safetensors, but it is not there: the noise"):
-        load_run(tmp_path / "r").predict(smooth(3))
+        load_run(tmp_path / "r")
+
+
+def grouped(groups, seed, rows=None):
+    """Groups with an effect of their own, and most rows in the groups where it is small."""
+    made = np.random.default_rng(seed)
+    effect = made.standard_normal(groups)
+    sizes = np.where(np.abs(effect) > 1, 1, made.integers(5, 10, groups)) if rows is None else rows
+    group = np.repeat(np.arange(groups), sizes)
+    x = made.standard_normal(len(group))
+    y = x + effect[group] + 0.1 * made.standard_normal(len(group))
+    return pd.DataFrame({"a": x, "group": group, "y": y})
+
+
+def test_groups_are_the_unit_of_conformal_intervals():
+    """Coverage of one random row of a new group, over 2000 calibrations of 39 groups each.
+
+    The guarantee is 0.9 to 0.9 + 1/40. Four standard errors of 2000 calibrations, each judged on one
+    new group, are 0.027: an error rate of 1 in 15 000. With rows as units it is far lower.
+    """
+    made, covered = np.random.default_rng(0), {"group": [], "row": []}
+    for seed in range(2000):
+        table = grouped(40, seed)
+        score = (table.y - table.a).abs().to_numpy()
+        group = torch.tensor(table.group.to_numpy())
+        held = Part(torch.zeros(len(table), 1), torch.zeros(len(table), 1), None, group)
+        held = held.take(group < 39)
+        new = made.choice(score[table.group == 39])
+        deviations = torch.tensor(score[: len(held.y)])
+        for unit, shares in (("group", held.shares), ("row", torch.ones(len(held.y)))):
+            choice = Choice(1.0, 0.0, {}, {}, {}, deviations, shares)
+            covered[unit].append(new <= choice.conformal(0.9).quantile)
+    assert 0.9 - 0.027 < np.mean(covered["group"]) < 0.9 + 1 / 40 + 0.027
+    assert np.mean(covered["row"]) < 0.9 - 0.027
+
+
+def test_a_rule_of_groups_needs_as_many_as_the_level():
+    deviations, group = torch.arange(76.0), torch.arange(76) // 4
+    for groups, finite in ((18, False), (19, True)):
+        held = Part(torch.zeros(76, 1), torch.zeros(76, 1), None, group).take(group < groups)
+        choice = Choice(1.0, 0.0, {}, {}, {}, deviations[: 4 * groups], held.shares)
+        assert math.isfinite(choice.conformal(0.95).quantile) == finite
+    single = Part(torch.zeros(76, 1), torch.zeros(76, 1))
+    rule = Choice(1.0, 0.0, {}, {}, {}, deviations, single.shares).conformal(0.9)
+    assert rule.quantile == 69.0  # the ceil(77 x 0.9) = 70th smallest
+
+
+def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
+    """200 groups, held out in 4 folds that divide none.
+
+    Coverage of 0.9 has a standard error of 0.021 from 200 groups and 0.013 from the 500 new ones:
+    the bounds are four of them, an error rate of 1 in 15 000.
+    """
+    table = grouped(200, 0)
+    run = fit(written(table, tmp_path), target="y", group="group", folds=4, test=False, epochs=20,
+              beta=0.1, compare=False, out=tmp_path / "r", observer=Observer())  # fmt: skip
+    assert float(run.choice.shares.sum()) == pytest.approx(200)
+    fresh = grouped(500, 1)
+    lower, upper = run.interval(run.predict(fresh), 0.9)
+    y = torch.tensor(fresh.y.to_numpy()).unsqueeze(1)
+    inside = pd.Series(((lower <= y) & (y <= upper)).flatten().numpy())
+    coverage = inside.groupby(fresh.group).mean().mean()
+    assert abs(coverage - 0.9) < 4 * math.hypot(0.021, 0.013)
+
+
+def test_folds_of_a_grouped_fit_divide_no_group():
+    rows = grouped(60, 0, rows=10)
+    group = torch.tensor(rows.group.to_numpy())
+    part = Part(torch.zeros(600, 1), torch.zeros(600, 1), None, group)
+    for trained, held in fold_pairs(part, 4, "regression", 0):
+        assert not set(trained.group.tolist()) & set(held.group.tolist())
+        assert len(held.y) == 150
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.6e9, 1e22])
+def test_targets_of_a_large_mean_keep_their_digits(tmp_path, offset):
+    """Such as timestamps: in single precision 1.6e9 has steps of 128."""
+    scale = 20 if offset < 1e10 else 1e20  # whose square is infinite in single precision
+    table = smooth(300)[["a", "b", "y"]]
+    table = table.assign(y=offset + scale * (table.y - 50) / 20)
+    run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.1,
+              folds=2, compare=False, observer=Observer())  # fmt: skip
+    scores, p = run.results["metrics"], run.predict(table)
+    error = p.mean.flatten().numpy() - table.y.to_numpy()
+    assert np.sqrt(np.square(error).mean()) < 0.75 * scale
+    assert 0.1 * scale < scores["rmse"] < 0.75 * scale
+    assert scores["r2"] < 0.95
+    lower, upper = (t.flatten().numpy() for t in run.interval(p, 0.95))
+    assert 0.85 < np.mean((lower <= table.y) & (table.y <= upper)) <= 1
+    assert scores["coverage95"] > 0.8
+    fresh = evaluate_rows(load_run(tmp_path / "r"), table)["metrics"]
+    assert fresh["rmse"] == pytest.approx(np.sqrt(np.square(error).mean()), rel=1e-3)
 
 
 def test_the_width_of_the_noise_may_differ_by_row(tmp_path):

@@ -1,13 +1,11 @@
 """A run that is killed twenty times at random moments ends with the numbers of an unbroken one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
+from tests.running import python
 from vardrop._core.files import read_tensors
 from vardrop.app.runs import read_history
 
@@ -15,12 +13,7 @@ KILLS = 21  # twenty SIGKILLs and one SIGINT
 
 
 def test_twenty_kills_change_nothing(tmp_path):
-    script = Path(__file__).with_name("killed.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(KILLS)],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = python(Path(__file__).with_name("killed.py"), tmp_path, KILLS)
     assert done.returncode == 0, done.stderr
     kills, places = (int(word) for word in done.stdout.split() if word.isdigit())
     assert kills == KILLS

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.app.cli.calling import call
+from tests.app.cli.calling import call, printed
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.app.runs import evaluate_rows, fit, load_run
 from vardrop.app.runs.callbacks import Observer
@@ -16,14 +17,12 @@ QUICK = {"epochs": 3, "folds": 1, "beta": 1.0, "compare": False, "observer": Obs
 
 def table(rows=120, seed=0):
     g = np.random.default_rng(seed)
-    frame = pd.DataFrame(
-        {
-            "name": [f"row {i}" for i in range(rows)],
-            "size": g.normal(size=rows).round(3),
-            "town": g.choice(["Ulm", "Bern", "Rome"], rows),
-            "day": pd.date_range("2020-01-01", periods=rows).astype(str),
-        }
-    )
+    frame = pd.DataFrame({
+        "name": [f"row {i}" for i in range(rows)],
+        "size": g.normal(size=rows).round(3),
+        "town": g.choice(["Ulm", "Bern", "Rome"], rows),
+        "day": pd.date_range("2020-01-01", periods=rows).astype(str),
+    })  # fmt: skip
     frame["price"] = 3 * frame["size"] + (frame["town"] == "Ulm") + 7
     frame["kind"] = np.where(frame["price"] > 7, "high", "low")
     frame["often"] = g.integers(1, 4, rows)
@@ -32,16 +31,12 @@ def table(rows=120, seed=0):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    base = tmp_path_factory.mktemp("rows")
-    frame = table()
+    base, frame = tmp_path_factory.mktemp("rows"), table()
     frame.to_csv(base / "t.csv", index=False)
-    numbers = fit(
-        base / "t.csv", target="price", id="name", drop=["kind", "often"], out=base / "n", **QUICK
-    )
-    classes = fit(
-        frame, target="kind", drop=["price", "name"], weight="often", out=base / "c", **QUICK
-    )
-    return base, numbers, classes
+    given = {"id": "name", "drop": ["kind", "often"], **QUICK}
+    numbers = fit(base / "t.csv", target="price", out=base / "n", **given)
+    given = {"drop": ["price", "name"], "weight": "often"}
+    return base, numbers, fit(frame, target="kind", out=base / "c", **given, **QUICK)
 
 
 def test_the_test_part_again_has_the_scores_of_the_run(runs):
@@ -58,8 +53,7 @@ def test_the_test_part_again_has_the_scores_of_the_run(runs):
 
 
 def test_files_frames_and_arrays_agree(runs, tmp_path):
-    _, run, _ = runs
-    frame = table(40, seed=1)
+    (_, run, _), frame = runs, table(40, seed=1)
     frame.to_csv(tmp_path / "new.csv", index=False)
     pair = frame.drop(columns="price"), frame["price"]
     ways = [tmp_path / "new.csv", str(tmp_path / "new.csv"), frame, pair]
@@ -69,8 +63,7 @@ def test_files_frames_and_arrays_agree(runs, tmp_path):
 
 
 def test_what_the_training_had_not_is_told(runs):
-    _, run, _ = runs
-    frame = table(10, seed=1)
+    (_, run, _), frame = runs, table(10, seed=1)
     frame.loc[2, "town"], frame.loc[3, "size"], frame.loc[4, "day"] = "Oslo", None, None
     frame.loc[5, "price"] = None
     found = evaluate_rows(run, frame)
@@ -84,10 +77,8 @@ def test_what_the_training_had_not_is_told(runs):
 
 
 def test_rows_count_by_their_weight_where_there_is_one(runs):
-    _, _, run = runs
-    frame = table(30, seed=2)
-    often = frame["often"].to_numpy()
-    repeated = frame.loc[np.repeat(frame.index, often)].assign(often=1)
+    (_, _, run), frame = runs, table(30, seed=2)
+    repeated = frame.loc[np.repeat(frame.index, frame["often"].to_numpy())].assign(often=1)
     weighed, twice = evaluate_rows(run, frame, 0), evaluate_rows(run, repeated, 0)
     assert weighed["metrics"] == pytest.approx(twice["metrics"], rel=1e-5)
     without = evaluate_rows(run, frame.drop(columns="often"))
@@ -112,33 +103,27 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_rows_that_cannot_be_scored_are_refused(runs, case):
     change, told = WRONG[case]
-    with pytest.raises(VardropError, match=told):
-        evaluate_rows(runs[1], change(table(10)))
+    assert_refused(told, evaluate_rows, runs[1], change(table(10)))
 
 
 def test_a_class_that_the_run_does_not_know_is_refused(runs):
-    with pytest.raises(
-        VardropError, match="the classes high, low in column 'kind'.*'odd' in row 4"
-    ):
+    with pytest.raises(VardropError, match="classes high, low in column 'kind'.*'odd' in row 4"):
         evaluate_rows(runs[2], table(10).assign(kind=["high", "low", "low", "odd"] + ["low"] * 6))
 
 
 def test_the_command_scores_and_writes_predictions(runs, tmp_path, capsys):
-    base, run, _ = runs
-    frame = table(12, seed=3)
+    (base, run, _), frame = runs, table(12, seed=3)
     frame.to_csv(tmp_path / "new.csv", index=False)
     given = ("evaluate", base / "n", "--data", tmp_path / "new.csv")
     before = run.results
-    assert call(*given, "--predictions", tmp_path / "p.csv") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(printed(capsys, *given, "--predictions", tmp_path / "p.csv").out.split())
     assert "scores on 12 rows of" in shown
     assert "RMSE" in shown
     assert "mean of the target" in shown
     written = pd.read_csv(tmp_path / "p.csv")
     assert list(written)[:3] == ["name", "price", "mean"]
     assert written["name"].tolist() == frame["name"].tolist()
-    assert call(*given, "--json") == 0
-    event = json.loads(capsys.readouterr().out)
+    event = json.loads(printed(capsys, *given, "--json").out)
     assert (event["event"], event["rows"], event["baseline"]["name"]) == ("rows", 12, "mean")
     assert load_run(base / "n").results == before  # the run stays as it is
     assert call(*given, "--ood", "photos") == 2
@@ -147,8 +132,7 @@ def test_the_command_scores_and_writes_predictions(runs, tmp_path, capsys):
 
 
 def test_a_polars_frame_is_taken_as_it_is(runs):
-    polars = pytest.importorskip("polars")
-    _, run, _ = runs
+    polars, (_, run, _) = pytest.importorskip("polars"), runs
     frame = table(40, seed=1)
     expected = evaluate_rows(run, frame)["metrics"]
     assert evaluate_rows(run, polars.from_pandas(frame))["metrics"] == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from vardrop._core.errors import VardropError
+from tests.refusals import assert_refused
 from vardrop.app.cli import printing
 from vardrop.app.runs import evaluate, fit, load_run
 from vardrop.app.runs.callbacks import Observer
@@ -47,13 +47,10 @@ def test_scores_of_many_classes_are_scikit_learns():
     }
     assert {k: found.metrics[k] for k in expected} == pytest.approx(expected)
     assert found.confusion == sklearn.confusion_matrix(t, guess).tolist()
-    assert [row["f1"] for row in found.by_class] == pytest.approx(
-        sklearn.f1_score(t, guess, average=None)
-    )
     assert found.notes == []
 
 
-def test_two_classes_are_scored_by_the_rarer_one():
+def test_two_classes_are_scored_by_the_rarer_one_and_uneven_ones_not_by_accuracy():
     probs, y = cases(2)
     for shares, rarer in (([0.4, 0.6], 0), ([0.6, 0.4], 1)):
         found = scored(probs, y, shares)
@@ -61,6 +58,9 @@ def test_two_classes_are_scored_by_the_rarer_one():
         assert found.metrics["average_precision"] == pytest.approx(area)
         assert found.metrics["auroc"] == pytest.approx(sklearn.roc_auc_score(y, probs[:, 1]))
         assert f"is that of c{rarer}, the rarer class." in found.notes[0]
+    assert next(iter(scored(probs, y, [0.5, 0.5]).metrics)) == "accuracy"
+    first = list(scored(probs, y, [0.9, 0.1]).metrics)[:3]
+    assert first == ["balanced_accuracy", "auroc", "accuracy"]
 
 
 def test_a_class_without_a_row_is_left_out_with_a_word():
@@ -70,27 +70,31 @@ def test_a_class_without_a_row_is_left_out_with_a_word():
     assert found.notes == [
         "The test part has no row of class c2: averages over classes leave it out."
     ]
-    assert found.by_class[2]["auroc"] is None
-    areas = [row["auroc"] for row in found.by_class[:2]]
+    areas = [sklearn.roc_auc_score(y[kept] == k, probs[kept, k]) for k in range(2)]
     assert found.metrics["auroc"] == pytest.approx(sum(areas) / 2)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_rows_count_by_their_weights_and_not_at_all_with_zero(classes):
+    """Also where a class has no other rows: the scores are those of rows repeated so often."""
+    probs, y = cases(classes)
+    weight = torch.randint(0, 4, (len(y),), generator=G) * (y != 1)
+    names, usual = [f"c{k}" for k in range(classes)], torch.bincount(y, minlength=classes) / len(y)
+    logs = probs[range(len(y)), y].log()
+    found = class_scores(probs, logs, y, names, usual, weight.double())
+    again = torch.arange(len(y)).repeat_interleave(weight)
+    expected = class_scores(probs[again], logs[again], y[again], names, usual)
+    assert found.metrics == pytest.approx(expected.metrics)
+    assert found.notes == expected.notes
 
 
 def test_a_single_class_leaves_nothing_to_tell_apart():
     probs, y = torch.tensor([[0.9, 0.1]]).repeat(5, 1), torch.zeros(5).long()
     found = scored(probs, y, [0.994, 0.006])
     assert next(iter(found.metrics.items())) == ("balanced_accuracy", None)
-    assert (
-        found.metrics["auroc"] is found.metrics["average_precision"] is found.metrics["f1"] is None
-    )
+    assert not {found.metrics[n] for n in ("auroc", "average_precision", "f1")} - {None}
     assert "has no row of class c1: balanced accuracy, AUROC," in found.notes[0]
     assert "99.4% of the training rows are of one class, so accuracy is easy" in found.notes[1]
-
-
-def test_even_classes_are_read_by_accuracy_and_uneven_ones_are_not():
-    probs, y = cases(2)
-    assert next(iter(scored(probs, y, [0.5, 0.5]).metrics)) == "accuracy"
-    assert list(scored(probs, y, [0.9, 0.1]).metrics)[:3] == [
-        "balanced_accuracy", "auroc", "accuracy"]  # fmt: skip
 
 
 def test_a_probability_of_zero_is_bounded_and_told():
@@ -139,7 +143,7 @@ def test_the_difference_to_others_has_its_standard_error():
     rows = {"net": torch.tensor([1.0, 2.0, 3.0, 4.0]), "plain": torch.tensor([1.0, 1.0, 3.0, 3.0])}
 
     def against(rows):
-        return Choice(1.0, 0.0, {}, {}, rows, torch.zeros(0)).against()
+        return Choice(1.0, 0.0, {}, {}, rows, torch.zeros(0), torch.zeros(0)).against()
 
     assert against(rows) == {"plain": {"nll": 0.5, "error": 0.25}}
     assert against({"plain": rows["plain"]}) == {}
@@ -147,8 +151,7 @@ def test_the_difference_to_others_has_its_standard_error():
 
 @pytest.fixture(scope="module")
 def rare(tmp_path_factory):
-    base = tmp_path_factory.mktemp("rare")
-    x = torch.randn(2000, 3, generator=G)
+    base, x = tmp_path_factory.mktemp("rare"), torch.randn(2000, 3, generator=G)
     frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
     frame["ill"] = ["yes" if i < 12 else "no" for i in x[:, 0].argsort().argsort().tolist()]
     frame.to_csv(base / "t.csv", index=False)
@@ -171,8 +174,7 @@ def test_results_are_json_without_a_test_row_of_a_class(rare):
     loaded = load_run(rare.directory)
     test = loaded.data.test
     object.__setattr__(loaded.data, "test", type(test)(*(t[test.y == 0] for t in test)))
-    found = evaluate(loaded)
-    assert found["metrics"]["balanced_accuracy"] is None
+    assert evaluate(loaded)["metrics"]["balanced_accuracy"] is None
     json.loads((rare.directory / "results.json").read_text(), parse_constant=pytest.fail)
     assert "undefined" in repr(loaded)
 
@@ -188,8 +190,7 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "scores on held-out examples" in shown
     assert "mean of the target" in shown
-    with pytest.raises(VardropError, match="Expected test rows to tell photos from. No rows"):
-        evaluate(run, ["photos"])
+    assert_refused("Expected test rows to tell photos from. No rows", evaluate, run, ["photos"])
 
 
 def test_validation_is_in_the_units_of_the_table(tmp_path):

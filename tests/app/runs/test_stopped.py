@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.files import remove
 from vardrop.app.report import report
 from vardrop.app.runs import evaluate, fit, load_run
@@ -39,25 +40,18 @@ def stopped(path, observer, data="iris", net="mlp50", **more):
 
 UNTRAINED = [
     ({}, Stops(3, trials=True), "while it trained nets on held-out rows, to choose and to compare"),
-    (
-        {"folds": 1},
-        Stops(3, trials=True),
-        "while it trained nets on held-out rows, to choose and to compare",
-    ),
+    ({"folds": 1}, Stops(3, trials=True), "while it trained nets on held-out rows, to choose and to compare"),
     ({}, Stops(1), "before its first checkpoint"),
     ({"folds": 1, "beta": 1.0}, Stops(1), "before its first checkpoint"),
     ({"pretrain": 2, **SAVING}, Stops(3), "while it trained the plain net that it begins with"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("more, observer, where", UNTRAINED, ids=[str(u[0]) for u in UNTRAINED])
 def test_a_run_without_a_net_says_how_it_gets_one(tmp_path, more, observer, where):
     path = stopped(tmp_path / "r", observer, **more)
-    told = (
-        f"a trained net in {path}, but it was stopped {where}.*`vardrop fit --resume --out {path}`"
-    )
-    with pytest.raises(vd.VardropError, match=told):
-        load_run(path)
+    told = f"trained net in {path}, but it was stopped {where}.*`vardrop fit --resume --out {path}`"
+    assert_refused(told, load_run, path)
     assert report([path]).is_file()
     done = vd.resume(path, observer=Observer())
     assert done.standing == ""
@@ -77,9 +71,7 @@ def test_a_run_stopped_in_its_first_epochs_is_used(tmp_path, folds, steps, where
     assert evaluate(run)["metrics"]["accuracy"] >= 0
     assert run.report().is_file()
     done = vd.resume(path, observer=Observer())
-    whole = fit(
-        "iris", "mlp50", out=tmp_path / "whole", observer=Observer(), **{**QUICK, **settings}
-    )
+    whole = fit("iris", "mlp50", out=tmp_path / "whole", observer=Observer(), **QUICK | settings)
     for name, tensor in whole.elbo.state_dict().items():
         assert torch.equal(done.elbo.state_dict()[name], tensor)
 
@@ -89,8 +81,7 @@ def test_what_was_handed_over_has_to_be_handed_over_again(tmp_path):
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     path = stopped(tmp_path / "own's", Stops(1), rows, net)
     call = f"`vardrop.resume({str(path)!r}, net=net, data=data)`"
-    with pytest.raises(vd.VardropError, match=re.escape(call)):
-        load_run(path)
+    assert_refused(re.escape(call), load_run, path)
     fresh = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     assert vd.resume(path, net=fresh, data=rows, observer=Observer()).standing == ""
 
