@@ -34,7 +34,7 @@ from vardrop.compression.save import as_path, densify
 from vardrop.estimators import LocalReparameterization
 from vardrop.layers import Variational
 from vardrop.noisy import evaluating, noisy_modules
-from vardrop.prediction.frozen import Graph, NoiseOf, Predictor
+from vardrop.prediction.graph import Graph, NoiseOf, Predictor
 
 
 def _batched(inputs: Inputs) -> Inputs:

@@ -13,7 +13,7 @@ import vardrop as vd
 from vardrop._core.errors import VardropError
 from vardrop.metrics import ece, nll
 from vardrop.prediction import Prediction, apply_temperature, conformal, fit_temperature, predict
-from vardrop.prediction.result import Reduction
+from vardrop.prediction.prediction import Reduction
 
 
 def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction, Tensor]:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.prediction.preparation import Size, measured, prepared
-from vardrop.prediction.ways import chain
+from vardrop.prediction.eval_copy import Size, measured, prepared
+from vardrop.prediction.strategies import chain
 
 
 @pytest.mark.parametrize(

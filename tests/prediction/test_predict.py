@@ -14,8 +14,8 @@ from tests.prediction.nets import Wrapped
 from vardrop._core.errors import VardropError
 from vardrop.functional import drawing
 from vardrop.prediction import predict, ways
-from vardrop.prediction.preparation import measured, prepared, row_limit
-from vardrop.prediction.ways import EstimatorDraws, chain, side_by_side, together
+from vardrop.prediction.eval_copy import measured, prepared, row_limit
+from vardrop.prediction.strategies import EstimatorDraws, chain, side_by_side, together
 
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
 RECIPES = {

@@ -13,7 +13,7 @@ from torch import nn
 import vardrop as vd
 from vardrop._core.errors import VardropError
 from vardrop.prediction import Prediction, predict
-from vardrop.prediction.result import mixture_quantile
+from vardrop.prediction.prediction import mixture_quantile
 
 
 def noisy_line() -> nn.Module:

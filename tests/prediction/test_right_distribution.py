@@ -14,7 +14,7 @@ from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance, z_bound
 from vardrop.functional import drawing
 from vardrop.prediction import predict
-from vardrop.prediction.ways import EstimatorDraws
+from vardrop.prediction.strategies import EstimatorDraws
 
 
 def pooled_net() -> nn.Module:

@@ -42,7 +42,7 @@ from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
 from vardrop.prediction import Prediction, predict
-from vardrop.prediction.result import mixture_quantile
+from vardrop.prediction.prediction import mixture_quantile
 from vardrop.recipes import BaseRecipe
 
 _FITTED = ("n_features_in_", "feature_names_in_", "classes_")  # as scikit-learn has them

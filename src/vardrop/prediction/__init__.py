@@ -9,7 +9,7 @@ from vardrop.prediction.calibration import (
     fit_log_scale as fit_log_scale,
     fit_temperature as fit_temperature,
 )
-from vardrop.prediction.frozen import (
+from vardrop.prediction.graph import (
     Predictor as Predictor,
     freeze as freeze,
 )
@@ -24,7 +24,7 @@ from vardrop.prediction.predictor import (
     predict as predict,
     predict_batches as predict_batches,
 )
-from vardrop.prediction.result import (
+from vardrop.prediction.prediction import (
     Interval as Interval,
     Prediction as Prediction,
 )

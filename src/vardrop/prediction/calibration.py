@@ -15,8 +15,8 @@ from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.predictor import Mode, batches, predict
-from vardrop.prediction.preparation import is_random
-from vardrop.prediction.result import Interval, Prediction
+from vardrop.prediction.eval_copy import is_random
+from vardrop.prediction.prediction import Interval, Prediction
 
 Student = TypeVar("Student", bound=nn.Module)
 _COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 80

@@ -29,7 +29,7 @@ from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
-from vardrop.prediction.preparation import (
+from vardrop.prediction.eval_copy import (
     check_noise,
     guarded,
     is_random,

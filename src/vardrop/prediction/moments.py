@@ -27,7 +27,7 @@ from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
 from vardrop.noisy import replica
-from vardrop.prediction.preparation import (
+from vardrop.prediction.eval_copy import (
     Size,
     even,
     is_random,
@@ -36,7 +36,7 @@ from vardrop.prediction.preparation import (
     prepared,
     watched,
 )
-from vardrop.prediction.ways import LocalLayer
+from vardrop.prediction.strategies import LocalLayer
 
 
 class Pair(NamedTuple):

@@ -32,7 +32,7 @@ from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import replica
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
 from vardrop.prediction.moments import analytic, output_draws, passed
-from vardrop.prediction.preparation import (
+from vardrop.prediction.eval_copy import (
     Size,
     check_noise,
     may_draw,
@@ -40,8 +40,8 @@ from vardrop.prediction.preparation import (
     prepared,
     row_limit,
 )
-from vardrop.prediction.result import Prediction, Reduction, join
-from vardrop.prediction.ways import EstimatorDraws, MeanPass, SpreadDraws, Way
+from vardrop.prediction.prediction import Prediction, Reduction, join
+from vardrop.prediction.strategies import EstimatorDraws, MeanPass, SpreadDraws, Way
 
 Mode = Literal["sample", "mean", "moments"]
 Draw = Literal["estimator", "local", "weights"]

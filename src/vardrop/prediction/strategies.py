@@ -34,7 +34,7 @@ from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy, evaluating, replica, sampling
-from vardrop.prediction.preparation import (
+from vardrop.prediction.eval_copy import (
     Size,
     even,
     guarded,

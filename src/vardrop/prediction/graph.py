@@ -34,7 +34,7 @@ from vardrop.prediction.calibration import Conformal
 from vardrop.prediction.functions import seed_of_a_call
 from vardrop.prediction.moments import analytic, output_noise, passed
 from vardrop.prediction.predictor import Draw, Engine, Options, batches_on
-from vardrop.prediction.preparation import (
+from vardrop.prediction.eval_copy import (
     check_noise,
     is_random,
     plain_forward,
@@ -42,8 +42,8 @@ from vardrop.prediction.preparation import (
     watched,
     whole_rows,
 )
-from vardrop.prediction.result import Interval, Prediction, join
-from vardrop.prediction.ways import Chain, LocalLayer, chain, has_known_product, local_layer
+from vardrop.prediction.prediction import Interval, Prediction, join
+from vardrop.prediction.strategies import Chain, LocalLayer, chain, has_known_product, local_layer
 
 NoiseOf = Literal["runtime", "input"]
 _CLASSES = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
