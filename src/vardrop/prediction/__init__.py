@@ -1,30 +1,23 @@
-"""Prediction: samples, means and moments of a noisy net, function draws, calibration."""
+"""Prediction: predictors, function draws, calibration and conformal sets."""
 
 from vardrop.prediction.calibration import (
-    Conformal as Conformal,
     apply_temperature as apply_temperature,
     calibrate as calibrate,
-    conformal as conformal,
     distil as distil,
     fit_log_scale as fit_log_scale,
     fit_temperature as fit_temperature,
 )
-from vardrop.prediction.graph import (
-    Predictor as Predictor,
+from vardrop.prediction.conformal import Conformal as Conformal, conformal as conformal
+from vardrop.prediction.functions import draw as draw, draws as draws
+from vardrop.prediction.predict import (
     freeze as freeze,
-)
-from vardrop.prediction.functions import (
-    Selected as Selected,
-    draw as draw,
-    draws as draws,
-    select as select,
-    unlabelled_kappa as unlabelled_kappa,
-)
-from vardrop.prediction.predictor import (
     predict as predict,
     predict_batches as predict_batches,
 )
-from vardrop.prediction.prediction import (
-    Interval as Interval,
-    Prediction as Prediction,
+from vardrop.prediction.prediction import Interval as Interval, Prediction as Prediction
+from vardrop.prediction.predictor import Predictor as Predictor
+from vardrop.prediction.selective import (
+    Selected as Selected,
+    select as select,
+    unlabelled_kappa as unlabelled_kappa,
 )

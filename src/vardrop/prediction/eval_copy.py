@@ -1,39 +1,39 @@
-"""A net as one call needs it: a private replica with its noise on or off, and what it will hold.
+"""The copy of a model that a prediction runs: evaluation mode, with its noise on or off.
 
-The net that the user has is never touched, so several threads may predict with it at a time.
+The copy shares its tensors with the model and has its own modules, so the user's model is never
+switched and several threads can predict with it at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vardrop._core.calls import call, parts, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
+from vardrop.functional import log_square, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
 from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
+from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
+from vardrop.prediction.gaussian_layer import GaussianLayer, make_gaussian_layer
 
-_TENSORS = 6  # of the largest activation's size that live at once
 
-
-def is_random(module: nn.Module) -> bool:
-    """Whether a module draws noise of its own, by the switch or in training mode."""
+def is_stochastic(module: nn.Module) -> bool:
+    """Whether a module itself draws noise, when sampling is on or in training mode."""
     return isinstance(module, Noisy) or drop_rate(module) > 0
 
 
 def check_noise(net: nn.Module) -> None:
-    """Raise unless the net has a source of noise."""
-    if not any(map(is_random, net.modules())):
+    """Raise an error unless the model has a source of noise."""
+    if not any(map(is_stochastic, net.modules())):
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(
             f"Expected `net` to have noisy modules or dropout, but got {', '.join(kinds)}. "
@@ -41,25 +41,23 @@ def check_noise(net: nn.Module) -> None:
         )
 
 
-def prepared(net: nn.Module, noise: bool, local: bool = False) -> nn.Module:
-    """A replica in eval mode with its noise on or off, and nothing done in place.
+def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Module:
+    """Copy the modules of a model in evaluation mode, with their noise on or off.
 
-    With `local`, layers with noisy weights draw by local reparameterisation, whatever their own.
+    With `local`, layers with noisy weights use local reparameterization instead of their estimator.
     """
     twin = replica(net)
     for module in twin.modules():
         leave_fused_path(module)
         if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
-            module.__class__ = switchable  # the same dropout, from a generator of one's own
-        if getattr(module, "inplace", False) is True:
-            vars(module)["inplace"] = False
+            module.__class__ = switchable  # the same dropout, drawn from the call's generator
         _switch(module, noise, local)
     return twin
 
 
 @functools.singledispatch
 def _switch(module: nn.Module, noise: bool, local: bool) -> None:
-    """Set the mode of a module that belongs to this call."""
+    """Set the mode of a module of the copy."""
     module.training = noise and drop_rate(module) > 0
 
 
@@ -76,7 +74,61 @@ def _(module: Variational, noise: bool, local: bool) -> None:
         module.estimator = local_reparameterization
 
 
-_DRAWING = (
+@dataclass(frozen=True)
+class FrozenGaussian(Posterior):
+    """A Gaussian posterior whose standard deviations, which may be negative, are stored."""
+
+    zero_mean: bool = False
+
+    @property
+    def gaussian(self) -> bool:
+        return True
+
+    @property
+    def noise_per(self) -> Sharing:
+        return "weight"
+
+    @property
+    def learned(self) -> bool:
+        return False
+
+    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
+        return {"deviation": torch.zeros_like(weight)}
+
+    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["deviation"].square()
+
+    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
+        return tensors["deviation"] * noise
+
+    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
+        return log_square(tensors["deviation"]) - log_square(weight)
+
+
+@torch.no_grad()
+def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
+    """Compute the variances of Gaussian weights once, in a copy of `make_eval_copy`.
+
+    Layers with local reparameterization become `GaussianLayer` if outputs are drawn. Other layers
+    with Gaussian weights keep their class and get a `FrozenGaussian` posterior.
+    """
+    layers: dict[nn.Module, nn.Module] = {}
+    for layer in modules_of(copy, Variational).values():
+        gaussian = make_gaussian_layer(layer) if draws_outputs else None
+        if gaussian is not None:
+            gaussian.sampling, gaussian.training = layer.sampling, False
+            layers[layer] = gaussian
+        elif layer.posterior is not None and layer.posterior.gaussian:
+            ones = {n: torch.ones_like(t.mean) for n, t in layer.noisy_tensors().items()}
+            deviations = {
+                name: {"deviation": tensor.perturbation(ones[name])}
+                for name, tensor in layer.noisy_tensors().items()
+            }
+            layer.replace_posterior(FrozenGaussian(layer.posterior.zero_mean), deviations)
+    return replica(copy, layers)
+
+
+_DRAWING_TYPES = (
     nn.RNNBase,
     nn.MultiheadAttention,
     nn.RReLU,
@@ -85,132 +137,47 @@ _DRAWING = (
 )
 
 
-def guarded(net: nn.Module) -> AbstractContextManager[object]:
-    """A context in which all noise of a net comes from the generator of the call.
+def use_call_generator(net: nn.Module) -> AbstractContextManager[object]:
+    """Make all noise of a model come from the generator of the call.
 
-    Modules of torch and of this library that ask for a generator need none; a forward, a posterior
-    or a hook that others wrote may draw by itself, so torch's random functions are watched there.
+    Modules of torch and of this library that ask for a generator need no help. A custom forward,
+    posterior or hook may call torch's random functions, so those are redirected.
     """
-    return own_noise() if may_draw(net) else nullcontext()
+    return own_noise() if has_untracked_randomness(net) else nullcontext()
 
 
-def may_draw(net: nn.Module) -> bool:
-    """Whether a forward could draw noise that no switch reaches."""
-    return any(map(_draws_unasked, net.modules()))
+def has_untracked_randomness(net: nn.Module) -> bool:
+    """Whether a forward could draw noise that the sampling switch does not control."""
+    return any(map(_may_draw, net.modules()))
 
 
-def _draws_unasked(module: nn.Module) -> bool:
-    known = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
+def _may_draw(module: nn.Module) -> bool:
+    if isinstance(module, GaussianLayer):
+        return False
+    is_ours = type(module).__module__.startswith(("torch.nn.modules.", "vardrop."))
     values = (v for v in vars(module).copy().values() if isinstance(v, Value))
-    foreign = any(not type(v).__module__.startswith("vardrop.") for v in values)
-    return not known or foreign or isinstance(module, _DRAWING) or not plain_forward(module)
+    custom = any(not type(v).__module__.startswith("vardrop.") for v in values)
+    return (
+        not is_ours
+        or custom
+        or isinstance(module, _DRAWING_TYPES)
+        or not has_plain_forward(module)
+    )
 
 
-def plain_forward(module: nn.Module) -> bool:
-    """Whether a call of the module is the forward of its class and nothing else."""
+def has_plain_forward(module: nn.Module) -> bool:
+    """Whether a call of the module runs the forward of its class and nothing else."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def whole_rows(net: nn.Module) -> list[nn.Sequential]:
-    """The Sequentials that are called as a whole and once: the net, and those in a row inside it.
-
-    The forward of another module may call the parts of one by themselves, and keep what they give.
-    """
-    found, inner = [], [net]
-    while inner:
-        row = inner.pop()
-        if type(row) is nn.Sequential and plain_forward(row):
-            found.append(row)
-            inner += row
-    calls = Counter(part for row in found for part in row)
-    return [row for row in found if all(calls[part] == 1 for part in row)]
-
-
-class Size(NamedTuple):
-    """What one draw holds: elements per row, and elements whatever the rows."""
-
-    row: int
-    draw: int = 0
-
-    def bytes(self, rows: int) -> int:
-        """The memory of one draw."""
-        return (self.row * rows + self.draw) * _TENSORS * torch.get_default_dtype().itemsize
-
-
-def measured(net: nn.Module, x: Any, from_start: bool = False) -> Size:
-    """The largest output after the first noise, from a pass of a private net on two rows.
-
-    With `from_start`, the largest of all outputs.
-    """
-    try:
-        return _measured(net, next(parts(x, 2)), from_start)
-    except Exception:
-        if rows(x) <= 2:
-            raise
-        return _measured(net, x, from_start)  # a forward may be made for batches of one size
-
-
-def _measured(net: nn.Module, x: Any, noisy: bool) -> Size:
-    largest, weights, count = 1, 0, rows(x)
-
-    def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal noisy
-        noisy = True
-        return drawn_from_own(function, args, kwargs)
-
-    def record(module: nn.Module, _: object, output: object) -> None:
-        nonlocal largest, weights
-        if not noisy:
-            return
-        drawn = _drawn_weights(module)
-        largest = max(largest, sum(t.numel() for t in tensors_in(output)) // count, drawn.row)
-        weights = max(weights, drawn.draw)
-
-    # From a generator of its own: the draws of a call do not depend on whether it was measured.
-    with ExitStack() as hooks, drawing(0), NoiseCalls(answer):
-        for module in net.modules():
-            if is_random(module) or not any(True for _ in module.children()):
-                hooks.callback(module.register_forward_hook(record).remove)
-        call(net, untouched(x))
-    return Size(largest, weights)
-
-
-@functools.singledispatch
-def _drawn_weights(module: nn.Module) -> Size:
-    """How many weights a module draws: for every row, and for every draw."""
-    return Size(0)
-
-
-@_drawn_weights.register
-def _(module: Variational) -> Size:
-    weights = sum(t.mean.numel() for t in module.noisy_tensors().values())
-    return {None: Size(0), "example": Size(weights), "batch": Size(0, weights)}[
-        module.estimator.whole_weights_per
-    ]
-
-
-def row_limit(net: nn.Module, size: Size, x: Any, memory: int) -> int:
-    """How many rows one draw can hold; all of them where rows are normalised together."""
-    fit, norms = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
-    count = rows(x)
-    together = fit < count and any(m.running_mean is None for m in modules_of(net, norms).values())
-    return count if together else fit
-
-
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    """A size of torch's, which may be one number for all axes, as one number for each."""
+    """A size as one number per axis, from one number for all axes or one for each."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     return sizes * axes if len(sizes) == 1 else sizes
 
 
-def even(samples: int, most: int) -> list[int]:
-    """Blocks of about one size, none larger than `most`."""
-    size = -(-samples // -(-samples // most))
-    return [min(size, samples - start) for start in range(0, samples, size)]
-
-
-def watched(net: nn.Module, hooks: ExitStack) -> list[tuple[str, nn.Module]]:
-    """The modules of a private net that are being run, by name, innermost last."""
+def track_active_module(net: nn.Module, hooks: ExitStack) -> list[tuple[str, nn.Module]]:
+    """The modules of a copy that are being run, with their names, innermost last."""
     entered: list[tuple[str, nn.Module]] = []
     for name, module in net.named_modules():
         entry = (name or "(net)", module)

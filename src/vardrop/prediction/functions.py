@@ -1,53 +1,37 @@
-"""Whole functions: nets drawn from the posterior, with their weights and their masks fixed.
-
-And nets with part of their noise: selective mean propagation samples the weights whose noise the
-likelihood feels, those with a large |kappa| (`functional.curvature.kappa`), and takes the mean of
-the others (Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks").
-"""
+"""Whole functions: models drawn from the posterior, with their weights and masks fixed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from inspect import signature
-from itertools import count, pairwise
-from typing import Any, NamedTuple, cast
+from itertools import count
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop._core.calls import arguments, call, one_tensor, plain_batch, rows, untouched
-from vardrop._core.checks import check_integer, check_net, check_number
+from vardrop._core.calls import call, untouched
+from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
 from vardrop.functional import drawing, generator, undisturbed
-from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
-from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
+from vardrop.noisy import modules_of, replica
 from vardrop.prediction.eval_copy import (
     check_noise,
-    guarded,
-    is_random,
-    measured,
-    plain_forward,
-    prepared,
-    row_limit,
-    whole_rows,
+    is_stochastic,
+    make_eval_copy,
+    use_call_generator,
 )
+from vardrop.prediction.split import Examples, Split, attempt, split_at_noise, trace_model
 
 _SEEDS = 2**62
-_BLOCK = 8  # draws that are reduced together
-_DRAWS, _PROBES = 16, 4
-_MASK = "sampled"
 _POSITIONS = 64  # of a sequence, that are drawn together
 
 
-def seed_of_a_call(seed: int | None) -> int:
+def resolve_seed(seed: int | None) -> int:
     """The seed, or one from the global generator, which `torch.manual_seed` makes repeatable."""
     if seed is None:
         return int(torch.randint(_SEEDS, (), generator=generator(torch.device("cpu"))))
@@ -96,7 +80,7 @@ class HeldNoise(nn.Module):
 
     @undisturbed
     def _drawn(self, x: Tensor, seed: int) -> Tensor:
-        with drawing(seed), guarded(self.module):
+        with drawing(seed), use_call_generator(self.module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
@@ -109,7 +93,7 @@ class HeldNoise(nn.Module):
 
     def redraw(self) -> None:
         """Take another seed from the current generator."""
-        self.seed = seed_of_a_call(None)
+        self.seed = resolve_seed(None)
 
 
 def _padded(x: Tensor, before: int) -> Tensor:
@@ -151,7 +135,7 @@ class FunctionSampler:
 
     def __init__(self, net: nn.Module) -> None:
         check_noise(net)
-        source = prepared(net, noise=True)
+        source = make_eval_copy(net, noise=True)
         self._drawn: dict[object, Callable[[], None]] = {}
         self._means: dict[int, nn.Parameter] = {}
         function = replica(source)
@@ -164,7 +148,7 @@ class FunctionSampler:
                 _check_held(own)
                 self._fix_layer(own, cast(Variational, copied))
                 inside.update(copied.get_submodule(name) for name in own.parts())
-            elif is_random(own):
+            elif is_stochastic(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
         self.net = replica(function, held)
@@ -172,6 +156,7 @@ class FunctionSampler:
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
         self._held = list(held.values())
         follow_positions(self.net)
+        self.split: Split | None = None
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
         for part, own in source.parts().items():
@@ -209,11 +194,29 @@ class FunctionSampler:
             module.redraw()
         return self.net
 
-    def __call__(self, x: Any) -> Tensor:
-        """The present function's output."""
+    def prepare(self, x: Any) -> Any:
+        """Run the part of the model that is the same in every function; `x` if there is none."""
         if self.channels_last and isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return one_tensor(call(self.net, x))
+        self.split, _ = attempt(lambda: self._split(x))
+        return x if self.split is None else self.split.prefix(untouched(x))
+
+    def _split(self, x: Any) -> Split:
+        """Split the model at the first module that differs between functions."""
+        drawn = set(map(id, self._means.values()))
+        leaves = {
+            m
+            for m in self.net.modules()
+            if isinstance(m, HeldNoise) or any(id(p) in drawn for p in m.parameters(recurse=False))
+        }
+        sources = {m for m in self.net.modules() if not leaves.isdisjoint(m.modules())}
+        return split_at_noise(self.net, trace_model(self.net, x, leaves), sources)
+
+    def __call__(self, values: Any) -> Any:
+        """What the present function returns, from the values of `prepare`."""
+        if self.split is None:
+            return call(self.net, untouched(values))
+        return self.split.suffix(1, *map(Examples, values))
 
 
 def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None]:
@@ -238,48 +241,10 @@ def _check_held(module: nn.Module) -> None:
         )
 
 
-def _seeds(seed: int, count: int) -> list[int]:
+def function_seeds(seed: int, count: int) -> list[int]:
     """A seed for every draw; the first ones are the same for every count."""
     found = torch.randint(_SEEDS, (count,), generator=torch.Generator().manual_seed(seed))
     return [int(s) for s in found]
-
-
-class FunctionDraws:
-    """Whole functions: draw k is one function of all rows, of every batch of the call."""
-
-    def __init__(self, net: nn.Module, memory: int) -> None:
-        self.sampler, self.memory, self.seed = FunctionSampler(net), memory, seed_of_a_call(None)
-        _overwrite(self.sampler.net)
-
-    def rows(self, x: Any) -> int:
-        size = measured(self.sampler.net, x)
-        return row_limit(self.sampler.net, size, x, self.memory)
-
-    def __call__(self, x: Any, samples: int) -> Iterator[Tensor]:
-        seeds = _seeds(self.seed, samples)
-        for start in range(0, samples, _BLOCK):
-            yield torch.stack([self._output(x, seed) for seed in seeds[start : start + _BLOCK]])
-
-    def _output(self, x: Any, seed: int) -> Tensor:
-        with drawing(seed):
-            self.sampler.redraw()
-            with guarded(self.sampler.net):
-                return self.sampler(untouched(x))
-
-
-_FRESH = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def _overwrite(net: nn.Module) -> None:
-    """Let each ReLU work in place that stands in a row after a layer: its input is nobody's else.
-
-    Fresh memory for the outputs of a convolution takes longer than the ReLU.
-    """
-    for row in whole_rows(net):
-        for layer, after in pairwise(row):
-            alone = plain_forward(layer) and plain_forward(after)
-            if alone and type(layer) in _FRESH and type(after) is nn.ReLU:
-                after.inplace = True
 
 
 def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module]:
@@ -298,13 +263,13 @@ def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module
     """
     check_net(net)
     check_integer("n", n)
-    return _draws(net, n, seed_of_a_call(seed))
+    return _draws(net, n, resolve_seed(seed))
 
 
 def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
     sampler = FunctionSampler(net)
-    for own in _seeds(seed, n):
-        yield _next(sampler, own)
+    for function_seed in function_seeds(seed, n):
+        yield _next(sampler, function_seed)
 
 
 @undisturbed
@@ -335,164 +300,3 @@ def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     return next(draws(net, 1, seed))
 
 
-@dataclass(frozen=True)
-class SelectedNoise(Posterior):
-    """Another posterior, with its noise only where the tensor `sampled` is one."""
-
-    whole: Posterior
-
-    @property
-    def gaussian(self) -> bool:
-        return self.whole.gaussian
-
-    @property
-    def noise_per(self) -> Sharing | None:
-        return self.whole.noise_per
-
-    @property
-    def symmetric(self) -> bool:
-        return self.whole.symmetric
-
-    @property
-    def zero_mean(self) -> bool:
-        return self.whole.zero_mean
-
-    @property
-    def learned(self) -> bool:
-        return self.whole.learned
-
-    def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
-        return {**self.whole.initial(weight, axes), _MASK: torch.ones_like(weight)}
-
-    def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return self.whole.variance(weight, tensors) * tensors.get(_MASK, 1)
-
-    def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
-        return self.whole.draw(weight, axes, batch)
-
-    def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
-        return self.whole.perturbation(weight, noise, tensors) * tensors.get(_MASK, 1)
-
-    def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        return self.whole.log_alpha(weight, tensors)
-
-
-class Selected(NamedTuple):
-    """A net with part of the noise of another, and the fraction of the weights that has it."""
-
-    net: nn.Module
-    fraction: float
-
-
-def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Selected:
-    """The net with noise only in the weights whose |kappa| exceeds the threshold.
-
-    The others are at their mean. The result shares its tensors with the net and is for prediction.
-
-    Args:
-        net: a net with noisy weights; it stays as it is.
-        kappa: by layer name, from `vardrop.kappa` or, without labels, from `unlabelled_kappa`.
-        threshold: of |kappa|; take a quantile of it.
-
-    >>> import torch, vardrop as vd
-    >>> from vardrop.prediction import predict, select, unlabelled_kappa
-    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
-    >>> x = torch.randn(5, 4)
-    >>> some = select(net, unlabelled_kappa(net, x), threshold=1e-3)
-    >>> predict(some.net, x, samples=8)
-    Prediction(5 rows, Categorical, 8 draws)
-
-    Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
-    """
-    check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
-    selected = replica(net)
-    layers, owner = _layers(selected), _owners(selected)
-    if missing := sorted(set(owner.values()) - set(kappa)):
-        raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")
-    sampled = total = 0
-    for layer_name, layer in layers.items():
-        noise = {}
-        for own, tensor in layer.noisy_tensors().items():
-            noise[own] = dict(tensor.noise)
-            if (name := tensor_name(layer_name, own)) in owner:  # a noisy bias keeps all of its own
-                mask = kappa[owner[name]].abs() > threshold
-                sampled, total = sampled + int(mask.sum()), total + mask.numel()
-                noise[own][_MASK] = mask.expand_as(tensor.mean).to(tensor.mean.dtype)
-        assert layer.posterior is not None
-        layer.replace_posterior(SelectedNoise(layer.posterior), noise)
-    return Selected(selected, sampled / total)
-
-
-def _layers(net: nn.Module) -> dict[str, Variational]:
-    layers = modules_of(net, Variational)
-    found = {name: m for name, m in layers.items() if m.posterior is not None}
-    if not found:
-        raise VardropError(
-            "Expected noisy weights to select from, but got none. Convert the net with a posterior."
-        )
-    return found
-
-
-def _owners(net: nn.Module) -> dict[str, str]:
-    """The name under which each noisy weight is counted: that of the first of tied ones."""
-    means = {name: tensor.mean for name, _, tensor in noisy_weights(net)}
-    first = {id(mean): name for name, mean in reversed(means.items())}
-    return {name: first[id(mean)] for name, mean in means.items()}
-
-
-@undisturbed
-def unlabelled_kappa(
-    net: nn.Module | Objective,
-    x: Tensor,
-    likelihood: Likelihood | None = None,
-    seed: int | None = None,
-    counted: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """kappa of every noisy weight by layer name, averaged over rows, draws and y ~ p(y | x, w).
-
-    The expected Hessian is minus the Fisher matrix, whose diagonal needs first derivatives only. A
-    tied weight counts once, under the first name.
-
-    Args:
-        net: a net with noisy weights, or an ELBO with it.
-        x: inputs (N, ...).
-        likelihood: of the output; that of the ELBO, or `Categorical()`.
-        seed: makes the draws repeatable.
-        counted: which targets (N, ...) count; all by default.
-    """
-    model, meaning = net_and_likelihood(net, likelihood)
-    quiet = prepared(model, noise=False)
-    _layers(quiet)
-    owner = _owners(quiet)
-    weights = {name: (key, t) for name, key, t in noisy_weights(quiet) if owner[name] == name}
-    keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
-
-    def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
-        given = untouched(plain_batch(x))
-        args, kwargs = arguments(quiet, given)
-        output = one_tensor(
-            functional_call(quiet, dict(zip(keys, leaves, strict=True)), args, kwargs)
-        )
-        score = _score(output.detach(), meaning, counted)
-        return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
-
-    with torch.enable_grad(), drawing(seed_of_a_call(seed)):
-        variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
-
-        def draw() -> list[Tensor]:
-            return [t.sample(t.draw()).detach() for t in tensors]
-
-        values = kappa_of(variances, draw, curvature, _DRAWS)
-    return dict(zip(weights, values, strict=True))
-
-
-def _score(output: Tensor, likelihood: Likelihood, counted: Tensor | None) -> Callable[[], Tensor]:
-    """Draws d log p(y | output) / d output for y from the model."""
-
-    def score() -> Tensor:
-        leaf = output.clone().requires_grad_()
-        density = likelihood.log_density(leaf.unsqueeze(0), likelihood.sample(output))
-        density = density if counted is None else density.where(counted, 0)
-        return torch.autograd.grad(density.sum(), leaf)[0]
-
-    return score

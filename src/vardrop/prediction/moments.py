@@ -22,21 +22,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
-from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_moments
+from vardrop._core.calls import one_tensor
+from vardrop.functional import (
+    NoiseCalls,
+    drawing,
+    function_moments,
+    max_moments,
+    noise_source,
+    relu_moments,
+    standard_normal,
+)
 from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
 from vardrop.noisy import replica
 from vardrop.prediction.eval_copy import (
-    Size,
-    even,
-    is_random,
-    may_draw,
+    compute_variances,
+    has_untracked_randomness,
+    is_stochastic,
+    make_eval_copy,
     per_axis,
-    prepared,
-    watched,
+    track_active_module,
 )
-from vardrop.prediction.strategies import LocalLayer
+
+
+_ACTIVATIONS = 256  # bytes per input element that a pass may take
 
 
 class Pair(NamedTuple):
@@ -326,14 +336,6 @@ def _pair(mean: Tensor, variance: Tensor | None) -> Pair:
 
 
 @through.register
-def _(layer: LocalLayer, mean: Tensor, variance: Tensor | None) -> Pair:
-    spread = layer.spread(mean * mean if variance is None else mean * mean + variance)
-    if layer.square is not None and variance is not None:
-        spread = spread.add_(layer.op(variance, layer.square, None))
-    return Pair(layer.mean(mean).expand_as(spread), spread)
-
-
-@through.register
 def _(gate: Gate, mean: Tensor, variance: Tensor | None) -> Pair:
     """x times the gate's noise, which has to be drawn for every element by itself."""
     name, found = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
@@ -356,7 +358,7 @@ def analytic(quiet: nn.Module) -> nn.Module:
     """A network that carries moments, from a prepared one without noise."""
     twin = replica(quiet)
     for module in twin.modules():
-        if is_random(module):
+        if is_stochastic(module):
             kind: Any = type(module)
             module.__class__ = _analytic_kind(kind)
     return twin
@@ -370,38 +372,69 @@ def propagate(net: nn.Module, x: Tensor) -> Pair:
     >>> propagate(net, torch.ones(1, 2)).variance
     tensor([[2.]])
     """
-    return passed(analytic(prepared(net, noise=False)), x)
+    return MomentDraws(net, one_tensor, 2**28).propagate(x)
 
 
-def passed(net: nn.Module, x: Tensor) -> Pair:
-    """Mean and variance of the output of a network that `analytic` made."""
-    if x.dtype == torch.float16:
-        raise VardropError(
-            "Expected `x` in a dtype that holds variances, but got float16, in which they vanish. "
-            "Use net.float() and x.float(), or bfloat16."
-        )
-    if x.dim() == 4:  # convolutions are faster with the channels last
-        x = x.contiguous(memory_format=torch.channels_last)
-    with torch.no_grad():
-        try:
-            output = _run(net, x)
-        except UnsupportedError as error:
+class MomentDraws:
+    """Normal draws at the output, from a mean and a variance that one pass carries there.
+
+    Args:
+        net: the model.
+        pick: takes the tensor out of what the model returns.
+        memory: bytes that activations may take at once.
+    """
+
+    def __init__(self, net: nn.Module, pick: Callable[[Any], Any], memory: int) -> None:
+        copy = compute_variances(make_eval_copy(net, noise=False), draws_outputs=False)
+        self.net, self.pick, self.memory = analytic(copy), pick, memory
+
+    def describe(self, x: Any) -> str:
+        return "one pass that carries mean and variance"
+
+    def max_examples(self, x: Any, samples: int) -> int:
+        largest = max(4 * samples, _ACTIVATIONS) * math.prod(x.shape[1:])
+        return max(1, self.memory // (4 * largest))
+
+    def propagate(self, x: Tensor) -> Pair:
+        """Mean and variance of the output."""
+        if not isinstance(x, Tensor):
             raise VardropError(
-                f"Expected modules with known moments, but got {_failing(net, x)}, which calls "
-                f'{error}. Predict with mode="sample".'
-            ) from None
-    if isinstance(output, Tensor):
-        return Pair(output, torch.zeros_like(output))
-    if not isinstance(output, RandomTensor):
-        raise VardropError(
-            f"Expected the net to return one tensor, but got {type(output).__name__}. "
-            "Wrap the net in a module that picks the output."
-        )
-    return output.moments
+                f'Expected `x` to be one tensor for mode="moments", but got {type(x).__name__}. '
+                'Predict with mode="sample".'
+            )
+        if x.dtype == torch.float16:
+            raise VardropError(
+                "Expected `x` in a dtype that holds variances, but got float16, in which they "
+                "vanish. Use net.float() and x.float(), or bfloat16."
+            )
+        if x.dim() == 4:  # convolutions are faster with the channels last
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            try:
+                output = self.pick(_run(self.net, x))
+            except UnsupportedError as error:
+                raise VardropError(
+                    f"Expected modules with known moments, but got {_failing(self.net, x)}, which "
+                    f'calls {error}. Predict with mode="sample".'
+                ) from None
+        return output.moments if isinstance(output, RandomTensor) else _pair(output, None)
+
+    def draws(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+        yield self.draw_output(self.propagate(x), samples)
+
+    def draw_output(self, output: Pair, samples: int) -> Tensor:
+        """Draws (s, N, ...) with the same numbers for every example.
+
+        So the prediction of an example does not depend on other examples.
+        """
+        mean, std = output.mean, output.variance.sqrt()
+        with drawing(noise_source().seed or 0):
+            noise = standard_normal((samples, 1, *mean.shape[1:]), mean)
+        return torch.addcmul(mean, std, noise)
 
 
 def _run(net: nn.Module, x: Tensor) -> Any:
-    with NoiseCalls(_refuse_draw) if may_draw(net) else nullcontext():
+    with NoiseCalls(_refuse_draw) if has_untracked_randomness(net) else nullcontext():
         try:
             return net(x.clone())  # which the network may overwrite
         except (RuntimeError, TypeError) as error:
@@ -417,29 +450,10 @@ def _refuse_draw(function: Any, *_: Any) -> NoReturn:
 def _failing(net: nn.Module, x: Tensor) -> str:
     """The module in which an operation without a rule is called."""
     with ExitStack() as hooks:
-        entered = watched(net, hooks)
+        entered = track_active_module(net, hooks)
         try:
             _run(net, x)
         except UnsupportedError:
             name, module = entered[-1] if entered else ("(net)", net)
             return f"'{name}' ({type(module).__name__})"
     return "the net"
-
-
-def output_noise(like: Tensor, samples: int, seed: int) -> Tensor:
-    """Standard normal numbers (samples, 1, ...), the same for every row of an output (N, ...).
-
-    So the answer to a row depends on no other row.
-    """
-    own = torch.Generator(like.device).manual_seed(seed)
-    shape = (samples, 1, *like.shape[1:])
-    return torch.randn(shape, generator=own, dtype=like.dtype, device=like.device)
-
-
-def output_draws(output: Pair, samples: int, seed: int, memory: int) -> Iterator[Tensor]:
-    """Normal draws (s, N, ...) from the output's moments, from a generator of their own."""
-    mean, std = output.mean, output.variance.sqrt()
-    noise = output_noise(mean, samples, seed)
-    most = max(1, memory // Size(mean.numel()).bytes(1))
-    for part in noise.split(even(samples, most)):
-        yield torch.addcmul(mean, std, part)

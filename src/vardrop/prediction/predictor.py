@@ -1,12 +1,14 @@
-"""`predict`: the predictive distribution of a noisy net, by samples, means or moments."""
+"""`Predictor`: a model, its likelihood and a way to draw, called on inputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from itertools import chain
 from typing import Any, Literal
 
@@ -14,314 +16,365 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
-    Picked,
     call,
     check_named,
     mapped,
+    one_tensor,
     parts,
     plain_batch,
     rows,
     tensors_in,
 )
-from vardrop._core.checks import check_choice, check_integer, check_number
+from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import drawing, undisturbed
-from vardrop.gates import check_functional_dropout
+from vardrop.gates import Gate, check_functional_dropout
+from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import replica
-from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
-from vardrop.prediction.moments import analytic, output_draws, passed
-from vardrop.prediction.eval_copy import (
-    Size,
-    check_noise,
-    may_draw,
-    measured,
-    prepared,
-    row_limit,
+from vardrop.noisy import modules_of
+from vardrop.prediction.conformal import Conformal
+from vardrop.prediction.eval_copy import check_noise, has_untracked_randomness, is_stochastic
+from vardrop.prediction.functions import draws, resolve_seed
+from vardrop.prediction.graph import Graph, NoiseInput
+from vardrop.prediction.moments import MomentDraws, Pair
+from vardrop.prediction.prediction import Interval, Prediction, Reduction, join
+from vardrop.prediction.row_plan import NotRowwiseError, RowPlan
+from vardrop.prediction.strategies import (
+    DrawStrategy,
+    FunctionDraws,
+    LoopDraws,
+    MemberDraws,
+    RowDraws,
+    ShardedDraws,
 )
-from vardrop.prediction.prediction import Prediction, Reduction, join
-from vardrop.prediction.strategies import EstimatorDraws, MeanPass, SpreadDraws, Way
 
 Mode = Literal["sample", "mean", "moments"]
-Draw = Literal["estimator", "local", "weights"]
-_SETTLING = 32  # draws between two looks at the tolerance
+Draw = Literal["estimator", "local", "functions"]
+_SETTLING = 32  # draws between two checks of the tolerance
+_CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
+_VALUE_OUTPUTS = ("mean", "aleatoric", "epistemic", "std", "lower", "upper")
+_SET = "set"
 
 
-@undisturbed
-def predict(
-    net: nn.Module | Objective,
-    x: Tensor | Mapping[str, Any] | Iterable[object],
-    samples: int = 32,
-    *,
-    mode: Mode = "sample",
-    draw: Draw = "estimator",
-    likelihood: Likelihood | None = None,
-    seed: int | None = None,
-    memory: int = 2**28,
-    tolerance: float | None = None,
-    keep: int | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-) -> Prediction:
-    """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
+class Predictor(nn.Module):
+    """The predictive distribution of a model, for repeated calls: p(y | x) = E_w p(y | x, w).
 
-    The net runs in eval mode with its noise on, on a private replica: the net itself, its modes and
-    its BatchNorm are never touched, so several threads may predict with one net at a time.
+    Whatever does not depend on the input is computed at the first call and kept: the variances of
+    weights, the trace of the model, and drawn functions if they fit into `memory`. After the model
+    has changed, call `refresh()`. `vardrop.predict` makes a predictor for one call, and
+    `vardrop.freeze` returns one with its own copy of the model.
 
     Args:
-        net: a net with a posterior, gates, heads or dropout, whose output is one tensor or has
-            `logits`; or an ELBO, which brings its likelihood along, a learned deviation included.
-        x: inputs (N, ...): a tensor, or a dictionary of the net's arguments; or a loader of
-            batches, each of them such an input or a tuple that begins with one.
-        samples: how many draws.
-        mode: "sample"; "mean", the net without noise (weight scaling); "moments", one analytic pass
-            that carries mean and variance (then `samples` normal draws at the output).
-        draw: "estimator", as the layers draw in training, whatever the batch. By request: "local",
-            fresh noise for every example and position; "weights", whole functions: draw k is one
-            net, so that examples and positions vary together. Dense layers have the same marginals
-            in all three; a convolution keeps the covariance between positions with "weights" and
-            drops it with "local", which changes the uncertainty after pooling or a dense layer.
-        likelihood: what the output means: `Categorical()` logits by default (classes on axis 1),
-            `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and log
-            variances, or `Values()` without a noise of the targets.
-        seed: makes the call repeatable whatever other threads draw, and leaves the global generator
-            alone; without it a seed is drawn from there.
-        memory: bytes that draws may take at once, beside those that are kept.
-        tolerance: stop a batch early, once the standard error of each mean probability (of each
-            mean value in regression) is below it.
-        keep: how many draws to keep for intervals and for densities of values; all by default.
-        output: picks the tensor from what the net returns, such as `lambda out: out[0]`.
+        net: as for `vardrop.predict`.
+        samples: number of draws.
+        mode, draw, likelihood, memory, tolerance, keep, output: as for `vardrop.predict`.
+        conformal: a rule of `vardrop.conformal`, fitted on predictions of the same mode. It then
+            gives the interval, or sets of classes.
+        level: of the interval without such a rule.
+        units: mean and standard deviation of the target before it was standardized: predictions are
+            then in its units.
 
     >>> import torch, vardrop as vd
-    >>> from vardrop.prediction import predict
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
-    >>> predict(net, torch.randn(5, 4), samples=8, seed=0)
+    >>> predictor = vd.Predictor(net, samples=8)
+    >>> predictor(torch.randn(5, 4), seed=0)
     Prediction(5 rows, Categorical, 8 draws)
-
-    Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 6; Wang & Manning 2013, "Fast
-    dropout training" (moments).
     """
-    model, meaning = net_and_likelihood(net, likelihood)
-    options = Options(samples, mode, draw, meaning.fixed(), memory, tolerance, keep)
-    return join(list(_Call(net, model, options, seed, output).predictions(x)))
-
-
-def predict_batches(
-    net: nn.Module | Objective,
-    x: Iterable[object],
-    samples: int = 32,
-    *,
-    likelihood: Likelihood | None = None,
-    seed: int | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-    **more: Any,
-) -> Iterator[Prediction]:
-    """The predictions of a loader, batch after batch: memory holds one of them at a time.
-
-    They are those of `predict` of the whole loader, for the same seed.
-
-    Args:
-        net, samples, likelihood, seed, output: as for `predict`.
-        x: a loader of batches, each of them an input or a tuple that begins with one.
-        more: `mode`, `draw`, `memory`, `tolerance` and `keep`, as for `predict`.
-
-    >>> import torch, vardrop as vd
-    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
-    >>> for p in vd.predict_batches(net, torch.randn(5, 4).split(2), samples=8):
-    ...     print(tuple(p.probs.shape))
-    (2, 3)
-    (2, 3)
-    (1, 3)
-    """
-    given = {"mode": "sample", "draw": "estimator", "memory": 2**28, "tolerance": None}
-    given |= {"keep": None}
-    if unknown := sorted(set(more) - set(given)):
-        raise TypeError(f"predict_batches() got an unexpected keyword argument {unknown[0]!r}")
-    if isinstance(x, Tensor | Mapping):
-        raise VardropError(
-            f"Expected `x` to be a loader of batches, but got {type(x).__name__}. Split it, as by "
-            "x.split(1000), or call `predict`."
-        )
-    model, meaning = net_and_likelihood(net, likelihood)
-    options = Options(samples, likelihood=meaning.fixed(), **{**given, **more})
-    return _Call(net, model, options, seed, output).predictions(x)
-
-
-class _Call:
-    """One call: a net with what it was asked, whose draws go on from batch to batch."""
 
     def __init__(
         self,
-        given: nn.Module | Objective,
-        model: nn.Module,
-        options: Options,
-        seed: int | None,
-        output: Callable[[Any], Tensor] | None,
+        net: nn.Module | Objective,
+        samples: int = 32,
+        *,
+        mode: Mode = "sample",
+        draw: Draw = "estimator",
+        likelihood: Likelihood | None = None,
+        conformal: Conformal | None = None,
+        level: float = 0.95,
+        units: tuple[float, float] | None = None,
+        memory: int = 2**28,
+        tolerance: float | None = None,
+        keep: int | None = None,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        pick = getattr(given, "output", None) if output is None else output
-        self.net = model if pick is None else Picked(model, pick)
-        self.given, self.options, self.seed = given, options, seed
-        self.engine: Engine | None = None
-        if options.mode != "mean":
-            check_noise(self.net)
-        # What draws nothing takes no seed from the global generator.
-        draws = options.mode == "sample" or (options.mode == "mean" and may_draw(self.net))
-        self.drawn = seed_of_a_call(seed) if draws else None
-        self.generators: dict[torch.device, torch.Generator] = {}
+        super().__init__()
+        check_choice("mode", mode, ("sample", "mean", "moments"))
+        check_choice("draw", draw, ("estimator", "local", "functions"))
+        check_integer("samples", samples)
+        check_integer("memory", memory)
+        check_type("conformal", conformal, Conformal | None, "a rule of vardrop.conformal")
+        check_number("level", level, above=0, below=1)
+        if keep is not None:
+            check_integer("keep", keep, at_least=0)
+        if tolerance is not None:
+            check_number("tolerance", tolerance, above=0)
+        if conformal is not None:
+            conformal.check_mode(mode == "moments")
+        model, meaning = net_and_likelihood(net, likelihood)
+        pick = getattr(net, "output", None) if output is None else output
+        # The user's model is no submodule: moving or copying the predictor leaves it alone.
+        self.__dict__.update(net=model, source=net, pick=pick or one_tensor)
+        self.likelihood = meaning.fixed()
+        self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
+        self.conformal, self.level, self.units = conformal, level, units
+        self.tolerance, self.keep = tolerance, keep
+        self.keeps_functions = True
+        self.refresh()
+        super().train(False)
 
-    def predictions(self, x: Any) -> Iterator[Prediction]:
-        """The prediction of every batch."""
-        for batch in batches(self.net, x):
-            yield self.one(batch)
+    def refresh(self) -> None:
+        """Compute everything again at the next call, after the model has changed."""
+        if self.mode != "mean":
+            check_noise(self.net)
+        self._lock = threading.Lock()
+        self._strategy: DrawStrategy | None = None
+        self._loop: LoopDraws | None = None
+        self._unchecked = self.mode != "mean" and not is_spread(self.net)
+
+    def replace_net(self, net: nn.Module) -> None:
+        """Predict with a model that belongs to this predictor and moves with it."""
+        del self.__dict__["net"]
+        self.__dict__["source"] = None
+        self.net = net
+        self.refresh()
+
+    def train(self, mode: bool = True) -> Predictor:
+        """Do nothing: a predictor stays in evaluation mode."""
+        return self
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.refresh()
+        return super()._apply(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        caches = ("_lock", "_strategy", "_loop")
+        return {name: value for name, value in self.__dict__.items() if name not in caches}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.refresh()
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode!r}, samples={self.samples}, draw={self.draw!r}"
+
+    def forward(self, x: Any, seed: int | None = None) -> Prediction:
+        """The predictive distribution of a batch, or of all batches of a loader."""
+        return join(list(self.batches(x, seed)))
+
+    def batches(self, x: Any, seed: int | None = None) -> Iterator[Prediction]:
+        """The predictive distributions of the batches of a loader, one after the other."""
+        if self.mode == "moments":
+            call_seed = seed or 0  # the same normal numbers for every example
+        elif self.mode == "sample" or has_untracked_randomness(self.net):
+            call_seed = resolve_seed(seed)
+        else:
+            call_seed = None
+        generators: dict[torch.device, torch.Generator] = {}
+        for batch in input_batches(device_of(self.net), x):
+            yield self._predict_batch(batch, call_seed, generators, seed is None)
 
     @undisturbed
-    def one(self, batch: Any) -> Prediction:
-        own = nullcontext() if self.drawn is None else drawing(self.drawn, self.generators)
-        with own, torch.no_grad():
-            if self.engine is None:
-                self.engine = Engine(self.net, self.options, self.given)
-            return join(list(self.engine(batch, self.seed or 0)))
+    def _predict_batch(
+        self,
+        x: Any,
+        seed: int | None,
+        generators: dict[torch.device, torch.Generator],
+        reuse: bool,
+    ) -> Prediction:
+        source = nullcontext() if seed is None else drawing(seed, generators)
+        with source, torch.no_grad():
+            self._check_dropout(x)
+            strategy = self._strategy_for(x, reuse)
+            size, count = strategy.max_examples(x, self.samples), rows(x)
+            batches = (x,) if size >= count else parts(x, size)
+            return join([self._reduce(strategy, part) for part in batches])
 
-
-@dataclass(frozen=True)
-class Options:
-    """How to predict."""
-
-    samples: int
-    mode: Mode
-    draw: Draw
-    likelihood: Likelihood
-    memory: int
-    tolerance: float | None
-    keep: int | None
-
-    def __post_init__(self) -> None:
-        check_choice("mode", self.mode, ("sample", "mean", "moments"))
-        check_choice("draw", self.draw, ("estimator", "local", "weights"))
-        check_integer("samples", self.samples)
-        check_integer("memory", self.memory)
-        if self.keep is not None:
-            check_integer("keep", self.keep, at_least=0)
-        if self.tolerance is not None:
-            check_number("tolerance", self.tolerance, above=0)
-
-    def reduction(self) -> Reduction:
+    def _reduce(self, strategy: DrawStrategy, x: Any) -> Prediction:
+        """Draw outputs until there are enough, and reduce them."""
+        if isinstance(strategy, MomentDraws):
+            output = strategy.propagate(x)
+            return self.reduce(strategy.draw_output(output, self.samples), output)
         keep = self.samples if self.keep is None else min(self.keep, self.samples)
-        return Reduction(self.likelihood, keep)
+        reduction, count = Reduction(self.likelihood, keep), rows(x)
+        for block in strategy.draws(x, self.samples):
+            reduction.add(_check_examples(block, count))
+            if reduction.settled(self.tolerance):
+                break
+        return self._to_units(reduction.result())
 
+    def reduce(self, draws: Tensor, output: Pair | None = None) -> Prediction:
+        """The prediction of all draws (S, N, ...), or of an output whose moments are known."""
+        reduction = Reduction(self.likelihood, len(draws) if self.keep is None else self.keep)
+        reduction.add(draws)
+        p = reduction.result()
+        if output is not None:
+            mean, variance = map(self.likelihood.locations, output)
+            p = replace(p, mean=mean, output_variance=variance, analytic=True)
+        return self._to_units(p)
 
-class Engine:
-    """A net with options; what can serve several batches is made once."""
-
-    def __init__(
-        self, net: nn.Module, options: Options, given: nn.Module | Objective | None = None
-    ) -> None:
-        self.options, self.device = options, device_of(net)
-        self.unchecked = None if options.mode == "mean" or is_spread(net) else net
-        if is_spread(net):
-            self.way: Way = _spread(net, options, given)
-        elif options.mode == "moments":
-            self.quiet = prepared(net, noise=False)
-            self.net = analytic(self.quiet)
-            self.sizes: dict[torch.Size, Size] = {}
-        else:
-            self.way = _way(net, options)
-
-    def __call__(self, x: Any, seed: int) -> Iterator[Prediction]:
-        """The predictions of a batch, in as many parts as the memory asks for.
-
-        Draws come from the generator of the call; the seed is that of draws at an analytic output.
-        """
-        return self._by_moments(x, seed) if self.options.mode == "moments" else self._by_draws(x)
+    def _to_units(self, p: Prediction) -> Prediction:
+        return p if self.units is None else p.to_units(*self.units)
 
     def _check_dropout(self, x: Any) -> None:
-        """Refuse a net with dropout that draws would be without, at its first rows."""
-        if self.unchecked is not None:
-            check_functional_dropout(self.unchecked, x)
-            self.unchecked = None
+        """Raise an error at the first batch if the model has dropout that draws would lack."""
+        if self._unchecked:
+            check_functional_dropout(self.net, next(parts(x, rows(x))))
+            self._unchecked = False
 
-    def _by_draws(self, x: Any) -> Iterator[Prediction]:
-        most, count = self.way.rows(x), rows(x)
-        for part in (x,) if most >= count else parts(x, most):
-            self._check_dropout(part)
-            reduction, length = self.options.reduction(), rows(part)
-            for block in self.way(part, self.options.samples):
-                reduction.add(_checked(block, length))
-                if reduction.settled(self.options.tolerance):
-                    break
-            yield reduction.result()
+    def _strategy_for(self, x: Any, reuse: bool) -> DrawStrategy:
+        with self._lock:
+            if self._strategy is None:
+                self._strategy = self._make_strategy()
+            strategy = self._strategy
+        if isinstance(strategy, FunctionDraws):
+            return self._function_strategy(reuse)
+        if not isinstance(strategy, RowDraws):
+            return strategy
+        try:
+            strategy.plan(x)
+        except NotRowwiseError as error:
+            with self._lock:
+                if self._loop is None:
+                    local = self.draw == "local"
+                    self._loop = LoopDraws(self.net, self.pick, str(error), local=local)
+                return self._loop
+        return strategy
 
-    def _by_moments(self, x: Any, seed: int) -> Iterator[Prediction]:
-        samples, memory, locations = (
-            self.options.samples,
-            self.options.memory,
-            self.options.likelihood.locations,
-        )
-        if not isinstance(x, Tensor):
+    def _make_strategy(self) -> DrawStrategy:
+        if is_spread(self.net):
+            return self._make_sharded()
+        if self.mode == "moments":
+            return MomentDraws(self.net, self.pick, self.memory)
+        if self.mode == "mean":
+            return LoopDraws(self.net, self.pick, "", noise=False)
+        if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self.net)):
+            return FunctionDraws(self.net, self.pick)
+        most = None if self.tolerance is None else _SETTLING
+        return RowDraws(self.net, self.pick, self.memory, self.draw == "local", most)
+
+    def _function_strategy(self, reuse: bool) -> DrawStrategy:
+        """Functions that are kept between calls without a seed; otherwise those of this call."""
+        weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        fits = self.samples * weights <= self.memory
+        if not (reuse and fits and self.keeps_functions):
+            return FunctionDraws(self.net, self.pick)
+        members = list(draws(self.net, self.samples))
+        self._strategy = MemberDraws(members, self.pick)
+        return self._strategy
+
+    def _make_sharded(self) -> DrawStrategy:
+        if self.mode == "moments" or self.draw != "estimator":
             raise VardropError(
-                f'Expected `x` to be one tensor for mode="moments", but got {type(x).__name__}. '
-                'Predict with mode="sample".'
+                "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
+                f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
-        most = row_limit(self.quiet, self._size(x), x, memory) if len(x) > 2 else len(x)
-        for part in x.split(most):
-            self._check_dropout(part)
-            found, reduction = passed(self.net, part), self.options.reduction()
-            for block in output_draws(found, samples, seed, memory):
-                reduction.add(_checked(block, len(part)))
-            yield replace(
-                reduction.result(),
-                mean=locations(found.mean),
-                output_variance=locations(found.variance),
-                analytic=True,
-            )
+        source = self.source
+        run = called_through(source, "outputs") if hasattr(source, "outputs") else partial(call, self.net)
+        return ShardedDraws(self.net, lambda x: self.pick(run(x)), self.mode == "sample")
 
-    def _size(self, x: Tensor) -> Size:
-        """What one row holds on its way through the net."""
-        if x.shape[1:] not in self.sizes:
-            self.sizes[x.shape[1:]] = measured(replica(self.quiet), x, from_start=True)
-        return self.sizes[x.shape[1:]]
+    def plan(self, x: Any) -> str:
+        """How inputs like x are run: what is shared by the draws, or why nothing is."""
+        (batch,) = input_batches(device_of(self.net), x)
+        return self._strategy_for(batch, False).describe(batch)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of `outputs`, in their order."""
+        names = _VALUE_OUTPUTS if self.likelihood.class_axis is None else _CLASS_OUTPUTS
+        has_sets = self.conformal is not None and names is _CLASS_OUTPUTS
+        return (*names, _SET) if has_sets else names
+
+    def outputs(self, x: Any, seed: int | None = None) -> tuple[Tensor, ...]:
+        """The prediction as a tuple of tensors with the names `output_names`.
+
+        `probs` or `mean`; `aleatoric` and `epistemic` (nats of classes, variances of values); the
+        total as `entropy` or as the standard deviation `std`; `lower` and `upper` of the interval;
+        and `set`, True for the classes of a conformal set.
+        """
+        return self.select_outputs(self(x, seed), self.output_names)
+
+    def select_outputs(self, p: Prediction, names: Sequence[str]) -> tuple[Tensor, ...]:
+        """Tensors of a prediction, by name."""
+        tensors: dict[str, Tensor] = {}
+        if {"lower", "upper"} & set(names):
+            tensors["lower"], tensors["upper"] = self._interval(p)
+        if _SET in names:
+            assert self.conformal is not None
+            tensors[_SET] = self.conformal.classes(p)
+        return tuple(tensors[n] if n in tensors else getattr(p, n) for n in names)
+
+    def _interval(self, p: Prediction) -> Interval:
+        if self.conformal is not None and not p.classifies:
+            return self.conformal.interval(p)
+        return p.interval(self.level)
+
+    def graph(
+        self, x: Any, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
+    ) -> Graph:
+        """The predictor as a module from tensors to tensors, for an exporter.
+
+        Args:
+            x: an example input.
+            outputs: which of `output_names`, in this order, or `draws` for the outputs of all
+                draws; all of `output_names` by default.
+            noise: of sampled predictions: "runtime", drawn inside the graph; or "input", a last
+                argument (samples, N, F) of standard normal numbers, which makes them repeatable.
+        """
+        names = self.output_names if outputs is None else tuple(outputs)
+        for name in names:
+            check_choice("outputs", name, (*self.output_names, "draws"))
+        check_choice("noise", noise, ("runtime", "input"))
+        with torch.no_grad():
+            self._check_dropout(x)
+            return Graph(self, self._strategy_for(x, True), x, names, noise == "input")
+
+    def metadata(self) -> dict[str, str]:
+        """A description of this predictor for the file it is exported to."""
+        layers = modules_of(self.net, Variational).values()
+        noise = [repr(m.posterior) for m in layers if m.posterior is not None]
+        noise += [repr(m.noise) for m in modules_of(self.net, Gate).values()]
+        entries = {
+            "vardrop": version("vardrop"),
+            "mode": self.mode,
+            "samples": str(self.samples),
+            "draw": self.draw,
+            "noise": "; ".join(dict.fromkeys(noise)),
+            "likelihood": repr(self.likelihood),
+            "level": str(self.level if self.conformal is None else self.conformal.level),
+        }
+        return entries if self.conformal is None else {**entries, "conformal": repr(self.conformal)}
 
 
-def _way(net: nn.Module, options: Options) -> Way:
-    if options.mode == "mean":
-        return MeanPass(net)
-    if options.draw == "weights":
-        return FunctionDraws(net, options.memory)
-    block = None if options.tolerance is None else _SETTLING
-    return EstimatorDraws(net, options.memory, options.draw == "local", block)
+def draws_functions(net: nn.Module) -> bool:
+    """Whether every noise of a model is a draw of whole weight tensors.
+
+    A draw per example, or with signs per example, has the distribution of a whole function for
+    every example, so that functions are drawn instead.
+    """
+    stochastic = [m for m in net.modules() if is_stochastic(m)]
+    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
+    gated = any(m.gate is not None for m in weights)
+    whole = all(m.estimator.whole_weights_per is not None for m in weights)
+    return len(weights) == len(stochastic) > 0 and whole and not gated
 
 
-def _spread(net: nn.Module, options: Options, given: Any) -> Way:
-    if options.mode == "moments" or options.draw != "estimator":
+def _check_examples(block: Tensor, count: int) -> Tensor:
+    if block.dim() < 2 or block.shape[1] != count:
         raise VardropError(
-            "Expected mode='sample' or 'mean' with draw='estimator' for a net whose tensors are "
-            f"spread over processes, but got mode={options.mode!r} with draw={options.draw!r}."
-        )
-    run = called_through(given, "outputs") if hasattr(given, "outputs") else partial(call, net)
-    return SpreadDraws(net, run, options.mode == "sample")
-
-
-def _checked(block: Tensor, rows: int) -> Tensor:
-    if block.dim() < 2 or block.shape[1] != rows:
-        raise VardropError(
-            f"Expected the output to have {rows} rows as the input has, but got shape "
+            f"Expected the output to have {count} rows as the input has, but got shape "
             f"{tuple(block.shape[1:])}."
         )
     return block
 
 
 def device_of(net: nn.Module) -> torch.device | None:
-    """Where the first tensor of a net is; None where it has none."""
-    found = next(chain(net.parameters(), net.buffers()), None)
-    return None if found is None else found.device
+    """The device of the first tensor of a model; None if it has none."""
+    tensor = next(chain(net.parameters(), net.buffers()), None)
+    return None if tensor is None else tensor.device
 
 
-def batches(net: nn.Module, data: Any) -> Iterator[Any]:
-    """The inputs of one batch or of a loader, checked, on the device of the net."""
-    return batches_on(device_of(net), data)
-
-
-def batches_on(device: torch.device | None, data: Any) -> Iterator[Any]:
+def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
     """The inputs of one batch or of a loader, checked, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:

@@ -1,0 +1,189 @@
+"""`predict`: the predictive distribution of a noisy model, and `freeze`, a predictor to serve."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vardrop._core.checks import check_choice
+from vardrop._core.errors import VardropError
+from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.noisy import own_tensors, replica
+from vardrop.prediction.conformal import Conformal
+from vardrop.prediction.predictor import Draw, Mode, Predictor
+from vardrop.prediction.prediction import Prediction
+
+
+def predict(
+    net: nn.Module | Objective,
+    x: Tensor | Mapping[str, Any] | Iterable[object],
+    samples: int = 32,
+    *,
+    mode: Mode = "sample",
+    draw: Draw = "estimator",
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+    memory: int = 2**28,
+    tolerance: float | None = None,
+    keep: int | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> Prediction:
+    """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
+
+    The net runs in eval mode with its noise on, on a private replica: the net itself, its modes and
+    its BatchNorm are never touched, so several threads may predict with one net at a time.
+
+    Args:
+        net: a net with a posterior, gates, heads or dropout, whose output is one tensor or has
+            `logits`; or an ELBO, which brings its likelihood along, a learned deviation included.
+        x: inputs (N, ...): a tensor, or a dictionary of the net's arguments; or a loader of
+            batches, each of them such an input or a tuple that begins with one.
+        samples: how many draws.
+        mode: "sample"; "mean", the net without noise (weight scaling); "moments", one analytic pass
+            that carries mean and variance (then `samples` normal draws at the output).
+        draw: "estimator", as the layers draw in training, whatever the batch. By request: "local",
+            fresh noise for every example and position; "functions", whole functions: draw k is one
+            net, so that examples and positions vary together. Dense layers have the same marginals
+            in all three; a convolution keeps the covariance between positions with "functions" and
+            drops it with "local", which changes the uncertainty after pooling or a dense layer.
+        likelihood: what the output means: `Categorical()` logits by default (classes on axis 1),
+            `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and log
+            variances, or `Values()` without a noise of the targets.
+        seed: makes the call repeatable whatever other threads draw, and leaves the global generator
+            alone; without it a seed is drawn from there.
+        memory: bytes that draws may take at once, beside those that are kept.
+        tolerance: stop a batch early, once the standard error of each mean probability (of each
+            mean value in regression) is below it.
+        keep: how many draws to keep for intervals and for densities of values; all by default.
+        output: picks the tensor from what the net returns, such as `lambda out: out[0]`.
+
+    >>> import torch, vardrop as vd
+    >>> from vardrop.prediction import predict
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    >>> predict(net, torch.randn(5, 4), samples=8, seed=0)
+    Prediction(5 rows, Categorical, 8 draws)
+
+    Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 6; Wang & Manning 2013, "Fast
+    dropout training" (moments).
+    """
+    predictor = Predictor(
+        net, samples, mode=mode, draw=draw, likelihood=likelihood, memory=memory,
+        tolerance=tolerance, keep=keep, output=output,
+    )  # fmt: skip
+    predictor.keeps_functions = False
+    return predictor(x, seed)
+
+
+def predict_batches(
+    net: nn.Module | Objective,
+    x: Iterable[object],
+    samples: int = 32,
+    *,
+    seed: int | None = None,
+    **options: Any,
+) -> Iterator[Prediction]:
+    """The predictions of a loader, batch after batch: memory holds one of them at a time.
+
+    They are those of `predict` of the whole loader, for the same seed.
+
+    Args:
+        net, samples, seed: as for `predict`.
+        x: a loader of batches, each of them an input or a tuple that begins with one.
+        options: `mode`, `draw`, `likelihood`, `memory`, `tolerance`, `keep` and `output`, as for
+            `predict`.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
+    >>> for p in vd.predict_batches(net, torch.randn(5, 4).split(2), samples=8):
+    ...     print(tuple(p.probs.shape))
+    (2, 3)
+    (2, 3)
+    (1, 3)
+    """
+    if isinstance(x, Tensor | Mapping):
+        raise VardropError(
+            f"Expected `x` to be a loader of batches, but got {type(x).__name__}. Split it, as by "
+            "x.split(1000), or call `predict`."
+        )
+    predictor = Predictor(net, samples, **options)
+    predictor.keeps_functions = False
+    return predictor.batches(x, seed)
+
+
+def freeze(
+    net: nn.Module | Objective,
+    samples: int = 32,
+    *,
+    mode: Literal["sample", "moments"] = "sample",
+    draw: Draw = "estimator",
+    likelihood: Likelihood | None = None,
+    conformal: Conformal | None = None,
+    level: float = 0.95,
+    memory: int = 2**28,
+    output: Callable[[Any], Tensor] | None = None,
+) -> Predictor:
+    """A trained net as a predictor of its own: buffers, all that no input changes computed once.
+
+    It answers as `predict` with the same arguments and seed does. It is a copy: training, pruning
+    or loading the net afterwards changes nothing in it.
+
+    Args:
+        net: a noisy net in evaluation mode, or an ELBO, which brings its likelihood along.
+        samples: number of draws; with mode="moments", of draws at the output.
+        mode: "sample", or "moments": one analytic pass that carries mean and variance.
+        draw: as for `predict`.
+        likelihood: as for `predict`; with its temperature, where `calibrate` has fitted one.
+        conformal: the rule of `conformal`, fitted on predictions of the same mode: it then gives
+            the interval, or sets of classes.
+        level: of the interval without such a rule.
+        memory: bytes that draws may take at once.
+        output: picks the tensor from what the net returns.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop()).eval()
+    >>> predictor, x = vd.freeze(net, samples=8), torch.randn(5, 4)
+    >>> predictor(x)
+    Prediction(5 rows, Categorical, 8 draws)
+    >>> dict(zip(predictor.output_names, predictor.outputs(x)))["epistemic"].shape
+    torch.Size([5])
+    """
+    check_choice("mode", mode, ("sample", "moments"))
+    model, meaning = net_and_likelihood(net, likelihood)
+    _check_evaluating(model)
+    frozen = copy.deepcopy(meaning.fixed()).requires_grad_(False)
+    predictor = Predictor(
+        net, samples, mode=mode, draw=draw, likelihood=frozen, conformal=conformal, level=level,
+        memory=memory, output=output,
+    )  # fmt: skip
+    predictor.replace_net(_copy_tensors(model))
+    return predictor
+
+
+def _check_evaluating(net: nn.Module) -> None:
+    """Refuse a net that is being trained: its statistics and weights are still moving."""
+    for name, module in net.named_modules():
+        if module.training:
+            raise VardropError(
+                f"Expected `net` in evaluation mode, but got '{name or '(net)'}' "
+                f"({type(module).__name__}) in training mode: a net in the middle of its training "
+                "would be frozen as it happens to be. Call net.eval() once it is trained."
+            )
+
+
+def _copy_tensors(net: nn.Module) -> nn.Module:
+    """A copy of a model with its own tensors, which need no gradients; tied tensors stay tied."""
+    twin, copies = replica(net), dict[int, Tensor]()
+    for module in twin.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it was copied with its tensors
+        for name, tensor in own_tensors(module).items():
+            if id(tensor) not in copies:
+                copied = tensor.detach().clone()
+                is_parameter = isinstance(tensor, nn.Parameter)
+                copies[id(tensor)] = nn.Parameter(copied, False) if is_parameter else copied
+            setattr(module, name, copies[id(tensor)])
+    return twin

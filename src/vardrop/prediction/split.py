@@ -1,0 +1,282 @@
+"""A model split at its first noise: the part in front runs once for all draws.
+
+`trace_model` records the operations of a forward pass with torch.fx, `split_at_noise` marks the
+values that depend on noise and cuts the graph in two. The second part runs on (draws * N) examples:
+a noisy layer on an unmarked value draws that many outputs from its mean and standard deviation, and
+an unmarked value that meets a marked one is repeated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from vardrop._core.calls import arguments, mapped
+from vardrop.functional import NoiseCalls
+from vardrop.prediction.eval_copy import has_plain_forward, is_stochastic
+from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows
+
+class NotTraceableError(Exception):
+    """Why a model has no graph."""
+
+
+_Result = TypeVar("_Result")
+
+
+def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """The result, or None and the reason why there is none.
+
+    The model's code runs on proxies and on other batches than the user's, so it may raise any
+    exception. It then runs on the user's own batch, where its errors reach the user.
+    """
+    try:
+        with torch.no_grad():
+            return run(), ""
+    except Exception as error:
+        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, leaves: Container[nn.Module]) -> None:
+        super().__init__()
+        self.leaves = leaves
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        is_leaf = module in self.leaves or is_stochastic(module) or not has_plain_forward(module)
+        return is_leaf or super().is_leaf_module(module, name)
+
+
+def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx.Graph:
+    """Record the operations of a forward pass, with noisy modules, `leaves` and torch modules as nodes.
+
+    Raises whatever the code of the forward raises when it is given proxies.
+    """
+    inputs = _bind_inputs(net, x)
+    parameters = inspect.signature(net.forward).parameters
+    constants = {n: p.default for n, p in parameters.items() if n not in inputs}
+    constants |= {n: v for n, v in inputs.items() if not isinstance(v, Tensor)}
+    with warnings.catch_warnings(), NoiseCalls(_raise_on_draw):
+        warnings.simplefilter("ignore")
+        graph = _Tracer(leaves).trace(net, concrete_args=constants or None)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "placeholder" and node.target in constants:
+            _erase_with_users(graph, node)
+    return graph
+
+
+def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
+    """The arguments of a batch by the names that the forward of the model gives them."""
+    if isinstance(net, torch.jit.ScriptModule):
+        raise NotTraceableError("it is a TorchScript module")
+    args, kwargs = arguments(net, x)
+    signature = inspect.signature(net.forward)
+    bound = signature.bind(*args, **kwargs).arguments
+    kinds = {signature.parameters[name].kind for name in bound}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise NotTraceableError("its forward takes a variable number of arguments")
+    return dict(bound)
+
+
+def _raise_on_draw(function: Any, *_: Any) -> NoReturn:
+    raise NotTraceableError(f"its forward calls {function.overloadpacket.__name__} on no input")
+
+
+def _erase_with_users(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove a constant argument with the assertions about its value."""
+    for user in list(node.users):
+        _erase_with_users(graph, user)
+    graph.erase_node(node)
+
+
+class Split(NamedTuple):
+    """The two parts of a model.
+
+    `prefix(x)` returns the values that the second part needs; `suffix(draws, *values)` returns what
+    the model returns, for draws * N examples.
+    """
+
+    prefix: Callable[[Any], Sequence[Any]]
+    suffix: Callable[..., Any]
+    moments: frozenset[int] = frozenset()  # places of the values that are moments of a layer
+
+
+def split_at_noise(net: nn.Module, graph: fx.Graph, sources: set[nn.Module]) -> Split:
+    """Cut the graph of a model at the modules that are `sources` of noise."""
+    modules = dict(net.named_modules())
+    marked: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_source = node.op == "call_module" and modules[str(node.target)] in sources
+        if is_source or any(n in marked for n in node.all_input_nodes):
+            marked.add(node)
+    if not any(node.op == "output" and node in marked for node in graph.nodes):
+        raise NotTraceableError("its output has no noise")
+    _fold_batchnorm(graph, modules)
+    for name, module in modules.items():
+        if isinstance(module, GaussianLayer):
+            modules[name] = module.to_fast_layout()
+    builder = _SplitBuilder(net, modules, marked)
+    for node in graph.nodes:
+        builder.add(node)
+    return builder.finish()
+
+
+class _SplitBuilder:
+    """Copies the nodes of a graph into a prefix and a suffix."""
+
+    def __init__(
+        self, net: nn.Module, modules: dict[str, nn.Module], marked: set[fx.Node]
+    ) -> None:
+        self.net, self.modules, self.marked = net, modules, marked
+        self.prefix, self.suffix = fx.Graph(), fx.Graph()
+        self.draws = self.suffix.placeholder("draws")
+        self.unmarked_nodes: dict[fx.Node, fx.Node] = {}
+        self.marked_nodes: dict[fx.Node, fx.Node] = {}
+        self.values: list[fx.Node] = []  # of the prefix, that the suffix takes
+        self.moments: set[int] = set()
+
+    def add(self, node: fx.Node) -> None:
+        """Copy one node into the part it belongs to."""
+        if node not in self.marked:
+            self.unmarked_nodes[node] = self.prefix.node_copy(node, self.unmarked_nodes.__getitem__)
+        elif self._is_first(node):
+            self.marked_nodes[node] = self._sample_first(node)
+        else:
+            self.marked_nodes[node] = self.suffix.node_copy(node, self._marked_value)
+
+    def _is_first(self, node: fx.Node) -> bool:
+        """Whether a Gaussian layer has an input without noise."""
+        is_layer = node.op == "call_module" and isinstance(
+            self.modules[str(node.target)], GaussianLayer
+        )
+        return is_layer and len(node.args) == 1 and node.args[0] not in self.marked
+
+    def _sample_first(self, node: fx.Node) -> fx.Node:
+        """Compute the moments of a layer once, and draw from them for every draw."""
+        name = f"moments_{len(self.values)}"
+        self.modules[name] = _Moments(self.modules[str(node.target)])
+        (x,) = node.args
+        moments = self.prefix.call_module(name, (self.unmarked_nodes[x],))  # type: ignore[index]
+        mean, std = (self.prefix.call_function(operator.getitem, (moments, i)) for i in (0, 1))
+        self.moments |= {len(self.values), len(self.values) + 1}
+        return self.suffix.call_function(
+            sample_rows, (self._take(mean), self._take(std), self.draws)
+        )
+
+    def _take(self, value: fx.Node) -> fx.Node:
+        self.values.append(value)
+        return self.suffix.placeholder(f"value_{len(self.values)}")
+
+    def _marked_value(self, node: fx.Node) -> fx.Node:
+        if node not in self.marked_nodes:
+            taken = self._take(self.unmarked_nodes[node])
+            self.marked_nodes[node] = self.suffix.call_function(repeat_rows, (taken, self.draws))
+        return self.marked_nodes[node]
+
+    def finish(self) -> Split:
+        """The two parts as modules that share the modules and tensors of the model."""
+        self.prefix.output(tuple(self.values))
+        _overwrite_relu_inputs(self.suffix, self.modules)
+        prefix, suffix = self._compile(self.prefix), self._compile(self.suffix)
+
+        def run_prefix(x: Any) -> Any:
+            inputs = _bind_inputs(self.net, x)
+            return prefix(*(value for value in inputs.values() if isinstance(value, Tensor)))
+
+        return Split(run_prefix, suffix, frozenset(self.moments))
+
+    def _compile(self, graph: fx.Graph) -> fx.GraphModule:
+        targets = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
+        root = {
+            name: self.modules[name] if name in self.modules else _get_attribute(self.net, name)
+            for name in targets
+        }
+        return fx.GraphModule(root, graph).eval()
+
+
+def _get_attribute(net: nn.Module, name: str) -> Any:
+    return operator.attrgetter(name)(net)
+
+
+class _Moments(nn.Module):
+    """Mean and standard deviation of a Gaussian layer's output."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both moments."""
+        return self.layer.moments(x)  # type: ignore[operator, no-any-return]
+
+
+class Examples(NamedTuple):
+    """A value with examples along axis 0, next to values without."""
+
+    batch: Any
+
+
+def repeat_rows(value: Any, draws: int) -> Any:
+    """Repeat the examples of a value for every draw; other values are returned unchanged.
+
+    The result is a new tensor, because code after it may write into it.
+    """
+    if not isinstance(value, Examples):
+        return value
+    return mapped(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, value.batch)
+
+
+_BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Fold BatchNorm into the Gaussian convolution in front of it.
+
+    A dense layer is left alone: on inputs (N, T, features) its BatchNorm1d normalizes axis 1.
+    """
+    calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
+    for node in list(graph.nodes):
+        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        if type(norm) not in _BATCHNORMS or norm.running_mean is None:  # type: ignore[union-attr]
+            continue
+        before = node.args[0]
+        layer = modules.get(str(before.target)) if before.op == "call_module" else None
+        once = len(before.users) == 1 and calls.count(str(before.target)) == 1
+        if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
+            layer.scale_outputs(*_scale_and_shift(norm))
+            node.replace_all_uses_with(before)
+            graph.erase_node(node)
+
+
+def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
+
+
+_RELU_FUNCTIONS = (torch.relu, functional.relu)
+_NEW_TENSORS = (sample_rows, operator.add, torch.add)  # their result belongs to nobody else
+_NEW_OUTPUTS = (GaussianLayer, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_BATCHNORMS)
+
+
+def _overwrite_relu_inputs(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Let ReLU write into its input if nothing else reads that, because new memory costs more."""
+    for node in list(graph.nodes):
+        is_module = node.op == "call_module" and type(modules[str(node.target)]) is nn.ReLU
+        is_function = node.op == "call_function" and node.target in _RELU_FUNCTIONS
+        if not is_module and not is_function:
+            continue
+        x = node.args[0]
+        is_new = x.op == "call_function" and x.target in _NEW_TENSORS
+        is_new |= x.op == "call_module" and isinstance(modules[str(x.target)], _NEW_OUTPUTS)
+        if is_new and len(x.users) == 1:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_function(torch.relu_, (x,)))
+            graph.erase_node(node)
