@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from vardrop._core.calls import Picked, call, mapped, one_tensor, rows, tensors_in, untouched
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, Values, net_and_likelihood
-from vardrop.noisy import modules_of, replica
+from vardrop.noisy import modules_of
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.calibration import Conformal
 from vardrop.prediction.functions import seed_of_a_call
@@ -158,7 +159,7 @@ class KnownNoise(Posterior):
 @torch.no_grad()
 def _settled(net: nn.Module, options: Options) -> nn.Module:
     """A copy of a net in buffers of its own, with the variances of its weights computed."""
-    twin = replica(net)
+    twin = clone_modules(net)
     instead: dict[nn.Module, nn.Module] = {}
     for layer in modules_of(twin, Variational).values():
         found = _known_layer(layer, options)
@@ -166,7 +167,7 @@ def _settled(net: nn.Module, options: Options) -> nn.Module:
             instead[layer] = found
         elif layer.posterior is not None and layer.posterior.gaussian:
             _know_noise(layer)
-    twin = replica(twin, instead)
+    twin = clone_modules(twin, instead)
     _fold_norms(twin)
     _own_buffers(twin)
     return twin.requires_grad_(False)

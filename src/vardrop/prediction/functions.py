@@ -22,12 +22,13 @@ from torch.nn import functional
 from vardrop._core.calls import arguments, call, one_tensor, plain_batch, rows, untouched
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import drawing, generator, undisturbed
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
+from vardrop.noisy import modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.preparation import (
     check_noise,
@@ -154,7 +155,7 @@ class FunctionSampler:
         source = prepared(net, noise=True)
         self._drawn: dict[object, Callable[[], None]] = {}
         self._means: dict[int, nn.Parameter] = {}
-        function = replica(source)
+        function = clone_modules(source)
         held: dict[nn.Module, HeldNoise] = {}
         inside: set[nn.Module] = set()  # of a module that is held as a whole
         for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
@@ -167,7 +168,7 @@ class FunctionSampler:
             elif is_random(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
-        self.net = replica(function, held)
+        self.net = clone_modules(function, held)
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
         self._held = list(held.values())
@@ -405,7 +406,7 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
     """
     check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
-    selected = replica(net)
+    selected = clone_modules(net)
     layers, owner = _layers(selected), _owners(selected)
     if missing := sorted(set(owner.values()) - set(kappa)):
         raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_moments
 from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
-from vardrop.noisy import replica
 from vardrop.prediction.preparation import (
     Size,
     even,
@@ -354,7 +354,7 @@ def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Pair:
 
 def analytic(quiet: nn.Module) -> nn.Module:
     """A network that carries moments, from a prepared one without noise."""
-    twin = replica(quiet)
+    twin = clone_modules(quiet)
     for module in twin.modules():
         if is_random(module):
             kind: Any = type(module)

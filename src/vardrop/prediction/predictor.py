@@ -25,11 +25,11 @@ from vardrop._core.calls import (
 )
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import drawing, undisturbed
 from vardrop.gates import check_functional_dropout
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import replica
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
 from vardrop.prediction.moments import analytic, output_draws, passed
 from vardrop.prediction.preparation import (
@@ -278,7 +278,7 @@ class Engine:
     def _size(self, x: Tensor) -> Size:
         """What one row holds on its way through the net."""
         if x.shape[1:] not in self.sizes:
-            self.sizes[x.shape[1:]] = measured(replica(self.quiet), x, from_start=True)
+            self.sizes[x.shape[1:]] = measured(clone_modules(self.quiet), x, from_start=True)
         return self.sizes[x.shape[1:]]
 
 

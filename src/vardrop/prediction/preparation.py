@@ -15,13 +15,15 @@ import torch
 from torch import nn
 
 from vardrop._core.calls import call, parts, rows, tensors_in, untouched
+from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
+from vardrop.noisy import Noisy, modules_of
 
 _TENSORS = 6  # of the largest activation's size that live at once
 
@@ -46,9 +48,9 @@ def prepared(net: nn.Module, noise: bool, local: bool = False) -> nn.Module:
 
     With `local`, layers with noisy weights draw by local reparameterisation, whatever their own.
     """
-    twin = replica(net)
+    twin = clone_modules(net)
     for module in twin.modules():
-        leave_fused_path(module)
+        disable_encoder_fastpath(module)
         if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
             module.__class__ = switchable  # the same dropout, from a generator of one's own
         if getattr(module, "inplace", False) is True:

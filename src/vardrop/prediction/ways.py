@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.calls import call, mapped, one_tensor, rows, shapes, tensors_in, untouched
+from vardrop._core.modules import clone_modules
 from vardrop.estimators import (
     LocalReparameterization,
     check_estimator,
@@ -33,7 +34,7 @@ from vardrop.estimators import (
 from vardrop.functional import normal_like, standard_normal
 from vardrop.gates import Dropout
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy, evaluating, replica, sampling
+from vardrop.noisy import Noisy, evaluating, sampling
 from vardrop.prediction.preparation import (
     Size,
     even,
@@ -129,7 +130,7 @@ class EstimatorDraws:
             found = chain(self.source, x, self.local) if isinstance(x, Tensor) else None
             found = None if found is None else found.laid_out()
             # On a replica: several threads may be running the other.
-            size = measured(replica(self.net), x) if found is None else found.size
+            size = measured(clone_modules(self.net), x) if found is None else found.size
             self._plans[key] = found, size
         return self._plans[key]
 
@@ -481,7 +482,7 @@ class LocalLayer(Noisy):
             return self
         grouped = self.variance.shape[1] != vars(self)["in_channels"]
         more = 0 if grouped or not self.variance.is_cpu else -len(self.variance) % _LANES
-        twin = cast(LocalLayer, replica(self))
+        twin = cast(LocalLayer, clone_modules(self))
         twin.channels_last, twin.outputs = True, len(self.variance) if more else None
         twin.variance = _channels_last(_longer(self.variance, more))
         twin.bias_variance = _longer(self.bias_variance, more)
