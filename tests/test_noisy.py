@@ -1,4 +1,4 @@
-"""The switch and the replica: what a call changes is its own, in every thread and order."""
+"""The switch and the clone: what a call changes is its own, in every thread and order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.noisy import replica
+from vardrop._core.modules import clone_modules
 
 
 def net() -> nn.Module:
@@ -128,9 +128,9 @@ class Holding(nn.Module):
         return self.part(self.listed[1][1]["key"](x)) + self.offset
 
 
-def test_a_replica_has_new_modules_and_the_same_tensors() -> None:
+def test_a_clone_has_new_modules_and_the_same_tensors() -> None:
     source = Holding()
-    twin = replica(source)
+    twin = clone_modules(source)
     assert torch.equal(twin(torch.ones(1, 3)), source(torch.ones(1, 3)))
     assert not set(twin.modules()) & set(source.modules())
     for name, tensor in source.state_dict(keep_vars=True).items():
@@ -143,9 +143,9 @@ def test_a_replica_has_new_modules_and_the_same_tensors() -> None:
     assert twin.plain is source.plain  # what holds no module is shared
 
 
-def test_a_replica_is_changed_without_the_source() -> None:
+def test_a_clone_is_changed_without_the_source() -> None:
     source = net().train()
-    before, twin = set(source.state_dict()), replica(source)
+    before, twin = set(source.state_dict()), clone_modules(source)
     twin.eval()[0].sampling = True
     twin[0].register_forward_hook(lambda *_: None)
     twin[0].register_buffer("more", torch.zeros(1))
@@ -157,19 +157,19 @@ def test_a_replica_is_changed_without_the_source() -> None:
     assert set(source.state_dict()) == before
 
 
-def test_a_replica_starts_without_what_belongs_to_another_call() -> None:
+def test_a_clone_starts_without_what_belongs_to_another_call() -> None:
     model = net()
     with vd.sampling(model):
-        twin = replica(model)
+        twin = clone_modules(model)
     assert not any("_switches" in vars(m) for m in twin.modules())
     head = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.dropmax())
     head[0]._tapped = []  # as in the middle of a training step of another thread
-    assert replica(head)(torch.ones(1, 3)).shape == (1, 2)
+    assert clone_modules(head)(torch.ones(1, 3)).shape == (1, 2)
 
 
 def test_modules_can_be_replaced_wherever_they_occur() -> None:
     source, other = Holding(), nn.Identity()
-    twin = replica(source, {source.layer: other})
+    twin = clone_modules(source, {source.layer: other})
     assert twin.layer is twin.again is twin.listed[0] is twin.hidden is other
     assert source.layer is source.again
 
@@ -177,9 +177,9 @@ def test_modules_can_be_replaced_wherever_they_occur() -> None:
 def test_wrappers_are_left_off() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(inner, backend="eager")
-    assert type(replica(compiled)) is nn.Sequential
-    assert replica(nn.Sequential(compiled))[0][0].weight is inner[0].weight
+    assert type(clone_modules(compiled)) is nn.Sequential
+    assert clone_modules(nn.Sequential(compiled))[0][0].weight is inner[0].weight
     inner.compile(backend="eager")
-    assert replica(inner)._compiled_call_impl is None
+    assert clone_modules(inner)._compiled_call_impl is None
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    assert torch.equal(replica(traced)(torch.ones(1, 2)), traced(torch.ones(1, 2)))
+    assert torch.equal(clone_modules(traced)(torch.ones(1, 2)), traced(torch.ones(1, 2)))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 import threading
 import warnings
-from collections import deque
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_type
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import is_sharded, is_spread, local_part, total
+from vardrop._core.sharding import is_sharded, local_part, total
+from vardrop._core.torch_private import in_transform
 from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
 from vardrop.posteriors import Axes, Posterior, Tensors
@@ -180,7 +178,7 @@ class Noisy(nn.Module):
     """
 
     sampling: bool | None = None
-    transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a replica starts without
+    transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a clone starts without
     encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
     _passes: float = 0  # noisy passes with gradients since the KL was last asked for
     _checksums: tuple[int, ...] = ()  # of the parameters, halfway through these passes
@@ -214,7 +212,7 @@ class Noisy(nn.Module):
 
     def count_pass(self) -> None:
         """Count a noisy pass, to warn where parameters are trained and nobody asks for the KL."""
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or in_transform():
             return
         if not (self.training and torch.is_grad_enabled()):
             return
@@ -347,7 +345,7 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     """
     check_type("on", on, bool, "True or False")
     modules, switch = list(noisy_modules(net).values()), _Switch(on, threading.get_ident())
-    settle_fused_path(net)
+    update_encoder_fastpath(net, Noisy)
     try:
         with _switching:
             _check_thread(modules, switch.thread)
@@ -380,172 +378,6 @@ def _leave(module: Noisy, switch: _Switch) -> None:
         module.sampling = switches[-1].on
     else:
         module.sampling = module.__dict__.pop("_switches")[0]
-
-
-_FUSED = {
-    nn.TransformerEncoderLayer: "activation_relu_or_gelu",
-    nn.TransformerEncoder: "use_nested_tensor",
-}
-
-
-def settle_fused_path(net: nn.Module) -> None:
-    """Keep encoder layers with noise inside off torch's fused path, and let the others take it.
-
-    The fused path reads weights past the layers that own them: it would miss their noise, and the
-    means of gates as well.
-    """
-    for module in net.modules():
-        if not isinstance(module, tuple(_FUSED)):
-            continue
-        if any(isinstance(m, Noisy) or not _fusable(m) for m in module.modules()):
-            leave_fused_path(module)
-        elif off_fused_path(module):
-            vars(module).update(module.__dict__.pop("_fused"))
-
-
-def _fusable(module: nn.Module) -> bool:
-    """Whether a module is no encoder layer, or one with torch's own attention."""
-    if not isinstance(module, nn.TransformerEncoderLayer):
-        return True
-    return isinstance(module.self_attn, nn.MultiheadAttention)
-
-
-def leave_fused_path(module: nn.Module) -> None:
-    """Keep one module off torch's fused encoder path, whatever is inside."""
-    for kind, flag in _FUSED.items():
-        if isinstance(module, kind) and getattr(module, flag):
-            module.__dict__["_fused"] = {flag: getattr(module, flag)}
-            setattr(module, flag, 0)
-
-
-def off_fused_path(module: nn.Module) -> bool:
-    """Whether a module is kept off torch's fused encoder path."""
-    return "_fused" in module.__dict__
-
-
-def replica(net: nn.Module, instead: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
-    """A private copy of a net for one call: new module objects, the same tensors.
-
-    Flags, modes and hooks of the copy are its own; ties, plain attributes and containers that hold
-    modules are copied with them. Wrappers for compilation or data-parallel training are left off.
-    What else a module has (lists, objects) is shared.
-
-    Args:
-        net: any module; nothing of it is changed.
-        instead: modules to put in the place of others, wherever these occur.
-
-    >>> import torch
-    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    >>> copied = replica(net).eval()
-    >>> net.training, copied[0].weight is net[0].weight
-    (True, True)
-    """
-    _check_not_sharded(net)
-    return _Replica(instead or {}).module(net)
-
-
-_OWN = frozenset(vars(nn.Module()))  # what every module keeps for itself
-_ATOMS = {bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.dtype, torch.device}
-
-
-class _Replica:
-    """What was copied so far, by identity, so that ties and cycles stay."""
-
-    def __init__(self, instead: Mapping[nn.Module, nn.Module]) -> None:
-        self.copies: dict[int, Any] = {id(m): other for m, other in instead.items()}
-
-    def module(self, module: nn.Module) -> nn.Module:
-        found: nn.Module | None = self.copies.get(id(module))
-        if found is not None:
-            return found
-        inner = _unwrapped(module)
-        if inner is not module:
-            return self.copies.setdefault(id(module), self.module(inner))
-        if isinstance(module, torch.jit.ScriptModule):  # its parts are no Python objects
-            return self.copies.setdefault(id(module), copy.deepcopy(module))
-        twin = object.__new__(type(module))
-        self.copies[id(module)] = twin
-        state = vars(twin)
-        transient = module.transient if isinstance(module, Noisy) else ()
-        for name, value in vars(module).copy().items():  # another thread may set attributes
-            if name in transient:
-                continue
-            if type(value) in _ATOMS:
-                state[name] = value
-            else:
-                state[name] = self.own(value) if name in _OWN else self.value(value)
-        state.pop("_compiled_call_impl", None)  # it would call the original
-        if "_flat_weights" in state:  # of recurrent layers, which follow their parameters
-            state["_flat_weights"] = list(state["_flat_weights"])
-        return twin
-
-    def own(self, value: Any) -> Any:
-        """The tables of a module: parameters, buffers, children, hooks."""
-        if not isinstance(value, dict | set):
-            return value
-        found = value.copy()
-        if isinstance(found, dict):
-            for k, v in found.items():
-                found[k] = v if type(v) in _ATOMS else self.value(v)
-        return found
-
-    def value(self, value: Any) -> Any:
-        """An attribute: itself, unless a module is inside."""
-        kind = type(value)
-        if kind in _ATOMS:
-            return value
-        if isinstance(value, nn.Module):
-            return self.module(value)
-        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
-            return MethodType(value.__func__, self.module(value.__self__))
-        if kind is functools.partial:
-            function, args, options = self.container((value.func, value.args, value.keywords))
-            return functools.partial(function, *args, **options)
-        if isinstance(value, list | tuple | set | frozenset | deque | dict):
-            return self.container(value)
-        return value
-
-    def container(self, value: Any) -> Any:
-        """A container with its modules copied; the same object where it holds none."""
-        if id(value) in self.copies:
-            return self.copies[id(value)]
-        self.copies[id(value)] = value  # in a cycle
-        if isinstance(value, dict):
-            found: Any = {k: self.value(v) for k, v in value.items()}
-            changed = any(v is not value[k] for k, v in found.items())
-        else:
-            found = [self.value(v) for v in value]
-            changed = any(a is not b for a, b in zip(found, value, strict=True))
-        if changed:
-            found = _rebuilt(value, found)
-        self.copies[id(value)] = found if changed else value
-        return self.copies[id(value)]
-
-
-def _rebuilt(value: Any, items: Any) -> Any:
-    if isinstance(value, tuple):
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    rebuilt = copy.copy(value)
-    if isinstance(value, frozenset):
-        return frozenset(items)
-    rebuilt.clear()
-    rebuilt.extend(items) if isinstance(value, list | deque) else rebuilt.update(items)
-    return rebuilt
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """What a wrapper for compilation or data-parallel training holds; else the module itself."""
-    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return module.module
-    return module._modules.get("_orig_mod") or module  # torch.compile
-
-
-def _check_not_sharded(net: nn.Module) -> None:
-    if is_spread(net):
-        raise VardropError(
-            "Expected a net whose tensors are whole, but got a sharded one. "
-            "Gather its state dict into a plain copy first."
-        )
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:

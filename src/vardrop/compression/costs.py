@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
+from vardrop._core.modules import clone_modules
 from vardrop.compression.layer_views import affine, join_name
 from vardrop.compression.mask import decompose
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
-from vardrop.noisy import modules_of, replica
+from vardrop.noisy import modules_of
 
 
 @dataclass(frozen=True)
@@ -95,4 +96,4 @@ class CountedPass(TorchDispatchMode):
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
     """The costs of a net by module; attention and recurrent layers count as dense layers."""
-    return CountedPass(decompose(replica(net)), inputs).costs()
+    return CountedPass(decompose(clone_modules(net)), inputs).costs()

@@ -13,6 +13,7 @@ from typing import Any, SupportsFloat, cast
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop.compression.layer_views import join_name, kind_of, replace_module
 from vardrop.compression.modules.attention import SlimAttention
@@ -21,15 +22,7 @@ from vardrop.compression.modules.select import Scale
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
-from vardrop.noisy import (
-    NoisyTensor,
-    Relevance,
-    has_noise,
-    leave_fused_path,
-    modules_of,
-    relevance,
-    tensor_name,
-)
+from vardrop.noisy import NoisyTensor, Relevance, has_noise, modules_of, relevance, tensor_name
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -147,7 +140,7 @@ def decompose(net: nn.Module) -> nn.Module:
         if make is not None and not shared and getattr(module, "bias_k", None) is None:
             net = replace_module(net, name, make(module))
     for module in net.modules():
-        leave_fused_path(module)
+        disable_encoder_fastpath(module)
     return net
 
 

@@ -20,6 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_type
+from vardrop._core.encoder import (
+    disable_encoder_fastpath,
+    is_encoder_fastpath_disabled,
+    update_encoder_fastpath,
+)
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import digest, tensor_bytes, write_atomically
 from vardrop.compression.layer_views import (
@@ -38,12 +43,7 @@ from vardrop.compression.modules.recurrent import resized
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
-from vardrop.noisy import (
-    leave_fused_path,
-    modules_of,
-    off_fused_path,
-    settle_fused_path,
-)
+from vardrop.noisy import Noisy, modules_of
 
 PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
 _FORMAT = "1"
@@ -197,7 +197,7 @@ def describe(net: nn.Module) -> dict[str, Any]:
     where_any = {
         "lookup": lookup,
         "attention": list(modules_of(net, SlimAttention)),
-        "unfused": [name for name, m in net.named_modules() if off_fused_path(m)],
+        "unfused": [name for name, m in net.named_modules() if is_encoder_fastpath_disabled(m)],
         "recurrent": recurrent,
     }
     plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
@@ -235,9 +235,9 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     for layer in modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     settle_sizes(net)
-    settle_fused_path(net)
+    update_encoder_fastpath(net, Noisy)
     for name in plan.get("unfused", []):
-        leave_fused_path(_find(net, name))
+        disable_encoder_fastpath(_find(net, name))
     return net
 
 

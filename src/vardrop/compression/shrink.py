@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import untouched
 from vardrop._core.checks import check_net, check_type
+from vardrop._core.encoder import disable_encoder_fastpath, update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop.compression.costs import LayerCost, layer_costs
 from vardrop.compression.layer_views import (
@@ -37,14 +38,7 @@ from vardrop.compression.modules.select import Lookup, Select
 from vardrop.compression.probes import Inputs, Probes, as_inputs, check_runs, run
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
-from vardrop.noisy import (
-    Noisy,
-    has_noise,
-    leave_fused_path,
-    modules_of,
-    sampling,
-    settle_fused_path,
-)
+from vardrop.noisy import Noisy, has_noise, modules_of, sampling
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
 _NO_COST = LayerCost(0, 0, 0, 0, 0)
@@ -288,7 +282,7 @@ class _Cut:
             self.notes.append(f"{back} units stay to keep shapes whole.")
         self.net = recompose(net)
         _tie_equal(self.net, ties)
-        settle_fused_path(self.net)
+        update_encoder_fastpath(self.net, Noisy)
         self.selects = self._drop_inputs(inputs) if drop_inputs else {}
 
     def equals(self, probes: Probes) -> bool:
@@ -296,7 +290,7 @@ class _Cut:
         if probes.equal(self.net):
             return True
         for module in self.net.modules():
-            leave_fused_path(module)
+            disable_encoder_fastpath(module)
         return probes.equal(self.net)
 
     def _drop_inputs(self, inputs: Inputs) -> dict[str, tuple[int, ...]]:

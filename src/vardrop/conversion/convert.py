@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
 from vardrop.conversion.rules import check_plain, make_plain
 from vardrop.conversion.selection import Where, listed, selects
-from vardrop.noisy import noisy_modules, settle_fused_path
+from vardrop.noisy import Noisy, noisy_modules
 from vardrop.recipes import BaseRecipe
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -58,7 +59,7 @@ def convert(
     with all_or_nothing(modules, values=todo.kind.rewrites):
         for module in modules:
             todo.kind.change(module, noise)
-    settle_fused_path(net)
+    update_encoder_fastpath(net, Noisy)
     return net
 
 
@@ -97,7 +98,7 @@ def revert(net: Net) -> Net:
         check_plain(module, shared)
     for module in modules:
         make_plain(module)
-    settle_fused_path(net)
+    update_encoder_fastpath(net, Noisy)
     return net
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_type
+from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
@@ -19,7 +20,7 @@ from vardrop.conversion.rules import Kind, described
 from vardrop.conversion.selection import listed
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Ties
-from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
+from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules
 from vardrop.recipes import BaseRecipe
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -127,7 +128,7 @@ def restore(
         with torch.no_grad():
             for name, tensor in found.items():
                 tensor.copy_(tensors[name])
-    settle_fused_path(into)
+    update_encoder_fastpath(into, Noisy)
 
 
 def _entries(net: nn.Module) -> dict[str, Entry]:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import Picked, call, plain_batch, untouched
+from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, undisturbed
 from vardrop.gates.functional_dropout import is_custom
-from vardrop.noisy import Noisy, leave_fused_path, replica
+from vardrop.noisy import Noisy
 
 _NOTE = (
     "vardrop ran the code of custom classes in training mode, to look for dropout in it. Where a "
@@ -77,7 +79,7 @@ _CHECKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, str, float]]:
     """The custom modules that drew dropout in a pass of a copy: names, classes and rates."""
-    twin, data = replica(net), [(p, p.data) for p in net.parameters()]
+    twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
     entered: list[tuple[str, str]] = []
     drawn: list[tuple[str, str, float]] = []
 
@@ -91,7 +93,7 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
         entered.pop()
 
     for name, module in twin.named_modules():
-        leave_fused_path(module)
+        disable_encoder_fastpath(module)
         module.training = training and is_custom(module)
         if isinstance(module, Noisy):
             module.sampling = False

@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import has_plain_forward
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import log_square, own_noise
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, leave_fused_path, modules_of, replica
+from vardrop.noisy import Noisy, modules_of
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.gaussian_layer import GaussianLayer, make_gaussian_layer
 
@@ -46,9 +49,9 @@ def make_eval_copy(net: nn.Module, noise: bool, local: bool = False) -> nn.Modul
 
     With `local`, layers with noisy weights use local reparameterization instead of their estimator.
     """
-    twin = replica(net)
+    twin = clone_modules(net)
     for module in twin.modules():
-        leave_fused_path(module)
+        disable_encoder_fastpath(module)
         if (switchable := DROPOUT_TYPES.get(type(module))) is not None:
             module.__class__ = switchable  # the same dropout, drawn from the call's generator
         _switch(module, noise, local)
@@ -125,7 +128,7 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
                 for name, tensor in layer.noisy_tensors().items()
             }
             layer.replace_posterior(FrozenGaussian(layer.posterior.zero_mean), deviations)
-    return replica(copy, layers)
+    return clone_modules(copy, layers)
 
 
 _DRAWING_TYPES = (
@@ -158,16 +161,8 @@ def _may_draw(module: nn.Module) -> bool:
     values = (v for v in vars(module).copy().values() if isinstance(v, Value))
     custom = any(not type(v).__module__.startswith("vardrop.") for v in values)
     return (
-        not is_ours
-        or custom
-        or isinstance(module, _DRAWING_TYPES)
-        or not has_plain_forward(module)
+        not is_ours or custom or isinstance(module, _DRAWING_TYPES) or not has_plain_forward(module)
     )
-
-
-def has_plain_forward(module: nn.Module) -> bool:
-    """Whether a call of the module runs the forward of its class and nothing else."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from torch.nn import functional
 from vardrop._core.calls import call, untouched
 from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import drawing, generator, undisturbed
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
-from vardrop.noisy import modules_of, replica
+from vardrop.noisy import modules_of
 from vardrop.prediction.eval_copy import (
     check_noise,
     is_stochastic,
@@ -138,7 +139,7 @@ class FunctionSampler:
         source = make_eval_copy(net, noise=True)
         self._drawn: dict[object, Callable[[], None]] = {}
         self._means: dict[int, nn.Parameter] = {}
-        function = replica(source)
+        function = clone_modules(source)
         held: dict[nn.Module, HeldNoise] = {}
         inside: set[nn.Module] = set()  # of a module that is held as a whole
         for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
@@ -151,7 +152,7 @@ class FunctionSampler:
             elif is_stochastic(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
-        self.net = replica(function, held)
+        self.net = clone_modules(function, held)
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
         self._held = list(held.values())
@@ -298,5 +299,3 @@ def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     (<class 'torch.nn.modules.linear.Linear'>, True)
     """
     return next(draws(net, 1, seed))
-
-

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop._core.modules import clone_modules
 from vardrop.estimators import LocalReparameterization
-from vardrop.functional import normal_like, standard_normal
+from vardrop.functional import noise_is_given, normal_like, standard_normal
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
-from vardrop.noisy import Noisy, replica
+from vardrop.noisy import Noisy
 
 _CONVOLUTIONS: dict[type[Variational], Callable[..., Tensor]] = {
     Conv1d: functional.conv1d,
@@ -116,7 +117,7 @@ class GaussianLayer(Noisy):
             return self
         grouped = self.op.keywords.get("groups", 1) > 1 if isinstance(self.op, partial) else False
         count = 0 if grouped or not self.variance.is_cpu else -len(self.variance) % _LANES
-        twin = cast(GaussianLayer, replica(self))
+        twin = cast(GaussianLayer, clone_modules(self))
         twin.channels_last, twin.outputs = True, len(self.variance) if count else None
         twin.variance = _pad_outputs(self.variance, count)
         twin.bias_variance = _pad_outputs(self.bias_variance, count)
@@ -136,7 +137,7 @@ def sample_gaussian(mean: Tensor, std: Tensor) -> Tensor:
 
 def sample_rows(mean: Tensor, std: Tensor, draws: int) -> Tensor:
     """Independent draws of one Gaussian, stacked along axis 0: (draws * N, ...)."""
-    if torch.compiler.is_exporting():  # which cannot split axes that a view has merged
+    if noise_is_given():  # in the shape of the output; export cannot split axes of a view
         times = (draws, *(1,) * (std.dim() - 1))
         mean = mean.expand_as(std)
         return sample_gaussian(mean.repeat(times), std.repeat(times))

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.errors import VardropError
 from vardrop._core.calls import one_tensor
+from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import (
     NoiseCalls,
     drawing,
@@ -35,7 +36,6 @@ from vardrop.functional import (
 from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
-from vardrop.noisy import replica
 from vardrop.prediction.eval_copy import (
     compute_variances,
     has_untracked_randomness,
@@ -44,7 +44,6 @@ from vardrop.prediction.eval_copy import (
     per_axis,
     track_active_module,
 )
-
 
 _ACTIVATIONS = 256  # bytes per input element that a pass may take
 
@@ -356,7 +355,7 @@ def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Pair:
 
 def analytic(quiet: nn.Module) -> nn.Module:
     """A network that carries moments, from a prepared one without noise."""
-    twin = replica(quiet)
+    twin = clone_modules(quiet)
     for module in twin.modules():
         if is_stochastic(module):
             kind: Any = type(module)

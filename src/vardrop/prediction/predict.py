@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import own_tensors
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import own_tensors, replica
 from vardrop.prediction.conformal import Conformal
-from vardrop.prediction.predictor import Draw, Mode, Predictor
 from vardrop.prediction.prediction import Prediction
+from vardrop.prediction.predictor import Draw, Mode, Predictor
 
 
 def predict(
@@ -34,8 +35,8 @@ def predict(
 ) -> Prediction:
     """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
 
-    The net runs in eval mode with its noise on, on a private replica: the net itself, its modes and
-    its BatchNorm are never touched, so several threads may predict with one net at a time.
+    A copy of the model runs in evaluation mode with its noise on. The model itself is not changed,
+    so several threads can predict with it at once. For repeated calls make a `vardrop.Predictor`.
 
     Args:
         net: a net with a posterior, gates, heads or dropout, whose output is one tensor or has
@@ -176,11 +177,11 @@ def _check_evaluating(net: nn.Module) -> None:
 
 def _copy_tensors(net: nn.Module) -> nn.Module:
     """A copy of a model with its own tensors, which need no gradients; tied tensors stay tied."""
-    twin, copies = replica(net), dict[int, Tensor]()
+    twin, copies = clone_modules(net), dict[int, Tensor]()
     for module in twin.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue  # it was copied with its tensors
-        for name, tensor in own_tensors(module).items():
+        for name, tensor in list(own_tensors(module)):
             if id(tensor) not in copies:
                 copied = tensor.detach().clone()
                 is_parameter = isinstance(tensor, nn.Parameter)

@@ -39,7 +39,7 @@ from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Pair
 from vardrop.prediction.prediction import Interval, Prediction, Reduction, join
-from vardrop.prediction.row_plan import NotRowwiseError, RowPlan
+from vardrop.prediction.row_plan import NotRowwiseError
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,
@@ -270,7 +270,11 @@ class Predictor(nn.Module):
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
         source = self.source
-        run = called_through(source, "outputs") if hasattr(source, "outputs") else partial(call, self.net)
+        run = (
+            called_through(source, "outputs")
+            if hasattr(source, "outputs")
+            else partial(call, self.net)
+        )
         return ShardedDraws(self.net, lambda x: self.pick(run(x)), self.mode == "sample")
 
     def plan(self, x: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from torch.func import functional_call
 from vardrop._core.calls import arguments, one_tensor, plain_batch, rows, untouched
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
+from vardrop._core.modules import clone_modules
 from vardrop.functional import drawing, undisturbed
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of, noisy_weights, replica, tensor_name
+from vardrop.noisy import modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.eval_copy import make_eval_copy
 from vardrop.prediction.functions import resolve_seed
@@ -102,7 +103,7 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
     """
     check_number("threshold", threshold, at_least=0, remedy="Take a quantile of |kappa|.")
-    selected = replica(net)
+    selected = clone_modules(net)
     layers, owner = _layers(selected), _owners(selected)
     if missing := sorted(set(owner.values()) - set(kappa)):
         raise VardropError(f"Expected `kappa` of every noisy layer, but got none for {missing}.")

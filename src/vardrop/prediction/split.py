@@ -19,9 +19,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from vardrop._core.calls import arguments, mapped
+from vardrop._core.torch_private import has_plain_forward
 from vardrop.functional import NoiseCalls
-from vardrop.prediction.eval_copy import has_plain_forward, is_stochastic
+from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows
+
 
 class NotTraceableError(Exception):
     """Why a model has no graph."""
@@ -54,7 +56,9 @@ class _Tracer(fx.Tracer):
 
 
 def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx.Graph:
-    """Record the operations of a forward pass, with noisy modules, `leaves` and torch modules as nodes.
+    """Record the operations of a forward pass.
+
+    Noisy modules, `leaves` and modules of torch are single operations.
 
     Raises whatever the code of the forward raises when it is given proxies.
     """
@@ -130,9 +134,7 @@ def split_at_noise(net: nn.Module, graph: fx.Graph, sources: set[nn.Module]) -> 
 class _SplitBuilder:
     """Copies the nodes of a graph into a prefix and a suffix."""
 
-    def __init__(
-        self, net: nn.Module, modules: dict[str, nn.Module], marked: set[fx.Node]
-    ) -> None:
+    def __init__(self, net: nn.Module, modules: dict[str, nn.Module], marked: set[fx.Node]) -> None:
         self.net, self.modules, self.marked = net, modules, marked
         self.prefix, self.suffix = fx.Graph(), fx.Graph()
         self.draws = self.suffix.placeholder("draws")

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
+from vardrop._core.modules import clone_modules
 from vardrop.functional import drawing
-from vardrop.noisy import evaluating, replica, sampling
+from vardrop.noisy import evaluating, sampling
 from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
 from vardrop.prediction.functions import FunctionSampler, function_seeds, resolve_seed
 from vardrop.prediction.row_plan import Pick, RowPlan, make_plan, run_suffix, slice_values
@@ -85,7 +87,7 @@ class RowDraws:
         key = shapes(x)
         with self._lock:
             if key not in self.plans:
-                self.plans[key] = make_plan(replica(self.net), x, self.pick)
+                self.plans[key] = make_plan(clone_modules(self.net), x, self.pick)
             return self.plans[key]
 
     def describe(self, x: Any) -> str:
@@ -109,7 +111,9 @@ class RowDraws:
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         plan, count = self.plan(x), rows(x)
         block = self._block(plan, tensors_in(x)[0].is_cpu)
-        with use_call_generator(self.net):
+        # The operations of a traced model are known, so nothing has to be redirected.
+        redirect = use_call_generator(self.net) if plan.note or plan.noise is None else nullcontext()
+        with redirect:
             values = plan.split.prefix(untouched(x))
             for size in split_evenly(samples, self.most or samples):
                 if count <= block:
@@ -148,7 +152,9 @@ class LoopDraws:
         self.reason, self.noise = reason, noise
 
     def describe(self, x: Any) -> str:
-        return f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
+        return (
+            f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
+        )
 
     def max_examples(self, x: Any, samples: int) -> int:
         return rows(x)  # examples may depend on each other
