@@ -112,7 +112,7 @@ def speed(name: str, build: Callable[[], nn.Module], batch: int, rounds: int) ->
         "plain": (forward, often),
         "moments": (lambda: propagate(net, x), few),
         "predict": (lambda: predict(net, x, SAMPLES), few),
-        "weights": (lambda: predict(net, x, SAMPLES, draw="weights"), 1),
+        "weights": (lambda: predict(net, x, SAMPLES, draw="functions"), 1),
         LOOPS[0]: (lrt_loop(net, x), 1),
         LOOPS[1]: (weight_loop(net, x), 1),
     }

@@ -39,7 +39,7 @@ def measure(case: Case, settings: Settings) -> list[Row]:
     runs: dict[str, Run] = {
         "plain": repeated(forward(plain, x), often),
         "predict": lambda: vd.predict(net, x, SAMPLES),
-        "predict, weight draws": lambda: vd.predict(net, x, SAMPLES, draw="weights"),
+        "predict, weight draws": lambda: vd.predict(net, x, SAMPLES, draw="functions"),
     }
     if case.quick or not settings.quick:
         runs |= {

@@ -65,7 +65,7 @@ def in_torch(plain: nn.Module, net: nn.Module, x: Tensor, seconds: float) -> dic
             return plain(x)  # type: ignore[no-any-return]
 
     often, few = (200, 20) if len(x) == 1 else (4, 1)
-    frozen, analytic = vd.freeze(net, draws=SAMPLES), vd.freeze(net, "moments", SAMPLES)
+    frozen, analytic = vd.freeze(net, samples=SAMPLES), vd.freeze(net, SAMPLES, mode="moments")
     runs: dict[str, tuple[Run, int]] = {
         "plain": (forward, often),
         "predict": (lambda: vd.predict(net, x, SAMPLES), few),
@@ -80,7 +80,7 @@ def in_torch(plain: nn.Module, net: nn.Module, x: Tensor, seconds: float) -> dic
 
     runs["moments, compiled"] = (moments, few)
     if len(x) > 1:
-        whole = vd.freeze(net, draws=SAMPLES, draw="weights")
+        whole = vd.freeze(net, samples=SAMPLES, draw="functions")
         runs["frozen, weight draws"] = (lambda: whole(x), 1)
     return ratios(runs, seconds)
 
@@ -101,7 +101,7 @@ def in_onnxruntime(plain: nn.Module, net: nn.Module, x: Tensor, seconds: float) 
         return lambda: session.run(None, own)
 
     often = 50 if len(x) == 1 else 1
-    frozen, analytic = vd.freeze(net, draws=SAMPLES), vd.freeze(net, "moments", SAMPLES)
+    frozen, analytic = vd.freeze(net, samples=SAMPLES), vd.freeze(net, SAMPLES, mode="moments")
     runs: dict[str, tuple[Run, int]] = {
         "plain": (graph(plain), 4 * often),
         "draws": (graph(frozen, outputs=names), often),

@@ -63,7 +63,7 @@ def inference() -> Any:
     figure, axis = _axes(1, 7)
     for f in vd.draws(net.eval(), 12, seed=0):
         axis.plot(grid, f(grid).detach(), color=BLUE, alpha=0.3, linewidth=0.8)
-    p = vd.predict(net, grid, samples=256, draw="weights", likelihood=vd.Gaussian(0.1), seed=0)
+    p = vd.predict(net, grid, samples=256, draw="functions", likelihood=vd.Gaussian(0.1), seed=0)
     low, high = (p.mean - 2 * p.std)[:, 0], (p.mean + 2 * p.std)[:, 0]
     axis.fill_between(grid[:, 0], low, high, color=BLUE, alpha=0.15, label="± 2 deviations")
     axis.plot(x, y, ".", color="black", markersize=4, label="data")

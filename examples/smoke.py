@@ -46,8 +46,8 @@ def check_core(elbo, x):
     probs = vd.predict(elbo, x, samples=8, seed=0).probs
     assert probs.shape == (64, 3)
     assert bool((probs.sum(1) - 1).abs().max() < 1e-5)
-    assert vd.predict(elbo, x, samples=4, draw="weights").probs.shape == (64, 3)
-    assert vd.freeze(elbo, draws=4)(x, seed=0).probs.shape == (64, 3)
+    assert vd.predict(elbo, x, samples=4, draw="functions").probs.shape == (64, 3)
+    assert vd.freeze(elbo, samples=4)(x, seed=0).probs.shape == (64, 3)
     compiled = torch.compile(elbo, backend="aot_eager", fullgraph=True)
     assert bool(compiled(x, torch.zeros(64, dtype=torch.long)).loss.isfinite())
 

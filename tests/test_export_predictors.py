@@ -76,7 +76,7 @@ def assert_answers(found, predictor, expected, atol=1e-5):
 @pytest.mark.parametrize("make", [Residual, pytest.param(chain, marks=pytest.mark.slow)])
 def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
     net, x = trained(make, vd.sparse_vd(log_sigma2=-3.0))
-    predictor = vd.freeze(net, "moments")
+    predictor = vd.freeze(net, mode="moments")
     size = vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1])
     assert size == (tmp_path / "net.onnx").stat().st_size
     for batch in (x, torch.randn(1, 2, 6, 6)):
@@ -88,7 +88,7 @@ def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
 @pytest.mark.parametrize("make", [Residual, Attending, pytest.param(chain, marks=pytest.mark.slow)])
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
     net, x = trained(make)
-    predictor = vd.freeze(net, draws=6)
+    predictor = vd.freeze(net, samples=6)
     vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
@@ -105,7 +105,7 @@ def test_a_graph_with_given_noise_draws_as_predict_does():
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
     x, draws = torch.randn(5, 4), 7
-    predictor = vd.freeze(net, draws=draws)
+    predictor = vd.freeze(net, samples=draws)
     p = predictor(x, seed=3)
     # predict draws the numbers of a layer after those of the layer before, (draws N, units) each.
     from vardrop.functional import drawing, standard_normal
@@ -130,7 +130,7 @@ ONE_LAYER = {
 def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
     make, where = ONE_LAYER[name]
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
-    predictor = vd.freeze(net, draws=6)
+    predictor = vd.freeze(net, samples=6)
     vd.export_onnx(predictor, tmp_path / "net.onnx", torch.randn(2, 4), noise="input")
     for batch in (1, 5):
         x = torch.randn(batch, 4)
@@ -142,7 +142,7 @@ def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
 @pytest.mark.parametrize("make", [chain, pytest.param(Residual, marks=pytest.mark.slow)])
 def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
     net, x = trained(make)
-    predictor, calls = vd.freeze(net, draws=500), 4
+    predictor, calls = vd.freeze(net, samples=500), 4
     vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], outputs=["probs"])
     session = session_of(tmp_path / "net.onnx")
     found = [torch.from_numpy(session.run(None, {"x": x.numpy()})[0]) for _ in range(calls)]
@@ -160,7 +160,7 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, getattr(vd, recipe)()).eval()
-    x, predictor = torch.randn(5, 4), vd.freeze(net, draws=4)
+    x, predictor = torch.randn(5, 4), vd.freeze(net, samples=4)
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
@@ -187,7 +187,10 @@ def test_every_likelihood_answers(tmp_path, name):
     likelihood, outputs = LIKELIHOODS[name]
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
     net = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
-    predictor, x = vd.freeze(net, "moments", draws=8, likelihood=likelihood), torch.randn(5, 4)
+    predictor, x = (
+        vd.freeze(net, samples=8, mode="moments", likelihood=likelihood),
+        torch.randn(5, 4),
+    )
     vd.export_onnx(predictor, tmp_path / "net.onnx", x)
     found = answers(tmp_path / "net.onnx", x)
     assert_answers(found, predictor, predictor.outputs(x))
@@ -197,9 +200,9 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
     torch.manual_seed(0)
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
     held_out, y, x = torch.randn(40, 4), torch.randint(3, (40,)), torch.randn(5, 4)
-    predictor = vd.freeze(net, "moments")
+    predictor = vd.freeze(net, mode="moments")
     rule = vd.conformal(predictor(held_out), y)
-    predictor = vd.freeze(net, "moments", conformal=rule)
+    predictor = vd.freeze(net, mode="moments", conformal=rule)
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("epistemic", "set"))
     found = answers(tmp_path / "net.onnx", x)
     assert list(found) == ["epistemic", "set"]
@@ -213,7 +216,7 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
 
 def test_a_program_of_torch_answers_too():
     net, x = trained(chain)
-    predictor = vd.freeze(net, "moments")
+    predictor = vd.freeze(net, mode="moments")
     program = export_program(predictor, x[:1], outputs=("probs", "lower"))
     probs, lower = program.module()(x)
     expected = dict(zip(predictor.output_names, predictor.outputs(x), strict=True))
@@ -279,7 +282,7 @@ def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path
     net = vd.shrink(vd.convert(net, vd.l0()), torch.randn(4, 20)).net
     small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()
     x = torch.randn(5, 20)
-    predictor = vd.freeze(small, "moments")
+    predictor = vd.freeze(small, mode="moments")
     vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("probs", "epistemic"))
     found = answers(tmp_path / "net.onnx", x)
     assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
@@ -289,7 +292,7 @@ def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path
 def test_a_compiled_package_answers_as_torch_does(tmp_path):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-3.0)).eval()
-    predictor, x = vd.freeze(net, "moments"), torch.randn(7, 4)
+    predictor, x = vd.freeze(net, mode="moments"), torch.randn(7, 4)
     size = vd.export_package(predictor, tmp_path / "net.pt2", x[:1], outputs=("probs", "epistemic"))
     assert size == (tmp_path / "net.pt2").stat().st_size
     with warnings.catch_warnings():
@@ -306,7 +309,7 @@ def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
         raise RuntimeError("No working C++ compiler found")
 
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
-    predictor, x = vd.freeze(net, "moments"), torch.randn(2, 4)
+    predictor, x = vd.freeze(net, mode="moments"), torch.randn(2, 4)
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
     with pytest.raises(VardropError, match="No working C\\+\\+ compiler found. It needs a C"):
         vd.export_package(predictor, tmp_path / "net.pt2", x)

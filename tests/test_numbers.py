@@ -72,9 +72,9 @@ def numbers(name):
     net.eval()
     found["mean"] = projections(vd.predict(elbo, x, mode="mean").probs)
     found["estimator"] = projections(vd.predict(elbo, x, samples=9, seed=1).probs)
-    found["frozen"] = projections(vd.freeze(elbo, draws=9)(x, seed=1).probs)
+    found["frozen"] = projections(vd.freeze(elbo, samples=9)(x, seed=1).probs)
     if name.split()[0] in ("sparse_vd", "ard", "bayes_by_backprop") and "lstm" not in name:
-        found["functions"] = projections(vd.predict(elbo, x, 5, seed=1, draw="weights").probs)
+        found["functions"] = projections(vd.predict(elbo, x, 5, seed=1, draw="functions").probs)
     if name.split()[0] in ("sparse_vd", "ard", "beta_bernoulli", "structured_pruning"):
         found |= smaller(net, x)
     return found

@@ -130,7 +130,7 @@ def test_small_variances_survive(recipe, dtype, autocast):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("draw", ["local", "weights"])
+@pytest.mark.parametrize("draw", ["local", "functions"])
 def test_predict_of_a_narrow_net(dtype, draw):
     net = vd.convert(make().to(dtype), vd.sparse_vd(log_sigma2=-6.0))
     reference = vd.convert(make(), vd.sparse_vd(log_sigma2=-6.0))

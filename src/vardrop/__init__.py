@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from vardrop.posteriors import AdditiveGaussian as AdditiveGaussian
     from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
     from vardrop.posteriors import ZeroMean as ZeroMean
+    from vardrop.prediction import Ensemble as Ensemble
     from vardrop.prediction import Predictor as Predictor
     from vardrop.prediction import Prediction as Prediction
     from vardrop.prediction import apply_temperature as apply_temperature

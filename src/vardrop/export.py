@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import singledispatch
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,15 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import arguments
-from vardrop._core.checks import check_integer, check_net
+from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
 from vardrop.compression.mask import check_means
-from vardrop.compression.probes import Inputs, as_inputs, check_runs, hooks, run
+from vardrop.compression.probes import Inputs, as_inputs, check_runs
 from vardrop.compression.save import as_path, densify
-from vardrop.estimators import LocalReparameterization
-from vardrop.layers import Variational
-from vardrop.noisy import evaluating, noisy_modules
-from vardrop.prediction.graph import Graph, NoiseOf, Predictor
+from vardrop.noisy import evaluating
+from vardrop.prediction import Predictor
+from vardrop.prediction.graph import Graph, NoiseInput
 
 
 def _batched(inputs: Inputs) -> Inputs:
@@ -47,7 +44,7 @@ def export_program(
     example_input: Any,
     *,
     outputs: Sequence[str] | None = None,
-    noise: NoiseOf = "runtime",
+    noise: NoiseInput = "runtime",
 ) -> ExportedProgram:
     """The net as a `torch.export` program in evaluation mode, for a batch of any size.
 
@@ -72,7 +69,7 @@ def export_package(
     example_input: Any,
     *,
     outputs: Sequence[str] | None = None,
-    noise: NoiseOf = "runtime",
+    noise: NoiseInput = "runtime",
 ) -> int:
     """Compile a net ahead of time into an AOTInductor package, for C++ or Python with torch.
 
@@ -109,7 +106,7 @@ def export_package(
 
 
 def _answering(
-    net: Predictor, example_input: Any, outputs: Sequence[str] | None, noise: NoiseOf
+    net: Predictor, example_input: Any, outputs: Sequence[str] | None, noise: NoiseInput
 ) -> tuple[Graph, ExportedProgram]:
     """The graph of a predictor, and its program."""
     (example,) = _batched((example_input,))
@@ -175,25 +172,23 @@ def export_onnx(
     net: nn.Module,
     path: str | PathLike[str],
     example_input: Any,
-    samples: int | None = None,
     *,
     outputs: Sequence[str] | None = None,
-    noise: NoiseOf = "runtime",
+    noise: NoiseInput = "runtime",
 ) -> int:
     """Write a net as ONNX in evaluation mode, for a batch of any size.
 
     Args:
-        net: a plain net, such as the result of `shrink`; with `samples`, a noisy one. Without
-            `samples` a noisy net is written at its means. Or a predictor of `freeze`: the graph
-            then answers with mean and doubt, under the names of its `output_names`.
+        net: a plain model, such as the result of `shrink`; a noisy model, which is written at its
+            means; or a predictor of `freeze`, whose graph returns predictions with uncertainty
+            under the names of its `output_names`.
         path: the file; it is there whole or not at all.
         example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
-        samples: draw this many times inside the graph. It then has the input `noise` of shape
-            (samples, batch, F), standard normal, last in order, and returns all draws as
-            (samples, batch, ...): average their probabilities. For local reparameterisation.
-        outputs: of a predictor, which outputs and in which order; all by default.
-        noise: of a predictor that draws: "runtime", which draws anew in each call; or "input", the
-            last input `noise`, (draws, batch, F) standard normal numbers, for repeatable answers.
+        outputs: of a predictor, which outputs and in which order; all by default. `draws` are the
+            outputs of all draws, (samples, batch, ...).
+        noise: of a predictor that draws: "runtime", drawn by the runtime in every call; or "input",
+            the last input `noise`, (samples, batch, F) standard normal numbers, for repeatable
+            predictions.
 
     Returns:
         The bytes on disk. The metadata of a predictor's file name what is in it.
@@ -209,15 +204,9 @@ def export_onnx(
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
     dense: nn.Module = densify(net)[0]
-    axes = (0,) * len(inputs)
-    names = None
-    if samples is None:
-        check_means(net, "to export")
-    else:
-        dense = Draws(net, inputs, samples)
-        names = [*_argument_names(net, len(inputs)), "noise"]
-        inputs, axes = (*inputs, dense.noise_like(inputs)), (*axes, 1)
-    return _written(_converted(_program(dense, inputs, axes), names, None), target)
+    check_means(net, "to export")
+    program = _program(dense, inputs, (0,) * len(inputs))
+    return _written(_converted(program, None, None), target)
 
 
 def _written(model: Any, target: Path) -> int:
@@ -263,11 +252,6 @@ def _lacking(program: ExportedProgram, failure: BaseException) -> str:
     return f"`{name[1]}`"
 
 
-def _argument_names(net: nn.Module, count: int) -> list[str]:
-    """What the net calls its arguments, as a graph without draws names its inputs."""
-    return list(inspect.signature(net.forward).parameters)[:count]
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporter's words about parts of itself and packages that are not installed."""
@@ -280,73 +264,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-@singledispatch
-def _takes_outputs(module: nn.Module) -> bool:
-    """Whether the noise of a module is one standard normal number per output."""
-    return False
-
-
-@_takes_outputs.register
-def _(module: Variational) -> bool:
-    local = isinstance(module.estimator, LocalReparameterization)
-    return local and len(module.weight_axes) == 1 and module.gate is None
-
-
-class Draws(nn.Module):
-    """A noisy net as a function of its inputs and of all the noise it needs.
-
-    noise has shape (samples, batch, F): for every noisy layer in the order of its call, one
-    standard normal per output. Returns the outputs of all draws, (samples, batch, ...).
-
-    Kingma, Salimans & Welling 2015, eq. 6.
-    """
-
-    def __init__(self, net: nn.Module, inputs: Inputs, samples: int) -> None:
-        super().__init__()
-        check_integer("samples", samples)
-        for name, module in noisy_modules(net).items():
-            if not _takes_outputs(module):
-                raise VardropError(
-                    "Expected noise on single weights drawn by local reparameterisation, but got "
-                    f"'{name}' ({module}). Use estimator=vardrop.local_reparameterization."
-                )
-        self.net, self.samples = net, samples
-        self.shapes = self._output_shapes(inputs)
-
-    def _output_shapes(self, inputs: Inputs) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-
-        def note(name: str) -> Callable[..., None]:
-            return lambda layer, args, output: shapes.update({name: tuple(output.shape[1:])})
-
-        found = noisy_modules(self.net)
-        with hooks(*(m.register_forward_hook(note(n)) for n, m in found.items())):
-            run(self.net, inputs)
-        return shapes
-
-    def noise_like(self, inputs: Inputs) -> Tensor:
-        """Standard normal noise for a batch."""
-        features = sum(math.prod(shape) for shape in self.shapes.values())
-        return torch.randn(self.samples, len(inputs[0]), features)
-
-    def forward(self, *args: Tensor) -> Tensor:
-        """All draws."""
-        *inputs, noise = args
-        return torch.stack([self._draw(inputs, noise[s]) for s in range(self.samples)])
-
-    def _draw(self, inputs: list[Tensor], noise: Tensor) -> Tensor:
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = dict(zip(self.shapes, noise.split(sizes, dim=1), strict=True))
-
-        def give(name: str) -> Callable[..., Any]:
-            piece = pieces[name].unflatten(1, self.shapes[name])
-            return lambda layer, args, kwargs: (args, {**kwargs, "noise": piece})
-
-        modules = noisy_modules(self.net)
-        with hooks(
-            *(modules[n].register_forward_pre_hook(give(n), with_kwargs=True) for n in self.shapes)
-        ):
-            output: Tensor = self.net(*inputs)
-        return output

@@ -11,7 +11,7 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core.values import _TYPES
 from vardrop.posteriors import Axes
-from vardrop.prediction.functions import SelectedNoise  # noqa: F401 - a field without a default
+from vardrop.prediction.selective import MaskedNoise  # noqa: F401 - a field without a default
 from vardrop.testing import HEADS, RECIPES
 
 
@@ -137,8 +137,8 @@ def test_deep_descriptions():
     ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),
     ({"type": "ARD", "version": True}, "`version` of ARD to be 1, but got True"),
     (
-        {"type": "SelectedNoise", "version": 1},
-        r"SelectedNoise to have all its fields, but \['whole'\] are missing",
+        {"type": "MaskedNoise", "version": 1},
+        r"MaskedNoise to have all its fields, but \['base'\] are missing",
     ),
     ({**vd.to_json(vd.AdditiveGaussian()), "log_sigma2": "x"}, "`log_sigma2` to be a fin"),
     (

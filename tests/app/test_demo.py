@@ -38,9 +38,9 @@ def check_the_graph(run, path):
     """ECE and AUROC to three digits, by all draws in the file and by one pass of moments."""
     onnxruntime = pytest.importorskip("onnxruntime")
     digits, photos = run.data.test.x, load_out_of_distribution("photos", run.about.shape)
-    frozen = vd.freeze(run.net.eval(), "moments", 32, likelihood=scaled(run))
+    frozen = vd.freeze(run.net.eval(), 32, mode="moments", likelihood=scaled(run))
     for mode, predict in {
-        "functions": lambda x: run.predict(x, 32, draw="weights"),
+        "functions": lambda x: run.predict(x, 32, draw="functions"),
         "moments": frozen,
     }.items():
         export_run(run, path, 32, mode=mode, outputs=("probs", "entropy"))

@@ -100,7 +100,7 @@ def drawn_kl():
 
 def refused():
     try:
-        vd.predict(shard(start("sparse_vd"), "layers"), data()[0], draw="weights")
+        vd.predict(shard(start("sparse_vd"), "layers"), data()[0], draw="functions")
     except vd.VardropError as error:
         return str(error)
 

@@ -67,7 +67,7 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.L
         with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
             apply(other)
         with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
-            vd.freeze(net, mode, conformal=rule, **given)
+            vd.freeze(net, mode=mode, conformal=rule, **given)
     joined = predict(net, x.split(20), mode="moments", **given)
     with pytest.raises(VardropError, match='but got mode="moments"'):
         (by_draws.classes if joined.classifies else by_draws.interval)(joined)

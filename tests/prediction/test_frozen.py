@@ -104,22 +104,22 @@ def assert_same(net: nn.Module, x: Tensor, **options: object) -> None:
     except VardropError as error:
         refused = re.escape(str(error).partition(" Predict")[0])
         with pytest.raises(VardropError, match=refused):
-            vd.freeze(net, draws=9, **options)(x, seed=4)
+            vd.freeze(net, samples=9, **options)(x, seed=4)
         return
-    found = vd.freeze(net, draws=9, **options)(x, seed=4)
+    found = vd.freeze(net, samples=9, **options)(x, seed=4)
     torch.testing.assert_close(found.draws, expected.draws, rtol=2e-6, atol=1e-6)
     for name in ("probs", "aleatoric", "epistemic", "standard_error"):
         gap = (getattr(found, name) - getattr(expected, name)).abs().max()
         assert float(gap) <= 1e-6, (name, float(gap))
 
 
-@pytest.mark.parametrize("options", [{}, {"draw": "weights"}, {"mode": "moments"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"draw": "functions"}, {"mode": "moments"}], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_method_is_frozen_as_it_predicts(recipe: str, options: dict[str, str]) -> None:
     assert_same(*trained("dense", RECIPES[recipe]), **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"draw": "weights"}, {"mode": "moments"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"draw": "functions"}, {"mode": "moments"}], ids=str)
 @pytest.mark.parametrize("name", NETS)
 def test_every_net_is_frozen_as_it_predicts(name: str, options: dict[str, str]) -> None:
     assert_same(*trained(name), **options)
@@ -162,11 +162,11 @@ def test_other_draws_and_likelihoods() -> None:
 @pytest.mark.parametrize("mode", ["sample", "moments"])
 def test_it_is_made_of_buffers_and_follows_nothing(mode: str) -> None:
     net, x = trained("norms")
-    predictor = vd.freeze(net, mode, draws=5)
+    predictor = vd.freeze(net, mode=mode, samples=5)
     before = predictor(x, seed=0)
-    assert not list(predictor.parameters())
-    assert "frozen" in repr(predictor)
-    own = {t.data_ptr() for t in predictor.buffers()}
+    assert not any(p.requires_grad for p in predictor.parameters())
+    assert "samples=5" in repr(predictor)
+    own = {t.data_ptr() for t in (*predictor.parameters(), *predictor.buffers())}
     assert not own & {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):
@@ -179,17 +179,17 @@ def test_it_is_made_of_buffers_and_follows_nothing(mode: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_copies_and_other_precisions(name: str) -> None:
     net, x = trained(name)
-    predictor = vd.freeze(net, draws=5)
+    predictor = vd.freeze(net, samples=5)
     expected = predictor(x, seed=0).probs
     for twin in (copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))):
         assert torch.equal(twin(x, seed=0).probs, expected)
-    wide = vd.freeze(net, draws=5).double()(x.double(), seed=0)
+    wide = vd.freeze(net, samples=5).double()(x.double(), seed=0)
     assert wide.probs.dtype == torch.float64
 
 
 def test_batches_and_loaders_are_those_of_predict() -> None:
     net, x = trained("dense")
-    predictor = vd.freeze(net, draws=5)
+    predictor = vd.freeze(net, samples=5)
     loaded = predictor([(part,) for part in x.split(3)], seed=2)
     assert torch.equal(loaded.probs, vd.predict(net, x.split(3), 5, seed=2).probs)
     with pytest.raises(VardropError, match="Expected `x` to be finite, but got 5 values"):
@@ -199,7 +199,7 @@ def test_batches_and_loaders_are_those_of_predict() -> None:
 @pytest.mark.parametrize("name", ["dense", "residual"])
 def test_one_predictor_serves_several_threads(name: str) -> None:
     net, x = trained(name)
-    predictor = vd.freeze(net, draws=5)
+    predictor = vd.freeze(net, samples=5)
     alone = [vd.predict(net, x, 5, seed=s).draws for s in range(8)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda s: predictor(x, seed=s).draws, range(8)))
@@ -234,7 +234,7 @@ def test_conformal_rules_come_along() -> None:
 
 def test_the_answer_of_moments_to_a_row_depends_on_no_other_row() -> None:
     net, x = trained("dense")
-    predictor = vd.freeze(net, "moments")
+    predictor = vd.freeze(net, mode="moments")
     torch.testing.assert_close(predictor(x).probs[2:3], predictor(x[2:3]).probs)
 
 
@@ -250,11 +250,11 @@ def test_what_cannot_be_frozen() -> None:
     with pytest.raises(
         VardropError, match="`mode` to be one of 'sample', 'moments', but got 'mean'"
     ):
-        vd.freeze(net.eval(), "mean")
-    with pytest.raises(VardropError, match="`draws` to be an integer of at least 1, but got 0"):
-        vd.freeze(net, draws=0)
+        vd.freeze(net.eval(), mode="mean")
+    with pytest.raises(VardropError, match="`samples` to be an integer of at least 1, but got 0"):
+        vd.freeze(net, samples=0)
     with pytest.raises(VardropError, match="`conformal` to be a rule of vardrop.conformal"):
         vd.freeze(net, conformal=0.9)
     recurrent, x = trained("recurrent")
     with pytest.raises(VardropError, match=r"known moments, but got 'rnn' \(LSTM\)"):
-        vd.freeze(recurrent, "moments")(x)
+        vd.freeze(recurrent, mode="moments")(x)

@@ -172,7 +172,7 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
     bilinear = vd.Bilinear(2, 2, 1, posterior=vd.AdditiveGaussian())
     with pytest.raises(VardropError, match="without known moments"):
         propagate(Wrapped(bilinear), torch.zeros(1, 2))
-    with pytest.raises(VardropError, match="one tensor, but got tuple"):
+    with pytest.raises(VardropError, match="return one tensor.*but got tuple"):
         propagate(Pairing(), torch.zeros(1, 2))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +15,15 @@ import vardrop as vd
 from tests.prediction.nets import Wrapped
 from vardrop._core.errors import VardropError
 from vardrop.functional import drawing
-from vardrop.prediction import predict, ways
-from vardrop.prediction.eval_copy import measured, prepared, row_limit
-from vardrop.prediction.strategies import EstimatorDraws, chain, side_by_side, together
+from vardrop.prediction import gaussian_layer, predict
+from vardrop.prediction.strategies import LoopDraws, RowDraws
 
 Z = 6.0  # two-sided 2e-9; a few hundred comparisons stay below 1e-6 together
+flipout = vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.flipout)
 RECIPES = {
     "posterior": vd.bayes_by_backprop(log_sigma2=-2.0),
     "zero mean": vd.variance_layer(),
-    "flipout": vd.Recipe(vd.AdditiveGaussian(-2.0), estimator=vd.flipout),
+    "flipout": flipout,
     "drop connect": vd.dropconnect(0.3),
     "gate": vd.binary_dropout(0.4),
     "gaussian gate": vd.gaussian_dropout(0.4),
@@ -46,11 +48,17 @@ def z_score(a: Tensor, b: Tensor) -> float:
 
 def blocks(net: nn.Module, x: Tensor, samples: int, block: int, seed: int = 0) -> Tensor:
     """Draws as the estimator draws, so many at a time."""
+    strategy = strategy_of(net, x)
+    strategy.most = block
     with torch.no_grad(), drawing(seed):
-        return torch.cat(list(EstimatorDraws(net, 2**28, block=block)(x, samples)))
+        return torch.cat(list(strategy.draws(x, samples)))
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
+def strategy_of(net: nn.Module, x: Tensor, **options: Any) -> Any:
+    return vd.Predictor(net, **options).strategy_for(x)
+
+
+@pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_seed_gives_the_same_numbers_and_leaves_the_global_generator(
     name: str, draw: str
@@ -73,7 +81,7 @@ def test_chunks_and_ways_of_drawing_have_one_distribution(name: str) -> None:
     draws = [
         blocks(net, x, n, 30, seed=0),
         blocks(net, x, n, n, seed=1),
-        predict(net, x, n, draw="weights", seed=2).draws,
+        predict(net, x, n, draw="functions", seed=2).draws,
     ]
     for other in draws[1:]:
         assert z_score(draws[0], other) < Z
@@ -93,7 +101,7 @@ def test_local_draws_are_independent_between_examples_and_function_draws_are_not
     options = {"likelihood": vd.Values(), "seed": 0}
     local = predict(net, x, n, draw="local", **options).draws.squeeze(-1)
     assert abs(torch.corrcoef(local.T)[0, 1]) < Z / math.sqrt(n)
-    whole = predict(net, x, n, draw="weights", **options).draws.squeeze(-1)
+    whole = predict(net, x, n, draw="functions", **options).draws.squeeze(-1)
     assert torch.corrcoef(whole.T)[0, 1] > 0.999
 
 
@@ -154,8 +162,8 @@ def test_a_loader_gives_what_its_batches_give() -> None:
 
 def test_rows_are_split_where_one_draw_would_not_fit() -> None:
     net, x = dense(), inputs(9)
-    quiet, memory = prepared(net, noise=True), 8 * 6 * 4 * 2
-    assert row_limit(quiet, measured(quiet, x), x, memory) == 2
+    memory = 8 * 6 * 4 * 2
+    assert strategy_of(net, x, memory=memory).max_examples(x, 500) == 2
     p = predict(net, x, 500, memory=memory, seed=0)
     assert z_score(p.draws, predict(net, x, 500, seed=1).draws) < Z
 
@@ -203,19 +211,19 @@ def test_an_exception_passes_through_and_everything_is_restored(mode: str) -> No
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class NotForVmap(nn.Module):
+class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if x.mean().item() > -1e9 else -x
 
 
-def test_a_net_that_vmap_cannot_carry_falls_back_to_a_loop_and_says_so() -> None:
-    net = nn.Sequential(nn.Linear(5, 8), NotForVmap(), nn.Linear(8, 3))
-    vd.convert(net, RECIPES["posterior"])
-    with pytest.warns(UserWarning, match=r"module '1' \(NotForVmap\) cannot run") as caught:
-        p = predict(net, inputs(), 1000)
-    assert len(caught) == 1
+def test_a_model_that_branches_on_values_is_drawn_pass_by_pass_and_the_plan_says_so() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), Branching(), nn.Linear(8, 3))
+    predictor = vd.Predictor(vd.convert(net, RECIPES["posterior"]), 1000)
+    reason = "one pass per draw, because its code branches on the values of tensors"
+    assert predictor.plan(inputs()) == reason
+    draws = predictor(inputs(), seed=0).draws
     net[1] = nn.Identity()
-    assert z_score(p.draws, predict(net, inputs(), 3000).draws) < Z
+    assert z_score(draws, predict(net, inputs(), 3000, seed=1).draws) < Z
 
 
 def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
@@ -229,57 +237,51 @@ def test_plain_dropout_is_noise_and_batch_norm_is_not_touched() -> None:
     square = (p.draws - p.draws.mean(0)).square()
     assert ((square.mean(0) - expected).abs() / (square.std(0) / 4000**0.5)).max() < Z
     assert not net[1].running_mean.any()
-    whole = predict(net, inputs(), 1000, draw="weights", seed=1)
+    whole = predict(net, inputs(), 1000, draw="functions", seed=1)
     assert z_score(p.draws, whole.draws) < Z
 
 
 def test_what_comes_before_the_first_noise_runs_once() -> None:
-    class Counting(nn.Linear):
-        rows = 0
-
-        def forward(self, input: Tensor) -> Tensor:
-            Counting.rows += len(input)
-            return super().forward(input)
-
-    net = nn.Sequential(Counting(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    seen: list[int] = []
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    net[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
     vd.convert(net, RECIPES["posterior"], where="2")
     for wrapped in (net, Wrapped(net)):
-        predict(wrapped, inputs(), 1)  # the first call looks for dropout in the code of Counting
-        Counting.rows = 0
-        predict(wrapped, inputs(), 32)
-        assert Counting.rows == 2 + 4  # two rows to see the shapes, and the batch
+        predictor = vd.Predictor(wrapped)
+        predictor(inputs())  # the first call makes the plan
+        seen.clear()
+        predictor(inputs())
+        assert seen == [4]
 
 
-def test_draws_lie_side_by_side_only_where_every_row_is_treated_alone() -> None:
+def test_draws_are_further_examples_only_if_examples_are_independent() -> None:
     recipe, x = RECIPES["posterior"], inputs()
     nested = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(5, 5), nn.ReLU()), nn.Linear(5, 3))
-    found = chain(vd.convert(nested, recipe), x)
-    assert found is not None
-    assert found.before == [nested[0]]
-    first, relu, last = [found.first, *found.after]
-    assert relu is nested[1][1]
-    assert first.weight.data_ptr() == nested[1][0].weight.data_ptr()
-    assert last.weight.data_ptr() == nested[2].weight.data_ptr()
-    for net, how in (
-        (nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 5)), recipe),  # the input differs by draw
-        (nn.Sequential(OwnNoise(), nn.Linear(5, 5)), recipe),
-        (nn.Sequential(nn.Linear(5, 5), Sum()), recipe),
-        (nn.Sequential(nn.Linear(5, 5), nn.Flatten(0)), recipe),
-        (nn.Sequential(nn.Linear(5, 5), nn.Softmax(0)), recipe),
-        (nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5, track_running_stats=False)), recipe),
-        (nn.Sequential(nn.Linear(5, 5)), RECIPES["gate"]),
-        (nn.Sequential(nn.Linear(5, 5)), RECIPES["flipout"]),
-        (nn.Sequential(nn.Linear(5, 5)).bfloat16(), recipe),
-    ):
-        assert chain(vd.convert(net, how), x) is None
+    vd.convert(nested, recipe)
+    assert not strategy_of(nested, x).plan(x).note
     hooked = vd.convert(nn.Sequential(nn.Linear(5, 5)), recipe)
     hooked[0].register_forward_hook(lambda *_: None)
-    assert chain(hooked, x) is None
-    patched = vd.convert(nn.Sequential(nn.Linear(5, 5)), recipe)
-    patched[0].forward = lambda x: x
-    assert chain(patched, x) is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert chain(nested, x) is None
+    assert isinstance(strategy_of(hooked, x), RowDraws)
+    for net, reason in (
+        (nn.Sequential(nn.Linear(5, 5), nn.Flatten(0)), "the output has shape"),
+        (nn.Sequential(nn.Linear(5, 5), nn.Softmax(0)), "depends on the other examples"),
+        (
+            nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5, track_running_stats=False)),
+            "depends on the other examples",
+        ),
+    ):
+        strategy = strategy_of(vd.convert(net, recipe).eval(), x)
+        assert isinstance(strategy, LoopDraws)
+        assert re.search(reason, strategy.reason)
+    mixed = nn.Sequential(vd.convert(nn.Linear(5, 5), recipe), vd.convert(nn.Linear(5, 5), flipout))
+    assert "noise of shape" in strategy_of(mixed.eval(), x).reason
+
+
+def test_noise_in_front_of_the_first_noisy_layer_is_not_shared() -> None:
+    net = vd.convert(nn.Sequential(OwnNoise(), nn.Linear(5, 5)), RECIPES["posterior"], where="1")
+    first, second = predict(net, inputs(), 2, likelihood=vd.Values(), seed=0).draws
+    assert isinstance(strategy_of(net, inputs()), LoopDraws)
+    assert (first - second).abs().min() > 1e-3
 
 
 class OwnNoise(nn.Module):
@@ -324,34 +326,29 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_draws_side_by_side_have_the_distribution_of_a_loop(name: str) -> None:
+def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe).train()
     kept, n = x.clone(), 1500
-    links = chain(net, x)
-    assert links is not None
-    with torch.no_grad():
-        found = torch.cat(list(side_by_side(links.laid_out(), x, [n // 3] * 3)))
-        assert all(m.training for m in net.modules())
-        twin = prepared(net, noise=True)
-        loop = torch.stack([twin(x) for _ in range(n)])
-        vectorised = torch.cat(list(together(twin, x, [n // 3] * 3)))
+    strategy = strategy_of(net, x)
+    assert not strategy.plan(x).note
+    found = blocks(net, x, n, n // 3)
+    assert all(m.training for m in net.modules())
+    with torch.no_grad(), drawing(1):
+        loop = torch.cat(list(LoopDraws(net, lambda y: y, "").draws(x, n)))
     assert torch.equal(x, kept)  # what is overwritten is never the input
-    for other in (loop, vectorised):
-        assert z_score(found, other) < Z
-        assert z_score(found.square(), other.square()) < Z
+    assert z_score(found, loop) < Z
+    assert z_score(found.square(), loop.square()) < Z
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, recipe, x = CHAINS[name]
     net = vd.convert(copy.deepcopy(net), recipe)
-    links, found = chain(net, x), []
-    assert links is not None
+    found = []
     for lanes in (1, 16):
-        monkeypatch.setattr(ways, "_LANES", lanes)
-        with torch.no_grad(), drawing(0):
-            found += [torch.cat(list(side_by_side(links.laid_out(), x, [4, 3])))]
+        monkeypatch.setattr(gaussian_layer, "_LANES", lanes)
+        found.append(blocks(net, x, 7, 4))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
@@ -368,7 +365,7 @@ NAN = torch.tensor([[math.nan] * 5])
         (inputs(), {"seed": 0.5}, "`seed` to be an integer"),
         (inputs(), {"tolerance": 0.0}, "`tolerance` to be a finite number and above 0"),
         (inputs(), {"mode": "exact"}, "`mode` to be one of 'sample', 'mean'"),
-        (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'weights'"),
+        (inputs(), {"draw": "some"}, "`draw` to be one of 'estimator', 'local', 'functions'"),
         (inputs(), {"likelihood": nn.CrossEntropyLoss()}, "`likelihood` to be one of vardrop's"),
         (inputs(), {"likelihood": vd.HeteroscedasticGaussian()}, "a mean and a log variance"),
         (NAN, {}, "`x` to be finite, but got 5 values"),

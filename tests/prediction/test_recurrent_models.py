@@ -46,18 +46,18 @@ def model(recipe):
 def test_packed_sequences_are_predicted_and_frozen(recipe):
     net = model(recipe)
     assert vd.predict(net, BATCH, samples=4, seed=0).probs.shape == (4, 3)
-    assert vd.freeze(net, draws=4)(BATCH, seed=0).probs.shape == (4, 3)
+    assert vd.freeze(net, samples=4)(BATCH, seed=0).probs.shape == (4, 3)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_packed_sequences_by_whole_functions(recipe):
-    assert vd.predict(model(recipe), BATCH, 4, seed=0, draw="weights").probs.shape == (4, 3)
+    assert vd.predict(model(recipe), BATCH, 4, seed=0, draw="functions").probs.shape == (4, 3)
 
 
 @pytest.mark.xfail(reason="the masks of a recurrent layer cannot be held yet", strict=True)
 def test_recurrent_dropout_by_whole_functions():
     net = vd.convert(Padded(), vd.recurrent_dropout(0.25)).eval()
-    assert vd.predict(net, BATCH, 4, draw="weights").probs.shape == (4, 3)
+    assert vd.predict(net, BATCH, 4, draw="functions").probs.shape == (4, 3)
 
 
 @pytest.mark.xfail(reason="the masks of a recurrent layer cannot be held yet", strict=True)

@@ -14,7 +14,6 @@ from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance, z_bound
 from vardrop.functional import drawing
 from vardrop.prediction import predict
-from vardrop.prediction.strategies import EstimatorDraws
 
 
 def pooled_net() -> nn.Module:
@@ -38,7 +37,7 @@ def test_a_rows_uncertainty_does_not_depend_on_the_rows_beside_it(wrapped: bool)
 
 def test_whole_functions_keep_the_covariance_between_positions() -> None:
     net, x, n = pooled_net(), torch.ones(1, 1, 8, 8), 1000
-    whole = predict(net, x, n, draw="weights", likelihood=vd.Values(), seed=0).draws[:, 0]
+    whole = predict(net, x, n, draw="functions", likelihood=vd.Values(), seed=0).draws[:, 0]
     assert_variance(whole, torch.full((2,), 9 * math.exp(-2.0)).double())
 
 
@@ -66,6 +65,13 @@ class Functional(nn.Module):
         return self.layer(x + torch.randn_like(x))
 
 
+def draw_blocks(net: nn.Module, x: Tensor, samples: int, block: int | None) -> Tensor:
+    """Draws as the estimator draws, so many at a time."""
+    strategy = vd.Predictor(net).strategy_for(x)
+    strategy.most = block
+    return torch.cat(list(strategy.draws(x, samples)))
+
+
 class Jitter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn(x.shape)
@@ -83,12 +89,12 @@ def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(
         layer.weight.fill_(1.0)
         layer.bias.zero_()
     with torch.no_grad(), drawing(0):
-        draws = torch.cat(list(EstimatorDraws(net, 2**28, block=block)(torch.ones(2, 6), 1500)))
+        draws = draw_blocks(net, torch.ones(2, 6), 1500, block)
     assert_mean(draws, 6.0)
     assert_variance(draws, torch.full((2, 1), 6.0).double())
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
+@pytest.mark.parametrize("draw", ["estimator", "functions"])
 @pytest.mark.parametrize("first", [nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True)])
 def test_a_net_that_begins_in_place_leaves_the_input_alone(first: nn.Module, draw: str) -> None:
     net = nn.Sequential(first, nn.Dropout(0.5, inplace=True), nn.Linear(6, 1))
@@ -116,7 +122,7 @@ class Overwriting(nn.Module):
         return self.layer(x.mul_(2).relu_())
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
+@pytest.mark.parametrize("draw", ["estimator", "functions"])
 def test_a_forward_that_overwrites_its_input_starts_afresh_in_every_draw(draw: str) -> None:
     net = vd.convert(Overwriting(), vd.bayes_by_backprop(log_sigma2=-20.0))
     x = torch.ones(2, 3)
@@ -135,7 +141,7 @@ def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
     with torch.no_grad(), vd.sampling(net.eval()):
         loop = torch.stack([net(x) for _ in range(n)])
     with torch.no_grad(), drawing(1):
-        draws = torch.cat(list(EstimatorDraws(net, 2**28, block=block)(x, n)))
+        draws = draw_blocks(net, x, n, block)
     # Statistics of one draw: every channel of every draw has mean zero and variance one.
     channels = draws.view(n, 2, 2, 4).transpose(1, 2).flatten(2)
     torch.testing.assert_close(channels.mean(2), torch.zeros(n, 2), atol=1e-5, rtol=0)
@@ -158,7 +164,7 @@ def test_a_whole_function_is_one_function_of_all_batches() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 1))
     vd.convert(net, vd.sparse_vd(log_sigma2=-2.0))
-    x, options = torch.randn(4, 5), {"draw": "weights", "likelihood": vd.Values(), "seed": 0}
+    x, options = torch.randn(4, 5), {"draw": "functions", "likelihood": vd.Values(), "seed": 0}
     for data, more in (([x, x], {}), (torch.cat([x, x]), {"memory": 2000})):
         draws = predict(net, data, 8, **options, **more).draws
         torch.testing.assert_close(draws[:, :4], draws[:, 4:])

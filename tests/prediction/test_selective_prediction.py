@@ -11,7 +11,7 @@ import vardrop as vd
 from vardrop._core.errors import VardropError
 from vardrop.metrics import accuracy
 from vardrop.prediction import predict, select, unlabelled_kappa
-from vardrop.prediction.functions import SelectedNoise
+from vardrop.prediction.selective import MaskedNoise
 from vardrop.tuning import train
 
 
@@ -60,7 +60,7 @@ def test_the_threshold_decides_how_much_noise_is_left(variance_net: nn.Module) -
     assert select(variance_net, kappa, 1e9).fraction == 0.0
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
+@pytest.mark.parametrize("draw", ["estimator", "functions"])
 def test_only_the_selected_weights_are_noisy(draw: str) -> None:
     net = vd.convert(nn.Linear(3, 2), vd.bayes_by_backprop(log_sigma2=0.0))
     kappa = {"": torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])}
@@ -108,7 +108,7 @@ def test_scores_of_the_other_likelihoods(
 
 def test_selected_noise_answers_as_a_posterior() -> None:
     whole = vd.AdditiveGaussian(0.0)
-    q = SelectedNoise(whole)
+    q = MaskedNoise(whole)
     axes = vd.Linear.axes
     weight = torch.ones(1, 2)
     tensors = {**q.initial(weight, axes), "sampled": torch.tensor([[1.0, 0.0]])}

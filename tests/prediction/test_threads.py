@@ -75,7 +75,7 @@ def state(net: nn.Module) -> list[object]:
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor]]] = {
     "draws of a chain": (chain, lambda net, s: predict(net, X, 8, seed=s).draws),
     "draws under vmap": (Residual, lambda net, s: predict(net, X, 8, seed=s).draws),
-    "whole functions": (Residual, lambda n, s: predict(n, X, 8, seed=s, draw="weights").draws),
+    "whole functions": (Residual, lambda n, s: predict(n, X, 8, seed=s, draw="functions").draws),
     "mean": (chain, lambda net, s: predict(net, X, mode="mean").mean),
     "mean with noise of its own": (Residual, lambda n, s: predict(n, X, mode="mean", seed=s).mean),
     "moments": (Plain, lambda net, s: predict(net, X, 8, mode="moments", seed=s).probs),

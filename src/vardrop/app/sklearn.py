@@ -150,7 +150,7 @@ class _Estimator(BaseEstimator):
             x.split(_ROWS),
             self.samples if noisy else 1,
             mode="sample" if noisy else "mean",
-            draw="weights" if noisy else "estimator",
+            draw="functions" if noisy else "estimator",
             seed=model.config.settings.seed,
         )
         if model.choice is not None:

@@ -8,6 +8,7 @@ from vardrop.prediction.calibration import (
     fit_temperature as fit_temperature,
 )
 from vardrop.prediction.conformal import Conformal as Conformal, conformal as conformal
+from vardrop.prediction.ensemble import Ensemble as Ensemble
 from vardrop.prediction.functions import draw as draw, draws as draws
 from vardrop.prediction.predict import (
     freeze as freeze,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vardrop._core.modules import clone_modules
 from vardrop.estimators import LocalReparameterization
-from vardrop.functional import noise_is_given, normal_like, standard_normal
+from vardrop.functional import noise_is_given, standard_normal
 from vardrop.layers import Conv1d, Conv2d, Conv3d, Linear, Variational
 from vardrop.noisy import Noisy
 
@@ -128,10 +128,14 @@ class GaussianLayer(Noisy):
 
 
 def sample_gaussian(mean: Tensor, std: Tensor) -> Tensor:
-    """mean + std * noise, written into the noise unless a graph is being exported."""
-    noise = normal_like(std)
-    if torch.compiler.is_exporting():
-        return torch.addcmul(mean, std, noise)
+    """mean + std * noise, with noise in the memory layout of the standard deviation."""
+    if noise_is_given():
+        return torch.addcmul(mean, std, standard_normal(std.shape, std))
+    if std.dim() == 4 and std.stride(1) == 1:  # channels last, perhaps without padded channels
+        n, c, h, w = std.shape
+        noise = standard_normal((n, h, w, c), std).permute(0, 3, 1, 2)
+    else:
+        noise = standard_normal(std.shape, std)
     return torch.addcmul(mean, std, noise, out=noise)
 
 

@@ -51,7 +51,7 @@ class Graph(nn.Module):
             self.model = nn.ModuleList(p for p in self.plan.split if isinstance(p, nn.Module))
             self.takes_noise = takes_noise
         elif isinstance(strategy, MemberDraws):
-            self.model = nn.ModuleList(strategy.members)
+            self.model = nn.ModuleList(_check_members(strategy, x))
         elif isinstance(strategy, MomentDraws):
             self.model = nn.ModuleList([strategy.net])
             shape = (predictor.samples, 1, *strategy.propagate(x).mean.shape[1:])
@@ -88,7 +88,7 @@ class Graph(nn.Module):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
         elif isinstance(self.strategy, MemberDraws):
-            (draws,) = self.strategy.draws(x, self.predictor.samples)
+            draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
         else:
             draws = self._draw_rows(x, inputs[0], noise)
         return self.predictor.select_outputs(
@@ -111,6 +111,16 @@ class Graph(nn.Module):
             values = self.plan.split.prefix(x)
             y = self.strategy.pick(run_suffix(self.plan, values, self.predictor.samples))
         return y.unflatten(0, noise.shape[:2])
+
+
+def _check_members(strategy: MemberDraws, x: Any) -> list[nn.Module]:
+    for member in strategy.members:
+        if not isinstance(member, nn.Module):
+            raise VardropError(
+                "Expected plain members in a graph, but got a noisy one. Pass drawn functions, "
+                "vardrop.draws(model, n), as members."
+            )
+    return list(strategy.members)  # type: ignore[arg-type]
 
 
 def to_tensors(x: Any) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import one_tensor
+from vardrop._core.calls import one_tensor, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import (
@@ -45,7 +45,7 @@ from vardrop.prediction.eval_copy import (
     track_active_module,
 )
 
-_ACTIVATIONS = 256  # bytes per input element that a pass may take
+_PASS_BYTES = 1024  # per input element, that activations of a pass may take
 
 
 class Pair(NamedTuple):
@@ -391,8 +391,8 @@ class MomentDraws:
         return "one pass that carries mean and variance"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        largest = max(4 * samples, _ACTIVATIONS) * math.prod(x.shape[1:])
-        return max(1, self.memory // (4 * largest))
+        elements = sum(t[:1].numel() for t in tensors_in(x))
+        return max(1, self.memory // (elements * _PASS_BYTES))
 
     def propagate(self, x: Tensor) -> Pair:
         """Mean and variance of the output."""
@@ -410,7 +410,9 @@ class MomentDraws:
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
             try:
-                output = self.pick(_run(self.net, x))
+                output = _run(self.net, x)
+                if not isinstance(output, Tensor | RandomTensor):
+                    output = self.pick(output)
             except UnsupportedError as error:
                 raise VardropError(
                     f"Expected modules with known moments, but got {_failing(self.net, x)}, which "

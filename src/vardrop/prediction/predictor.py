@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -55,6 +55,16 @@ _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
 _VALUE_OUTPUTS = ("mean", "aleatoric", "epistemic", "std", "lower", "upper")
 _SET = "set"
+
+
+@dataclass
+class _Call:
+    """One call: its seed and what its batches share."""
+
+    seed: int | None
+    generators: dict[torch.device, torch.Generator]
+    reuse: bool  # functions of earlier calls may be used
+    functions: FunctionDraws | None = None
 
 
 class Predictor(nn.Module):
@@ -125,17 +135,20 @@ class Predictor(nn.Module):
 
     def refresh(self) -> None:
         """Compute everything again at the next call, after the model has changed."""
-        if self.mode != "mean":
-            check_noise(self.net)
+        self._check_net()
         self._lock = threading.Lock()
         self._strategy: DrawStrategy | None = None
         self._loop: LoopDraws | None = None
         self._unchecked = self.mode != "mean" and not is_spread(self.net)
 
+    def _check_net(self) -> None:
+        if self.mode != "mean":
+            check_noise(self.net)
+
     def replace_net(self, net: nn.Module) -> None:
         """Predict with a model that belongs to this predictor and moves with it."""
         del self.__dict__["net"]
-        self.__dict__["source"] = None
+        self.__dict__["source"] = net
         self.net = net
         self.refresh()
 
@@ -164,28 +177,23 @@ class Predictor(nn.Module):
 
     def batches(self, x: Any, seed: int | None = None) -> Iterator[Prediction]:
         """The predictive distributions of the batches of a loader, one after the other."""
-        if self.mode == "moments":
-            call_seed = seed or 0  # the same normal numbers for every example
-        elif self.mode == "sample" or has_untracked_randomness(self.net):
-            call_seed = resolve_seed(seed)
-        else:
-            call_seed = None
-        generators: dict[torch.device, torch.Generator] = {}
+        call = _Call(self._resolve_seed(seed), {}, seed is None)
         for batch in input_batches(device_of(self.net), x):
-            yield self._predict_batch(batch, call_seed, generators, seed is None)
+            yield self._predict_batch(batch, call)
+
+    def _resolve_seed(self, seed: int | None) -> int | None:
+        if self.mode == "moments":
+            return seed or 0  # the same normal numbers for every example
+        if self.mode == "sample" or has_untracked_randomness(self.net):
+            return resolve_seed(seed)
+        return None  # nothing is drawn, so the global generator is left alone
 
     @undisturbed
-    def _predict_batch(
-        self,
-        x: Any,
-        seed: int | None,
-        generators: dict[torch.device, torch.Generator],
-        reuse: bool,
-    ) -> Prediction:
-        source = nullcontext() if seed is None else drawing(seed, generators)
+    def _predict_batch(self, x: Any, call: _Call) -> Prediction:
+        source = nullcontext() if call.seed is None else drawing(call.seed, call.generators)
         with source, torch.no_grad():
             self._check_dropout(x)
-            strategy = self._strategy_for(x, reuse)
+            strategy = self.strategy_for(x, call)
             size, count = strategy.max_examples(x, self.samples), rows(x)
             batches = (x,) if size >= count else parts(x, size)
             return join([self._reduce(strategy, part) for part in batches])
@@ -222,13 +230,14 @@ class Predictor(nn.Module):
             check_functional_dropout(self.net, next(parts(x, rows(x))))
             self._unchecked = False
 
-    def _strategy_for(self, x: Any, reuse: bool) -> DrawStrategy:
+    def strategy_for(self, x: Any, call: _Call | None = None) -> DrawStrategy:
+        """How inputs like x are drawn, in a call."""
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._make_strategy()
             strategy = self._strategy
         if isinstance(strategy, FunctionDraws):
-            return self._function_strategy(reuse)
+            return self._function_strategy(call or _Call(0, {}, True))
         if not isinstance(strategy, RowDraws):
             return strategy
         try:
@@ -253,15 +262,16 @@ class Predictor(nn.Module):
         most = None if self.tolerance is None else _SETTLING
         return RowDraws(self.net, self.pick, self.memory, self.draw == "local", most)
 
-    def _function_strategy(self, reuse: bool) -> DrawStrategy:
-        """Functions that are kept between calls without a seed; otherwise those of this call."""
-        weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
-        fits = self.samples * weights <= self.memory
-        if not (reuse and fits and self.keeps_functions):
-            return FunctionDraws(self.net, self.pick)
-        members = list(draws(self.net, self.samples))
-        self._strategy = MemberDraws(members, self.pick)
-        return self._strategy
+    def _function_strategy(self, call: _Call) -> DrawStrategy:
+        """Functions that are kept between calls without a seed; otherwise those of one call."""
+        if call.functions is None:
+            weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
+            fits = self.samples * weights <= self.memory
+            if call.reuse and fits and self.keeps_functions:
+                self._strategy = MemberDraws(list(draws(self.net, self.samples)), self.pick)
+                return self._strategy
+            call.functions = FunctionDraws(self.net, self.pick)
+        return call.functions
 
     def _make_sharded(self) -> DrawStrategy:
         if self.mode == "moments" or self.draw != "estimator":
@@ -280,7 +290,7 @@ class Predictor(nn.Module):
     def plan(self, x: Any) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is."""
         (batch,) = input_batches(device_of(self.net), x)
-        return self._strategy_for(batch, False).describe(batch)
+        return self.strategy_for(batch).describe(batch)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -331,7 +341,7 @@ class Predictor(nn.Module):
         check_choice("noise", noise, ("runtime", "input"))
         with torch.no_grad():
             self._check_dropout(x)
-            return Graph(self, self._strategy_for(x, True), x, names, noise == "input")
+            return Graph(self, self.strategy_for(x), x, names, noise == "input")
 
     def metadata(self) -> dict[str, str]:
         """A description of this predictor for the file it is exported to."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_map
 from vardrop._core.calls import call, mapped, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, given_noise
+from vardrop.functional import NoiseCalls, drawing, drawn_from_own, given_noise, own_noise
 from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy
 from vardrop.prediction.gaussian_layer import GaussianLayer
 from vardrop.prediction.split import (
+    BRANCHES,
     Examples,
     NotTraceableError,
     Split,
@@ -68,10 +69,13 @@ def make_plan(net: nn.Module, x: Any, pick: Pick) -> RowPlan:
         pick: takes the tensor out of what the model returns.
     """
     two, four = _take_examples(x, [0, 1]), _take_examples(x, [0, 1, 0, 1])
-    passes, reason = attempt(lambda: _run_few(net, two, four, pick))
-    if passes is None:
-        raise NotRowwiseError(reason)
-    result, note = attempt(lambda: _make_split(net, two, passes.output, pick))
+    with drawing(0), own_noise():
+        passes, reason = attempt(lambda: _run_few(net, two, four, pick))
+        if passes is None:
+            raise NotRowwiseError(reason)
+        result, note = attempt(lambda: _make_split(net, two, passes.output, pick))
+    if note == BRANCHES:  # a branch for one draw may be another one for all of them
+        raise NotRowwiseError(note)
     split, has_examples = result or _wrap_model(net)
     noise = None if passes.untracked else sum(math.prod(s[1:]) for s in passes.requests)
     outputs = passes.output[0].numel()
@@ -187,7 +191,8 @@ def slice_batch(x: Any, start: int, stop: int) -> Any:
 def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
     """Which values between the two parts have examples along axis 0, from two and three of them."""
     flags = []
-    runs = (split.prefix(untouched(two)), split.prefix(_take_examples(two, [0, 1, 0])))
+    with NoiseCalls(_raise_on_draw):
+        runs = (split.prefix(untouched(two)), split.prefix(_take_examples(two, [0, 1, 0])))
     for few, many in zip(*runs, strict=True):
         if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
             flags.append(True)
@@ -196,6 +201,10 @@ def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
         else:
             raise NotTraceableError("its computations depend on the number of examples")
     return tuple(flags)
+
+
+def _raise_on_draw(function: Any, *_: Any) -> NoReturn:
+    raise NotTraceableError(f"it calls {function.overloadpacket.__name__} before the first noise")
 
 
 def _wrap_model(net: nn.Module) -> tuple[Split, tuple[bool, ...]]:

@@ -1,28 +1,31 @@
 """A model split at its first noise: the part in front runs once for all draws.
 
-`trace_model` records the operations of a forward pass with torch.fx, `split_at_noise` marks the
-values that depend on noise and cuts the graph in two. The second part runs on (draws * N) examples:
-a noisy layer on an unmarked value draws that many outputs from its mean and standard deviation, and
-an unmarked value that meets a marked one is repeated.
+`trace_model` records the operations of a forward pass as a torch.fx graph. `split_at_noise` marks
+the values that depend on noise and cuts the graph in two. The second part runs on (draws * N)
+examples: a noisy layer on an unmarked value draws that many outputs from its mean and standard
+deviation, and an unmarked value that meets a marked one is repeated.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-import warnings
-from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from vardrop._core.calls import arguments, mapped
+from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward
-from vardrop.functional import NoiseCalls
+from vardrop.functional import NoiseCalls, drawing, drawn_from_own
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows
+
+BRANCHES = "its code branches on the values of tensors"
 
 
 class NotTraceableError(Exception):
@@ -45,34 +48,144 @@ def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-class _Tracer(fx.Tracer):
-    def __init__(self, leaves: Container[nn.Module]) -> None:
-        super().__init__()
-        self.leaves = leaves
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        is_leaf = module in self.leaves or is_stochastic(module) or not has_plain_forward(module)
-        return is_leaf or super().is_leaf_module(module, name)
-
-
 def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx.Graph:
-    """Record the operations of a forward pass.
+    """Record the operations of a forward pass on the examples x.
 
-    Noisy modules, `leaves` and modules of torch are single operations.
-
-    Raises whatever the code of the forward raises when it is given proxies.
+    Noisy modules, `leaves`, modules with hooks and modules of torch are single operations. Sizes
+    are those of x, except the number of examples. Raises whatever the code of the forward raises
+    when it is given proxies. Nothing outside this call changes, so that other threads may run
+    models meanwhile, which `torch.fx.symbolic_trace` does not allow.
     """
     inputs = _bind_inputs(net, x)
-    parameters = inspect.signature(net.forward).parameters
-    constants = {n: p.default for n, p in parameters.items() if n not in inputs}
-    constants |= {n: v for n, v in inputs.items() if not isinstance(v, Tensor)}
-    with warnings.catch_warnings(), NoiseCalls(_raise_on_draw):
-        warnings.simplefilter("ignore")
-        graph = _Tracer(leaves).trace(net, concrete_args=constants or None)
-    for node in reversed(list(graph.nodes)):
-        if node.op == "placeholder" and node.target in constants:
-            _erase_with_users(graph, node)
-    return graph
+    recorder = _Recorder(net)
+    stubs = {
+        module: _LeafStub(module, name, recorder)
+        for name, module in net.named_modules()
+        if module in leaves or _is_leaf(module)
+    }
+    with drawing(0), NoiseCalls(recorder.draw):
+        proxies = {
+            name: recorder.add_input(name, value) if isinstance(value, Tensor) else value
+            for name, value in inputs.items()
+        }
+        output = clone_modules(net, stubs)(**proxies)
+    recorder.graph.output(recorder.create_arg(output))
+    return recorder.graph
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    of_torch = type(module).__module__.startswith("torch.nn") and type(module) is not nn.Sequential
+    return of_torch or is_stochastic(module) or not has_plain_forward(module)
+
+
+class _Recorder(fx.Tracer):
+    """Makes a node of every operation on a proxy, and computes its value for the examples."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.root, self.graph, self.tensor_attrs = net, fx.Graph(tracer_cls=_Recorder), {}
+        self.modules = dict(net.named_modules())
+        self.is_computing = False
+
+    def add_input(self, name: str, value: Tensor) -> fx.Proxy:
+        """A proxy for an argument."""
+        proxy = self.create_proxy("placeholder", name, (), {})
+        proxy.value = value.clone()
+        return proxy
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """The proxy of a node."""
+        return _ValueProxy(node, self)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+        """Record an operation and compute its value."""
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest)
+        if kind in ("call_function", "call_method", "call_module"):
+            proxy.value = self._compute(kind, target, args, kwargs)
+        elif kind == "get_attr":
+            proxy.value = operator.attrgetter(target)(self.root)
+        return proxy
+
+    def _compute(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        def to_value(a: Any) -> Any:
+            return a.value if isinstance(a, _ValueProxy) else a
+
+        args, kwargs = tree_map(to_value, args), tree_map(to_value, kwargs)
+        self.is_computing, before = True, self.is_computing
+        try:
+            if kind == "call_module":
+                return self.modules[target](*args, **kwargs)
+            if kind == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
+        finally:
+            self.is_computing = before
+
+    def draw(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Noise of recorded operations; other noise would be a constant of the graph."""
+        if not self.is_computing:
+            name = function.overloadpacket.__name__
+            raise NotTraceableError(f"its forward calls {name} on no input")
+        return drawn_from_own(function, args, kwargs)
+
+
+class _ValueProxy(fx.Proxy):
+    """A proxy that knows its value, so that code may ask for sizes and types."""
+
+    value: Any
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes, of which the first is a proxy, because it is the number of examples."""
+        sizes = tuple(self.value.shape)
+        return (self.tracer.create_proxy("call_method", "size", (self, 0), {}), *sizes[1:])
+
+    def size(self, dim: int | None = None) -> Any:
+        """One or all of the sizes."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Number of axes."""
+        return int(self.value.dim())
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.dim()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the elements."""
+        return self.value.dtype  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensor is."""
+        return self.value.device  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        raise NotTraceableError(BRANCHES)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self.value)))
+
+
+class _LeafStub(nn.Module):
+    """Stands for a module that is one operation: its call is recorded."""
+
+    def __init__(self, module: nn.Module, name: str, recorder: _Recorder) -> None:
+        super().__init__()
+        self.__dict__.update(module=module, name=name, recorder=recorder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["module"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call of the module."""
+        return self.recorder.create_proxy("call_module", self.name, args, kwargs)
 
 
 def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
@@ -86,17 +199,6 @@ def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise NotTraceableError("its forward takes a variable number of arguments")
     return dict(bound)
-
-
-def _raise_on_draw(function: Any, *_: Any) -> NoReturn:
-    raise NotTraceableError(f"its forward calls {function.overloadpacket.__name__} on no input")
-
-
-def _erase_with_users(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove a constant argument with the assertions about its value."""
-    for user in list(node.users):
-        _erase_with_users(graph, user)
-    graph.erase_node(node)
 
 
 class Split(NamedTuple):

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
 from vardrop._core.modules import clone_modules
-from vardrop.functional import drawing
+from vardrop.functional import drawing, noise_source
 from vardrop.noisy import evaluating, sampling
 from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
-from vardrop.prediction.functions import FunctionSampler, function_seeds, resolve_seed
+from vardrop.prediction.functions import FunctionSampler, function_seeds
 from vardrop.prediction.row_plan import Pick, RowPlan, make_plan, run_suffix, slice_values
 
 _LIVE_TENSORS = 6  # of the largest activation's size, at one time
@@ -47,6 +47,9 @@ class DrawStrategy(Protocol):
 
     def describe(self, x: Any) -> str:
         """How inputs like x are run, for `Predictor.plan`."""
+
+
+StrategyFor = Callable[[Any], DrawStrategy]
 
 
 def split_evenly(count: int, most: int) -> list[int]:
@@ -111,9 +114,8 @@ class RowDraws:
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         plan, count = self.plan(x), rows(x)
         block = self._block(plan, tensors_in(x)[0].is_cpu)
-        # The operations of a traced model are known, so nothing has to be redirected.
-        redirect = use_call_generator(self.net) if plan.note or plan.noise is None else nullcontext()
-        with redirect:
+        traced = not plan.note and plan.noise is not None  # its operations are known
+        with nullcontext() if traced else use_call_generator(self.net):
             values = plan.split.prefix(untouched(x))
             for size in split_evenly(samples, self.most or samples):
                 if count <= block:
@@ -191,7 +193,7 @@ class FunctionDraws:
     """Whole functions: draw k has the same weights and masks for all examples of all batches."""
 
     def __init__(self, net: nn.Module, pick: Pick) -> None:
-        self.sampler, self.pick, self.seed = FunctionSampler(net), pick, resolve_seed(None)
+        self.sampler, self.pick = FunctionSampler(net), pick
 
     def describe(self, x: Any) -> str:
         return "whole functions, one set of weights per draw"
@@ -200,7 +202,7 @@ class FunctionDraws:
         return rows(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        seeds = function_seeds(self.seed, samples)
+        seeds = function_seeds(noise_source().seed or 0, samples)
         values = self.sampler.prepare(x)
         for start in range(0, samples, _STACK):
             outputs = (self._draw(values, seed) for seed in seeds[start : start + _STACK])
@@ -213,10 +215,18 @@ class FunctionDraws:
 
 
 class MemberDraws:
-    """The outputs of models: draw k is that of member k, or of a strategy's draws for it."""
+    """The outputs of several models: as many draws of each member, so that they weigh the same.
 
-    def __init__(self, members: Sequence[nn.Module], pick: Pick) -> None:
-        self.members, self.pick = members, pick
+    Args:
+        members: plain models, or strategies of noisy ones by a function of the input.
+        pick: as for `RowDraws`.
+        each: draws of each member.
+    """
+
+    def __init__(
+        self, members: Sequence[nn.Module | StrategyFor], pick: Pick, each: int = 1
+    ) -> None:
+        self.members, self.pick, self.each = members, pick, each
 
     def describe(self, x: Any) -> str:
         return f"{len(self.members)} members"
@@ -225,4 +235,11 @@ class MemberDraws:
         return rows(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        yield torch.stack([self.pick(call(member, untouched(x))) for member in self.members])
+        for start in range(0, len(self.members), _STACK):
+            yield torch.cat([self._draw(m, x) for m in self.members[start : start + _STACK]])
+
+    def _draw(self, member: nn.Module | StrategyFor, x: Any) -> Tensor:
+        if isinstance(member, nn.Module):
+            y = self.pick(call(member, untouched(x)))
+            return y.unsqueeze(0).expand(self.each, *y.shape)
+        return torch.cat(list(member(x).draws(x, self.each)))

@@ -88,7 +88,7 @@ def test_numbers_of_raw_rows_are_those_of_the_run(numbers, tmp_path, samples):
     assert export_run(run, tmp_path / "m.onnx", samples) == (tmp_path / "m.onnx").stat().st_size
     for rows in (table().tail(50), new_rows(), new_rows().head(1)):
         found = answered(tmp_path / "m.onnx", rows, columns)
-        p = run.predict(rows, samples, draw="weights")
+        p = run.predict(rows, samples, draw="functions")
         lower, upper = run.interval(p, 0.95)
         expected = {"mean_": p.mean, "std": p.std, "lower": lower, "upper": upper}
         expected |= {"aleatoric": p.aleatoric, "epistemic": p.epistemic}
@@ -103,7 +103,7 @@ def test_classes_of_raw_rows_are_those_of_the_run(tmp_path):
     assert call("export", tmp_path / "run", "--onnx", tmp_path / "m.onnx", "--samples", 4) == 0
     rows = new_rows()
     found = answered(tmp_path / "m.onnx", rows, run.about.preprocessing.columns)
-    p = run.predict(rows, 4, draw="weights")
+    p = run.predict(rows, 4, draw="functions")
     for name in ("probs", "entropy", "aleatoric", "epistemic"):
         assert np.allclose(found[name], getattr(p, name).numpy(), rtol=0, atol=1e-5), name
     told = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_modelmeta().custom_metadata_map
@@ -121,7 +121,7 @@ def test_functions_side_by_side_and_noise_row_by_row(tmp_path):
     run = fit(frame, target="price", heteroscedastic=True, out=tmp_path / "run", **QUICK)
     export_run(run, tmp_path / "m.onnx", 5)
     found = answered(tmp_path / "m.onnx", new_rows(), run.about.preprocessing.columns)
-    p = run.predict(new_rows(), 5, draw="weights")
+    p = run.predict(new_rows(), 5, draw="functions")
     assert np.allclose(found["mean_"], p.mean.numpy(), rtol=0, atol=1e-5)
     assert np.allclose(found["std"], p.std.numpy(), rtol=0, atol=1e-5)
     export_run(run, tmp_path / "more.onnx", 9)
@@ -173,7 +173,7 @@ def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
     """With the noise as an input, which stays the last one."""
     frame = table()[["size (m²)", "town", "day", "kind"]]
     run = fit(frame, target="kind", out=tmp_path / "run", **QUICK)
-    predictor, found = vd.freeze(run.elbo.eval(), draws=3), run.about.preprocessing
+    predictor, found = vd.freeze(run.elbo.eval(), samples=3), run.about.preprocessing
     rows = new_rows()
     x = run.inputs(rows)
     vd.export_onnx(predictor, tmp_path / "m.onnx", x[:2], outputs=["probs"], noise="input")
@@ -240,7 +240,7 @@ def test_targets_of_any_mean_and_unit_are_answered_in_full(tmp_path, low, high):
     for mode in ("functions", "moments", "sample"):
         export_run(run, tmp_path / "m.onnx", 16, mode=mode)
         found = answered(tmp_path / "m.onnx", new, run.about.preprocessing.columns)
-        expected = run.predict(new, 16, draw="weights").mean.numpy()
+        expected = run.predict(new, 16, draw="functions").mean.numpy()
         assert np.allclose(found["mean"], expected, rtol=0, atol=0.2 * (high - low)), mode
         middle = (found["lower"] + found["upper"]) / 2
         assert np.allclose(middle, found["mean"], rtol=0, atol=0.05 * (high - low)), mode

@@ -6,14 +6,12 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
+from torch import nn
 
 from vardrop._core.checks import check_choice, check_integer
 from vardrop._core.errors import VardropError, needed
@@ -22,106 +20,12 @@ from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.export import export_onnx
-from vardrop.functional import drawing, undisturbed
-from vardrop.likelihoods import Likelihood, entropy
+from vardrop.likelihoods import Likelihood
 from vardrop.noisy import has_noise
-from vardrop.prediction import Conformal, draws, freeze
+from vardrop.prediction import Conformal, Ensemble, Predictor, draws
 
 LEVEL = 0.95
 _ON_REQUEST = {"classification": ("lower", "upper", "set")}
-
-
-class Answer(nn.Module):
-    """Functions drawn from a run's net, and what they say together: the parts of a `Prediction`.
-
-    Classes: `probs` (N, C), `entropy`, `aleatoric` and `epistemic` (N,). Numbers, (N, 1): `mean`,
-    `std`, `lower` and `upper` of the 95 % interval, the variances `aleatoric` and `epistemic`.
-
-    Args:
-        nets: the functions: nets that differ in their numbers alone.
-        likelihood: what an output means.
-        rule: the conformal rule that gives the interval, if there is one.
-    """
-
-    shift: Tensor
-    unit: Tensor
-
-    def __init__(
-        self, nets: list[nn.Module], likelihood: Likelihood, rule: Conformal | None
-    ) -> None:
-        super().__init__()
-        parameters, buffers = stack_module_state(nets)
-        stacked = {n: t.detach() for n, t in (*parameters.items(), *buffers.items())}
-        self.keys, self.count = tuple(stacked), len(nets)
-        self.numbers = nn.ParameterList(stacked.values()).requires_grad_(False)
-        self._net = (nets[0],)  # no part of this module, whose numbers it is called with
-        self.likelihood, self.together = likelihood, len(nets) > 1
-        normal = math.sqrt(2) * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
-        self.width = normal if rule is None else rule.quantile
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of the outputs."""
-        if self.likelihood.class_axis is not None:
-            return "probs", "entropy", "aleatoric", "epistemic"
-        return "mean", "std", "lower", "upper", "aleatoric", "epistemic"
-
-    def _draw(self, x: Tensor, *numbers: Tensor) -> Tensor:
-        tensors = dict(zip(self.keys, numbers, strict=True))
-        output: Tensor = functional_call(self._net[0], tensors, x)
-        return output
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The outputs for rows as the net takes them."""
-        if self.together:
-            outputs = torch.vmap(partial(self._draw, x))(*self.numbers)
-        else:
-            each = ([t[k] for t in self.numbers] for k in range(self.count))
-            outputs = torch.stack([self._draw(x, *numbers) for numbers in each])
-        parts = self.likelihood.parts(outputs)
-        aleatoric = parts.aleatoric.mean(0)
-        if parts.probs is not None:
-            probs = parts.probs.mean(0)
-            total = entropy(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), probs, 1)
-            return probs, total, aleatoric, (total - aleatoric).clamp(min=0)
-        mean = parts.location.mean(0)
-        epistemic = (parts.location - mean).square().sum(0) / max(self.count - 1, 1)
-        std = (aleatoric + epistemic).sqrt()
-        half = self.width * std
-        return mean, std, mean - half, mean + half, aleatoric, epistemic
-
-
-class InUnits(nn.Module):
-    """Outputs of an `Answer`, or of the graph of a frozen predictor, in the units of the target.
-
-    Those of numbers are in double precision, see `Model.in_units`.
-    """
-
-    shift: Tensor
-    unit: Tensor
-
-    def __init__(self, inner: Any, run: Run, count: int, outputs: Sequence[str] | None) -> None:
-        super().__init__()
-        for name in outputs or ():
-            check_choice("outputs", name, inner.output_names)
-        self.inner, self.count, self.names = inner, count, tuple(outputs or inner.output_names)
-        self.numbers = run.about.task == "regression"
-        mean, std = run.config.units
-        # Buffers: constants of a graph are in single precision.
-        self.register_buffer("shift", torch.tensor(mean, dtype=torch.float64))
-        self.register_buffer("unit", torch.tensor(std, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The outputs for rows as the net takes them."""
-        outputs = dict(zip(self.inner.output_names, self.inner(x), strict=True))
-        return tuple(self._scale(name, outputs[name]) for name in self.names)
-
-    def _scale(self, name: str, value: Tensor) -> Tensor:
-        if not self.numbers:
-            return value
-        if name in ("mean", "lower", "upper"):
-            return value.double() * self.unit + self.shift
-        return value.double() * self.unit ** (1 if name == "std" else 2)
 
 
 def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
@@ -135,28 +39,18 @@ def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
     return scaled, rule if math.isfinite(rule.quantile) else None
 
 
-@undisturbed
-def _functions(run: Run, samples: int, outputs: Sequence[str] | None) -> InUnits:
-    """Functions drawn from the posterior with the seed of the run; 0 takes the means."""
-    check_integer("samples", samples, 0)
-    nets = [run.net.eval()]
-    if samples and has_noise(run.net):
-        with drawing(run.config.settings.seed):  # as `predict` draws them
-            nets = list(draws(run.net, samples))
-    return InUnits(Answer(nets, *_calibrated(run)), run, len(nets), outputs)
-
-
-def _frozen(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> InUnits:
-    """A run's net as `freeze` makes it."""
+def _make_predictor(run: Run, mode: str, samples: int) -> Predictor:
+    """A predictor in the units of the target, with the calibration of the run."""
     likelihood, rule = _calibrated(run)
-    # The scores are of sampled predictions, which the smaller variance of moments would miss.
-    rule = rule if mode == "sample" else None
-    predictor = freeze(
-        run.net.eval(), mode, samples, likelihood=likelihood, conformal=rule, level=LEVEL
-    )
-    names = [n for n in predictor.output_names if n not in _ON_REQUEST.get(run.about.task, ())]
-    graph = predictor.graph(torch.zeros(2, *run.about.shape), outputs or names)
-    return InUnits(graph, run, samples, outputs)
+    net, seed = run.net.eval(), run.config.settings.seed
+    if mode == "moments":  # the rule was fitted on sampled predictions
+        rule = None
+    units = None if run.about.preprocessing is None else run.config.units
+    options: dict[str, Any] = {"likelihood": likelihood, "conformal": rule, "level": LEVEL}
+    if mode != "functions":
+        return Predictor(net, samples, mode=mode, units=units, **options)
+    members = list(draws(net, samples, seed)) if samples and has_noise(net) else [net]
+    return Ensemble(members, units=units, **options)
 
 
 def export_run(
@@ -170,10 +64,10 @@ def export_run(
     """Write a run as ONNX: raw rows in, answers in the units of the target out.
 
     Of a table every column is an input under its own name, see
-    `vardrop.app.data.onnx_graph.with_preprocessing`; the outputs are those of `Answer`. The answer
-    is that of `run.predict(rows, samples, draw="weights")`; with 0 samples that of the means, from
-    a file that is smaller by as many times. Numbers are in double precision. Metadata name the
-    version, method, likelihood, target, task, classes and columns.
+    `vardrop.app.data.onnx_graph.with_preprocessing`. The outputs are those of a `Predictor` in the
+    units of the target: those of `run.predict(rows, samples, draw="functions")`, or with 0 samples
+    those of the means. Numbers are in double precision. The metadata contain version, method,
+    likelihood, target, task, classes and columns.
 
     Args:
         run: a trained run.
@@ -196,9 +90,8 @@ def export_run(
     """
     check_target(run, Path(path))
     check_choice("mode", mode, ("functions", "moments", "sample"))
-    if mode == "functions":
-        return _write(run, _functions(run, samples, outputs), Path(path))
-    return _write(run, _frozen(run, mode, samples, outputs), Path(path))
+    check_integer("samples", samples, 0 if mode == "functions" else 1)
+    return _write(run, _make_predictor(run, mode, samples), outputs, Path(path))
 
 
 def check_target(run: Run, path: Path) -> None:
@@ -215,17 +108,26 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
     """
     if run.about.preprocessing is None:
         return export_onnx(net, path, torch.zeros(1, *run.about.shape))
-    return _write(run, InUnits(Answer([net.eval()], *_calibrated(run)), run, 1, None), Path(path))
+    likelihood, rule = _calibrated(run)
+    ensemble = Ensemble(
+        [net], likelihood=likelihood, conformal=rule, level=LEVEL, units=run.config.units
+    )
+    return _write(run, ensemble, None, Path(path))
 
 
-def _write(run: Run, module: InUnits, path: Path) -> int:
+def _write(run: Run, predictor: Predictor, outputs: Sequence[str] | None, path: Path) -> int:
     onnx = needed("onnx", "compress")
+    on_request = _ON_REQUEST.get(run.about.task, ())
+    names = outputs or [n for n in predictor.output_names if n not in on_request]
+    for name in names:
+        check_choice("outputs", name, predictor.output_names)
+    exported = _export(onnx, predictor, names, run.about.shape)
     # Nothing inside a graph has the name of an output, or of a column.
-    model = onnx.compose.add_prefix(_exported(onnx, module, run.about.shape), "answer/")
-    for value, name in zip(model.graph.output, module.names, strict=True):
+    model = onnx.compose.add_prefix(exported, "answer/")
+    for value, name in zip(model.graph.output, names, strict=True):
         model.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
         value.name = name
-    metadata = {"samples": str(module.count), "vardrop": version("vardrop")}
+    metadata = {"samples": str(predictor.samples), "vardrop": version("vardrop")}
     metadata |= {"method": repr(run.config.method), "likelihood": repr(run.elbo.likelihood)}
     metadata |= {
         "task": run.about.task,
@@ -243,14 +145,8 @@ def _write(run: Run, module: InUnits, path: Path) -> int:
     return len(raw)
 
 
-def _exported(onnx: Any, module: InUnits, shape: tuple[int, ...]) -> Any:
+def _export(onnx: Any, predictor: Predictor, names: Sequence[str], shape: tuple[int, ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
-        try:
-            export_onnx(module, path, torch.zeros(2, *shape))
-        except VardropError:  # some operations are not exported side by side
-            if not getattr(module.inner, "together", False):
-                raise
-            module.inner.together = False
-            export_onnx(module, path, torch.zeros(2, *shape))
+        export_onnx(predictor, path, torch.zeros(2, *shape), outputs=names)
         return onnx.load(path)

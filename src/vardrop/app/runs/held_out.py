@@ -21,7 +21,7 @@ from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
 from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Conformal, Prediction
-from vardrop.prediction.calibration import conformal_rule
+from vardrop.prediction.conformal import conformal_rule
 
 CHOICE = "choice.safetensors"
 _FARTHEST = 700.0  # of the log of a scale: beyond it is no number

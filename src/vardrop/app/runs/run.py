@@ -31,8 +31,8 @@ from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, 
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
-from vardrop.prediction.predictor import Draw
 from vardrop.prediction.prediction import join
+from vardrop.prediction.predictor import Draw
 from vardrop.tuning import NotFiniteError
 from vardrop.tuning.processes import own_generators
 from vardrop.tuning.step import broken_parameter
