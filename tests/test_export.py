@@ -7,10 +7,8 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
 from tests.nets import Parts
-from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 from vardrop.compression import shrink
-from vardrop.export import Draws, export_onnx, export_program
+from vardrop.export import export_onnx, export_program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -97,13 +95,13 @@ def noisy_net():
 
 
 @pytest.mark.slow
-def test_ensemble_graph_takes_its_noise(tmp_path):
-    net, x = noisy_net(), torch.randn(5, 1, 4, 4)
-    export_onnx(net, tmp_path / "net.onnx", x[:1], samples=3)
-    draws = Draws(net, (x,), 3)
-    noise = draws.noise_like((x,))
+def test_a_graph_of_draws_takes_its_noise(tmp_path):
+    predictor, x = vd.freeze(noisy_net(), 3), torch.randn(5, 1, 4, 4)
+    export_onnx(predictor, tmp_path / "net.onnx", x[:1], outputs=["draws"], noise="input")
+    graph = predictor.graph(x, ["draws"], "input")
+    noise = graph.noise_like(x)
     assert noise.shape == (3, 5, 2 * 4 + 3)
-    assert torch.allclose(run(tmp_path / "net.onnx", x, noise), draws(x, noise), atol=1e-5)
+    assert torch.allclose(run(tmp_path / "net.onnx", x, noise), graph(x, noise)[0], atol=1e-5)
 
 
 def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
@@ -112,7 +110,8 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
             return self.a(x) + self.b(context)
 
     net = vd.convert(Two(None, a=nn.Linear(4, 3), b=nn.Linear(2, 3)), vd.sparse_vd()).eval()
-    export_onnx(net, tmp_path / "net.onnx", ((torch.zeros(1, 4), torch.zeros(1, 2))), samples=2)
+    example = (torch.zeros(1, 4), torch.zeros(1, 2))
+    export_onnx(vd.freeze(net, 2), tmp_path / "net.onnx", example, noise="input")
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     assert [i.name for i in session.get_inputs()] == ["x", "context", "noise"]
     assert not [p for p in tmp_path.iterdir() if p.name != "net.onnx"]
@@ -120,19 +119,9 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
 
 def test_draws_are_those_of_the_layers():
     net, x, noise = noisy_net(), torch.randn(5, 1, 4, 4), torch.randn(2, 5, 11)
-    found = Draws(net, (x,), 2)(x, noise)
+    (found,) = vd.freeze(net, 2).graph(x, ["draws"], "input")(x, noise)
     for s in range(2):
         hidden = net[0](x, noise=noise[s, :, :8].view(5, 2, 2, 2)).relu()
-        assert torch.allclose(found[s], net[3](hidden.flatten(1), noise=noise[s, :, 8:]))
+        expected = net[3](hidden.flatten(1), noise=noise[s, :, 8:])
+        assert torch.allclose(found[s], expected, atol=1e-6)
     assert not torch.allclose(found[0], found[1])
-
-
-def test_errors():
-    told = "Expected `samples` to be an integer of at least 1, but got 0"
-    assert_refused(told, Draws, noisy_net(), (torch.zeros(1, 1, 4, 4),), 0)
-    net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.dropconnect())
-    with pytest.raises(VardropError, match="drawn by local reparameterisation, but got '0'"):
-        Draws(net, (torch.zeros(1, 2),), 2)
-
-    branch = Parts(lambda net, x: x if x.sum() > 0 else -x)
-    assert_refused("Expected `net` to be exportable", export_program, branch, torch.zeros(1, 2))

@@ -129,13 +129,13 @@ if TYPE_CHECKING:
     from vardrop.prediction import Prediction as Prediction
     from vardrop.prediction import apply_temperature as apply_temperature
     from vardrop.prediction import calibrate as calibrate
-    from vardrop.prediction import conformal as conformal
+    from vardrop.prediction.conformal import conformal as conformal
     from vardrop.prediction import distil as distil
     from vardrop.prediction import draw as draw
     from vardrop.prediction import draws as draws
     from vardrop.prediction import fit_temperature as fit_temperature
     from vardrop.prediction import freeze as freeze
-    from vardrop.prediction import predict as predict
+    from vardrop.prediction.predict import predict as predict
     from vardrop.prediction import predict_batches as predict_batches
     from vardrop.priors import ARD as ARD
     from vardrop.priors import LogUniform as LogUniform

@@ -219,23 +219,41 @@ def _converted(
     program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
 ) -> Any:
     """A program as an ONNX model; an operation that ONNX lacks is named, with its module."""
+    placeholders = None if outputs is None else [f"vardrop_{i}" for i in range(len(outputs))]
     try:
         with _quiet():
-            found = torch.onnx.export(
-                program, (), input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+            exported = torch.onnx.export(
+                program,
+                (),
+                input_names=inputs,
+                output_names=placeholders,
+                dynamo=True,
+                verbose=False,
             )
     except Exception as failure:
         raise VardropError(
             f"Expected operations that ONNX has, but got {_lacking(program, failure)}. "
             "Write the net with vardrop.export_program, or put another operation in its place."
         ) from failure
-    assert found is not None
-    model = found.model_proto
+    assert exported is not None
+    model = exported.model_proto
     for node in model.graph.node:
         del node.metadata_props[:]  # lines of source code, most of the bytes of a small net
     # The optimizer leaves shapes of weights that it has transposed, which quantisers stumble over.
     del model.graph.value_info[:]
+    if outputs is not None and placeholders is not None:
+        _rename_outputs(model.graph, dict(zip(placeholders, outputs, strict=True)))
     return model
+
+
+def _rename_outputs(graph: Any, names: dict[str, str]) -> None:
+    """Give the outputs their names, and other names to values inside that have them already."""
+    renamed = {name: f"{name}_inside" for name in names.values()} | names
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [renamed.get(value, value) for value in values]
+    for value in (*graph.initializer, *graph.output):
+        value.name = renamed.get(value.name, value.name)
 
 
 def _lacking(program: ExportedProgram, failure: BaseException) -> str:
@@ -247,7 +265,7 @@ def _lacking(program: ExportedProgram, failure: BaseException) -> str:
         return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
     for node in program.graph.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
-        if name[1] in str(node.target) and stack:
+        if name[1] in str(node.target) and stack and stack[-1][0]:
             return f"`{name[1]}` in '{stack[-1][0]}' ({stack[-1][1].rpartition('.')[2]})"
     return f"`{name[1]}`"
 

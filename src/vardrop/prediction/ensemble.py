@@ -35,6 +35,8 @@ class Ensemble(Predictor):
     estimation using deep ensembles", sec. 2.4.
     """
 
+    each: int  # draws of a member
+
     def __init__(self, models: Sequence[nn.Module], samples: int = 32, **options: Any) -> None:
         members = list(models) if isinstance(models, Sequence | nn.ModuleList) else []
         if not members or not all(isinstance(m, nn.Module) for m in members):
@@ -46,15 +48,23 @@ class Ensemble(Predictor):
     def _check_net(self) -> None:
         """Plain members need no noise."""
 
+    def _check_dropout(self, x: Any) -> None:
+        """The predictors of noisy members check them."""
+
     def _make_strategy(self) -> DrawStrategy:
-        members = [self._make_member(member) for member in self.net]
+        members = [self._make_member(member) for member in self.net.children()]
         return MemberDraws(members, self.pick, self.each)
 
     def _make_member(self, member: nn.Module) -> nn.Module | StrategyFor:
         if not _has_noise(member):
             return make_eval_copy(member, noise=False)
         predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)
-        return predictor.strategy_for
+
+        def make_strategy(x: Any) -> DrawStrategy:
+            predictor._check_dropout(x)
+            return predictor.strategy_for(x)
+
+        return make_strategy
 
 
 def _has_noise(model: nn.Module) -> bool:

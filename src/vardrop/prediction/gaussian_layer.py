@@ -117,7 +117,7 @@ class GaussianLayer(Noisy):
             return self
         grouped = self.op.keywords.get("groups", 1) > 1 if isinstance(self.op, partial) else False
         count = 0 if grouped or not self.variance.is_cpu else -len(self.variance) % _LANES
-        twin = cast(GaussianLayer, clone_modules(self))
+        twin = clone_modules(self)
         twin.channels_last, twin.outputs = True, len(self.variance) if count else None
         twin.variance = _pad_outputs(self.variance, count)
         twin.bias_variance = _pad_outputs(self.bias_variance, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from vardrop._core.errors import VardropError
 from vardrop.functional import given_noise
 from vardrop.prediction.moments import MomentDraws, Pair
 from vardrop.prediction.row_plan import RowPlan, run_suffix
-from vardrop.prediction.strategies import DrawStrategy, MemberDraws, RowDraws
+from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
 
 if TYPE_CHECKING:
     from vardrop.prediction.predictor import Predictor
@@ -30,7 +31,11 @@ class Graph(nn.Module):
     """
 
     normal: Tensor
+    shift: Tensor
+    unit: Tensor
     plan: RowPlan
+    predictor: Predictor
+    strategy: DrawStrategy
 
     def __init__(
         self,
@@ -44,7 +49,9 @@ class Graph(nn.Module):
         self.__dict__.update(predictor=predictor, strategy=strategy)
         self.output_names, self.takes_noise = names, False
         self.names = list(x) if isinstance(x, Mapping) else None
-        self.input_names = self.names or ["x", *(f"x{i}" for i in range(1, len(to_tensors(x))))]
+        self.input_names = self.names or ["x"]
+        if isinstance(x, tuple):
+            self.input_names = list(signature(predictor.net.forward).parameters)[: len(x)]
         self.likelihood = predictor.likelihood
         if isinstance(strategy, RowDraws):
             self.plan = _check_plan(strategy.plan(x))
@@ -52,6 +59,8 @@ class Graph(nn.Module):
             self.takes_noise = takes_noise
         elif isinstance(strategy, MemberDraws):
             self.model = nn.ModuleList(_check_members(strategy, x))
+        elif isinstance(strategy, LoopDraws) and not strategy.noise:
+            self.model = nn.ModuleList([strategy.net])
         elif isinstance(strategy, MomentDraws):
             self.model = nn.ModuleList([strategy.net])
             shape = (predictor.samples, 1, *strategy.propagate(x).mean.shape[1:])
@@ -63,6 +72,10 @@ class Graph(nn.Module):
             )
         if self.takes_noise:
             self.input_names = [*self.input_names, "noise"]
+        # Buffers, because constants of a graph are in single precision.
+        shift, unit = predictor.units or (0.0, 1.0)
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
+        self.register_buffer("unit", torch.tensor(unit, dtype=torch.float64))
 
     def arguments(self, x: Any) -> tuple[Tensor, ...]:
         """An example of the graph's inputs."""
@@ -87,16 +100,25 @@ class Graph(nn.Module):
         if isinstance(self.strategy, MomentDraws):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
-        elif isinstance(self.strategy, MemberDraws):
+        elif isinstance(self.strategy, MemberDraws | LoopDraws):
             draws = torch.cat(list(self.strategy.draws(x, self.predictor.samples)))
         else:
-            draws = self._draw_rows(x, inputs[0], noise)
-        return self.predictor.select_outputs(
-            self.predictor.reduce(draws, output), self.output_names
-        )
+            draws = self._draw_rows(x, args[0], noise)
+        p = self.predictor.reduce(draws, output)
+        tensors = self.predictor.select_outputs(p, self.output_names)
+        pairs = zip(self.output_names, tensors, strict=True)
+        return tuple(self._to_units(name, tensor) for name, tensor in pairs)
+
+    def _to_units(self, name: str, tensor: Tensor) -> Tensor:
+        if self.predictor.units is None:
+            return tensor
+        if name in ("mean", "lower", "upper", "draws"):
+            return tensor.double() * self.unit + self.shift
+        return tensor.double() * self.unit ** (1 if name == "std" else 2)
 
     def _draw_rows(self, x: Any, first: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of all draws as further examples of one pass, (samples, N, ...)."""
+        assert isinstance(self.strategy, RowDraws)
         if noise is None:
             noise = torch.randn(self._noise_shape(first))
         flat, start = noise.flatten(0, 1), 0

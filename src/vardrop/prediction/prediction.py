@@ -192,15 +192,19 @@ class Prediction:
         reduction.add(self.draws)
         return reduction.result()
 
-    def to_units(self, mean: float, std: float) -> Prediction:
+    def to_units(self, mean: float, std: float, likelihood: Likelihood) -> Prediction:
         """The prediction of std * y + mean, in double precision.
 
         In single precision a target whose mean is much larger than its standard deviation loses its
         digits.
+
+        Args:
+            mean, std: of the target before it was standardized.
+            likelihood: that of the prediction in these units, in double precision.
         """
         if self.classifies:
             return self
-        likelihood, draws = self.likelihood.double().scaled(std), self.draws.double()
+        draws = self.draws.double()
         locations = likelihood.locations(draws)
         others = draws[..., locations.shape[-1] :]  # log variances, which are relative
         return replace(

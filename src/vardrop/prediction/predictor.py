@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Pair
 from vardrop.prediction.prediction import Interval, Prediction, Reduction, join
-from vardrop.prediction.row_plan import NotRowwiseError
+from vardrop.prediction.row_plan import NotRowwiseError, Pick
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,
@@ -92,6 +93,10 @@ class Predictor(nn.Module):
     Prediction(5 rows, Categorical, 8 draws)
     """
 
+    net: nn.Module
+    source: Any  # what the user passed
+    pick: Pick
+
     def __init__(
         self,
         net: nn.Module | Objective,
@@ -129,6 +134,10 @@ class Predictor(nn.Module):
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
         self.tolerance, self.keep = tolerance, keep
+        if units is not None and meaning.class_axis is None:
+            self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
+        else:
+            self.units = None
         self.keeps_functions = True
         self.refresh()
         super().train(False)
@@ -202,7 +211,7 @@ class Predictor(nn.Module):
         """Draw outputs until there are enough, and reduce them."""
         if isinstance(strategy, MomentDraws):
             output = strategy.propagate(x)
-            return self.reduce(strategy.draw_output(output, self.samples), output)
+            return self._to_units(self.reduce(strategy.draw_output(output, self.samples), output))
         keep = self.samples if self.keep is None else min(self.keep, self.samples)
         reduction, count = Reduction(self.likelihood, keep), rows(x)
         for block in strategy.draws(x, self.samples):
@@ -212,17 +221,20 @@ class Predictor(nn.Module):
         return self._to_units(reduction.result())
 
     def reduce(self, draws: Tensor, output: Pair | None = None) -> Prediction:
-        """The prediction of all draws (S, N, ...), or of an output whose moments are known."""
+        """The prediction of standardized targets from all draws (S, N, ...).
+
+        With the `output` of moment propagation, mean and variance are those instead of the draws'.
+        """
         reduction = Reduction(self.likelihood, len(draws) if self.keep is None else self.keep)
         reduction.add(draws)
         p = reduction.result()
         if output is not None:
             mean, variance = map(self.likelihood.locations, output)
             p = replace(p, mean=mean, output_variance=variance, analytic=True)
-        return self._to_units(p)
+        return p
 
     def _to_units(self, p: Prediction) -> Prediction:
-        return p if self.units is None else p.to_units(*self.units)
+        return p if self.units is None else p.to_units(*self.units, self.unit_likelihood)
 
     def _check_dropout(self, x: Any) -> None:
         """Raise an error at the first batch if the model has dropout that draws would lack."""

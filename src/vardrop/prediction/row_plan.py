@@ -16,7 +16,7 @@ from vardrop._core.calls import call, mapped, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, given_noise, own_noise
-from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy
+from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy, track_active_module
 from vardrop.prediction.gaussian_layer import GaussianLayer
 from vardrop.prediction.split import (
     BRANCHES,
@@ -93,6 +93,7 @@ class _Pass(NamedTuple):
 
     output: Tensor
     requests: list[tuple[int, ...]]
+    modules: list[str]  # that asked for them
     untracked: list[int]  # how many numbers random functions of torch returned
     largest: int
 
@@ -102,9 +103,9 @@ def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
     _check_independent(make_eval_copy(net, noise=False), two, pick)
     few = _record_pass(net, lambda: pick(call(net, untouched(two))))
     many = _record_pass(net, lambda: pick(call(net, untouched(four))))
-    for shape, doubled in zip(few.requests, many.requests, strict=True):
+    for shape, doubled, name in zip(few.requests, many.requests, many.modules, strict=True):
         if (shape[:1], doubled[:1]) != ((2,), (4,)) or shape[1:] != doubled[1:]:
-            raise NotRowwiseError(f"noise of shape {doubled} is drawn for 4 examples")
+            raise NotRowwiseError(f"{name} draws noise of shape {doubled} for all examples")
     if [2 * count for count in few.untracked] != many.untracked:
         raise NotRowwiseError("code of the model draws noise that examples share")
     return many._replace(largest=many.largest // 4)
@@ -113,7 +114,12 @@ def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
 def _check_independent(quiet: nn.Module, x: Any, pick: Pick) -> None:
     others = mapped(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), x)
     both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, x, others)
-    alone, together = (pick(call(quiet, untouched(batch))) for batch in (x, both))
+    passes = [
+        _record_pass(quiet, lambda b=batch: pick(call(quiet, untouched(b)))) for batch in (x, both)
+    ]
+    if passes[0].untracked:
+        raise NotRowwiseError("its code calls random functions of torch")
+    alone, together = (recorded.output for recorded in passes)
     if (len(alone), len(together)) != (2, 4):
         raise NotRowwiseError(f"the output has shape {tuple(together.shape)} for 4 examples")
     if not torch.allclose(alone, together[:2], rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -123,12 +129,15 @@ def _check_independent(quiet: nn.Module, x: Any, pick: Pick) -> None:
 def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
     """One pass with noise from a fixed seed, in the shapes that the model asks for."""
     requests: list[tuple[int, ...]] = []
+    modules: list[str] = []
     untracked: list[int] = []
     sizes = [1]
     random = Random(0)
 
     def draw(shape: Sequence[int]) -> Tensor:
         requests.append(tuple(shape))
+        name, module = active[-1] if active else ("(net)", net)
+        modules.append(f"'{name}' ({type(module).__name__})")
         count = math.prod(shape)
         normal = [random.gauss(0, 1) for _ in range(min(count, _DISTINCT))]
         repeats = -(-count // len(normal)) if normal else 1
@@ -143,12 +152,13 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
         sizes.append(sum(t.numel() for t in tensors_in(output)))
 
     with ExitStack() as stack:
+        active = track_active_module(net, stack)
         for module in net.modules():
             if is_stochastic(module) or not any(True for _ in module.children()):
                 stack.callback(module.register_forward_hook(record_size).remove)
         with drawing(0), given_noise(draw), NoiseCalls(draw_untracked):
             output = forward()
-    return _Pass(output, requests, untracked, max(sizes))
+    return _Pass(output, requests, modules, untracked, max(sizes))
 
 
 def _make_split(

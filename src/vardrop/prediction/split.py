@@ -89,17 +89,17 @@ class _Recorder(fx.Tracer):
 
     def add_input(self, name: str, value: Tensor) -> fx.Proxy:
         """A proxy for an argument."""
-        proxy = self.create_proxy("placeholder", name, (), {})
+        proxy: _ValueProxy = self.create_proxy("placeholder", name, (), {})
         proxy.value = value.clone()
         return proxy
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
+    def proxy(self, node: fx.Node) -> _ValueProxy:
         """The proxy of a node."""
         return _ValueProxy(node, self)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
         """Record an operation and compute its value."""
-        proxy = super().create_proxy(kind, target, args, kwargs, *rest)
+        proxy: Any = super().create_proxy(kind, target, args, kwargs, *rest)
         if kind in ("call_function", "call_method", "call_module"):
             proxy.value = self._compute(kind, target, args, kwargs)
         elif kind == "get_attr":
@@ -170,7 +170,7 @@ class _ValueProxy(fx.Proxy):
         return len(self.value)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self.value)))
+        return (operator.getitem(self, i) for i in range(len(self.value)))
 
 
 class _LeafStub(nn.Module):

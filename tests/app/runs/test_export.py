@@ -115,8 +115,7 @@ def test_classes_of_raw_rows_are_those_of_the_run(tmp_path):
     assert json.loads(told["columns"])["street"] == "CategoryColumn"
 
 
-def test_functions_side_by_side_and_noise_row_by_row(tmp_path):
-    """A net without embeddings is exported once for all functions."""
+def test_functions_with_noise_of_the_target_that_depends_on_the_row(tmp_path):
     frame = table()[["size (m²)", "mean", "price"]]
     run = fit(frame, target="price", heteroscedastic=True, out=tmp_path / "run", **QUICK)
     export_run(run, tmp_path / "m.onnx", 5)
@@ -124,9 +123,6 @@ def test_functions_side_by_side_and_noise_row_by_row(tmp_path):
     p = run.predict(new_rows(), 5, draw="functions")
     assert np.allclose(found["mean_"], p.mean.numpy(), rtol=0, atol=1e-5)
     assert np.allclose(found["std"], p.std.numpy(), rtol=0, atol=1e-5)
-    export_run(run, tmp_path / "more.onnx", 9)
-    five, nine = (len(onnx.load(tmp_path / f"{name}.onnx").graph.node) for name in ("m", "more"))
-    assert five == nine
 
 
 def test_a_compressed_table_carries_its_preprocessing(tmp_path):

@@ -39,7 +39,7 @@ def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
     return scaled, rule if math.isfinite(rule.quantile) else None
 
 
-def _make_predictor(run: Run, mode: str, samples: int) -> Predictor:
+def _make_predictor(run: Run, mode: Any, samples: int) -> Predictor:
     """A predictor in the units of the target, with the calibration of the run."""
     likelihood, rule = _calibrated(run)
     net, seed = run.net.eval(), run.config.settings.seed
@@ -49,8 +49,9 @@ def _make_predictor(run: Run, mode: str, samples: int) -> Predictor:
     options: dict[str, Any] = {"likelihood": likelihood, "conformal": rule, "level": LEVEL}
     if mode != "functions":
         return Predictor(net, samples, mode=mode, units=units, **options)
-    members = list(draws(net, samples, seed)) if samples and has_noise(net) else [net]
-    return Ensemble(members, units=units, **options)
+    if samples == 0 or not has_noise(net):
+        return Predictor(net, 1, mode="mean", units=units, **options)
+    return Ensemble(list(draws(net, samples, seed)), units=units, **options)
 
 
 def export_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -169,24 +170,12 @@ class Model:
         return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
 
     def in_units(self, p: Prediction) -> Prediction:
-        """A prediction of scaled targets in the units of the target, in double precision.
-
-        In single precision a target whose mean is far above its deviation would lose its digits.
-        """
+        """A prediction of standardized targets in the units of the target."""
         if p.classifies or self.about.preprocessing is None:
             return p
-        (mean, std), draws = self.config.units, p.draws.double()
-        likelihood = p.likelihood.double().scaled(std)
-        locations = likelihood.locations(draws)
-        return dataclasses.replace(
-            p,
-            likelihood=likelihood,
-            mean=p.mean.double() * std + mean,
-            output_variance=p.output_variance.double() * std**2,
-            expected=p.expected.double() * std**2,
-            standard_error=p.standard_error.double() * std,
-            draws=torch.cat([locations * std + mean, draws[..., locations.shape[-1] :]], -1),
-        )
+        mean, std = self.config.units
+        likelihood = copy.deepcopy(p.likelihood).double().scaled(std)
+        return p.to_units(mean, std, likelihood)
 
     def interval(self, p: Prediction, level: float = 0.95) -> Interval:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
