@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
-from vardrop.compression.layer_views import affine, join_name
+from vardrop.compression.layer_views import affine_layers, join_name
 from vardrop.compression.mask import decompose
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
-from vardrop.noisy import modules_of, replica
+from vardrop.noisy import modules_of
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class CountedPass(TorchDispatchMode):
             for part in ("k_proj", "v_proj"):
                 macs[join_name(name, part)] += products // 2
         batch = next((len(t) for t in tensors_in(self.inputs) if t.dim()), 1)
+        layers = affine_layers(self.net)
         costs: dict[str, LayerCost] = {}
         others: dict[str, LayerCost] = {}
         for name, module in self.net.named_modules():
-            view, own = affine(module), list(module.parameters(recurse=False))
+            view, own = layers.get(name), list(module.parameters(recurse=False))
             if view is not None or macs[name]:
                 (costs if view else others)[name] = LayerCost(
                     weights=sum(int(p.count_nonzero()) for p in own if p.dim() > 1),
@@ -95,4 +97,4 @@ class CountedPass(TorchDispatchMode):
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
     """The costs of a net by module; attention and recurrent layers count as dense layers."""
-    return CountedPass(decompose(replica(net)), inputs).costs()
+    return CountedPass(decompose(copy.deepcopy(net)), inputs).costs()

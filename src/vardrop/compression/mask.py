@@ -7,14 +7,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import singledispatch
 from typing import Any, SupportsFloat, cast
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.layer_views import join_name, kind_of, replace_module
+from vardrop._core.integrations import load_integration
+from vardrop.compression.layer_views import LAYOUTS, join_name, replace_module
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
@@ -22,9 +22,9 @@ from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
 from vardrop.noisy import (
+    Noisy,
     NoisyTensor,
     Relevance,
-    has_noise,
     leave_fused_path,
     modules_of,
     relevance,
@@ -39,7 +39,7 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    found = relevance(net) if has_noise(net) else {}
+    found = relevance(net) if modules_of(net, Noisy) else {}
     if threshold is None:
         return found
     _check_thresholds(threshold)
@@ -110,8 +110,12 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
-        if (other := _plain(module, name, kept, deviations)) is not module:
-            plain = replace_module(plain, name, other)
+        if isinstance(module, Variational):
+            _make_layer_plain(module, name, kept, deviations)
+        elif isinstance(module, SwitchableDropout):
+            plain = replace_module(plain, name, nn.Identity())
+        elif isinstance(module, Gate):
+            plain = replace_module(plain, name, _plain_gate(module, kept.get(name)))
     return plain, deviations
 
 
@@ -140,6 +144,8 @@ def decompose(net: nn.Module) -> nn.Module:
     Layers that share their weights, and those with keys of their own (`add_bias_kv`), stay whole.
     """
     named = list(net.named_modules(remove_duplicate=False))
+    for _, module in named:
+        load_integration(type(module))
     owners, names = parameter_owners(net), Counter(id(m) for _, m in named)
     for name, module in named:
         make = _DECOMPOSED.get(type(module))
@@ -165,38 +171,21 @@ def parameter_owners(net: nn.Module) -> Counter[int]:
     return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
 
 
-@singledispatch
-def _plain(
-    module: nn.Module, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    """What takes the place of a module in a plain net: itself, unless it is noisy."""
-    return module
-
-
-@_plain.register
-def _(
-    module: SwitchableDropout, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    return nn.Identity()
-
-
-@_plain.register
 @torch.no_grad()
-def _(module: Gate, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]) -> nn.Module:
-    """The mean of a gate that stands on its own, with dead units at zero."""
-    mean, alive = module.unit_mean(), kept.get(name)
+def _plain_gate(gate: Gate, alive: Tensor | None) -> nn.Module:
+    """The mean of a gate between layers, with dead units at zero."""
+    mean = gate.unit_mean()
     if mean is None and alive is None:
         return nn.Identity()
-    factor = torch.ones(module.units) if mean is None else mean.expand(module.units).clone()
-    return Scale(factor if alive is None else factor * alive, module.axis)
+    factor = torch.ones(gate.units) if mean is None else mean.expand(gate.units).clone()
+    return Scale(factor if alive is None else factor * alive, gate.axis)
 
 
-@_plain.register
 @torch.no_grad()
-def _(
+def _make_layer_plain(
     module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
+) -> None:
+    """Zero the dead weights and those of dead gate units, and take the noise away."""
     layers = {name: module, **{join_name(name, own): part for own, part in module.parts().items()}}
     for layer_name, layer in layers.items():
         for own in layer.weight_axes:
@@ -204,25 +193,27 @@ def _(
                 getattr(layer, own).mul_(alive)
     if module.gate is not None and (alive := kept.get(join_name(name, "gate"))) is not None:
         module.scale_units(alive, module.gate.side)
-    gated = {id(weight): key for key, weight in module.gated_weights().items()}
+    gated = {}
+    if module.gate is not None:
+        gated = {id(weight): key for key, weight in module.gated_weights().items()}
     for layer_name, layer in layers.items():
         for own, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
-                key = gated.get(id(tensor.mean))
-                deviations[join_name(layer_name, own)] = _variance(tensor, module, key).sqrt()
+                variance = tensor.variance().expand_as(tensor.mean)
+                if (key := gated.get(id(tensor.mean))) is not None:
+                    variance = _gated_variance(tensor, variance, module, key)
+                deviations[join_name(layer_name, own)] = variance.sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
-    return module
 
 
-def _variance(tensor: NoisyTensor, layer: Variational, key: str | None) -> Tensor:
+def _gated_variance(tensor: NoisyTensor, variance: Tensor, layer: Variational, key: str) -> Tensor:
     """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2).
 
-    `key` is the weight's name among those that see the gate; None where it does not.
+    `key` is the weight's name among those that see the gate.
     """
-    variance, gate = tensor.variance().expand_as(tensor.mean), layer.gate
-    if gate is None or key is None:
-        return variance
+    gate = layer.gate
+    assert gate is not None
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
     mean = torch.ones_like(variance)
     if unit_mean is not None:
@@ -260,7 +251,10 @@ def grid_steps(
 def _assumed(net: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, module in net.named_modules():
-        if kind_of(module) is not None and (weight := module._parameters.get("weight")) is not None:
+        if (
+            LAYOUTS.get(type(module)) is not None
+            and (weight := module._parameters.get("weight")) is not None
+        ):
             kept = weight.detach()[weight != 0].double()
             size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
             if weight.dim() > 1:

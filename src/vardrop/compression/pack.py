@@ -29,7 +29,6 @@ from vardrop.compression.probes import Data, Metric, check_plain, score
 from vardrop.compression.save import (
     PACKED,
     as_path,
-    check_file,
     densify,
     describe,
     load_tensors,
@@ -196,7 +195,8 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     """
     check_net(into, "into")
     source = as_path(path)
-    check_file(source)
+    if not source.is_file():
+        raise VardropError(f"Expected the file {source}, but it is not there.")
     return _from_bytes(source.read_bytes(), str(path), into)
 
 

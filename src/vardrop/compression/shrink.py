@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import untouched
+from vardrop._core.calls import call, untouched
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.costs import LayerCost, layer_costs
@@ -34,12 +34,12 @@ from vardrop.compression.mask import (
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.select import Lookup, Select
-from vardrop.compression.probes import Inputs, Probes, as_inputs, check_runs, run
+from vardrop.compression.probes import CODE_ERRORS, Inputs, Probes, as_inputs, check_runs, race, run
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
 from vardrop.noisy import (
     Noisy,
-    has_noise,
+    evaluating,
     leave_fused_path,
     modules_of,
     sampling,
@@ -70,6 +70,8 @@ class ShrinkPlan:
         proof: the inputs on which the small net was compared with the masked one.
         change: the largest change of an output of the example by the threshold: the small net
             against the noisy net in evaluation mode. 0 for a net without noise.
+        latency: the best time of a call with the example, in seconds, of the net without its noise
+            and of the small net, measured in turns; None in a sweep of thresholds.
         standard_deviations: of the posterior, of the weights that are left, by name, for `pack`.
         thresholds: on each module's relevance, by name.
         units: what goes, and what is zero but stays to keep shapes whole.
@@ -82,6 +84,7 @@ class ShrinkPlan:
     notes: tuple[str, ...]
     proof: str
     change: float
+    latency: tuple[float, float] | None
     standard_deviations: Mapping[str, Tensor] = field(repr=False)
     thresholds: Mapping[str, float] = field(repr=False)
     units: tuple[Unit, ...] = field(repr=False)
@@ -130,6 +133,10 @@ class ShrinkPlan:
 
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
+        summary = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
+        if self.latency is not None:
+            before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
+            summary.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
@@ -142,8 +149,7 @@ class ShrinkPlan:
         return "\n".join(
             line.rstrip()
             for line in (
-                f"MACs {totals['macs']}, bytes {totals['bytes']}",
-                *(*table, *self.notes, self.proof),
+                *(*summary, *table, *self.notes, self.proof),
                 *([change] if self.thresholds else []),
                 last,
             )
@@ -158,10 +164,7 @@ class Shrunk(NamedTuple):
 
 
 def shrink(
-    net: nn.Module,
-    example_input: Any,
-    threshold: Thresholds = None,
-    drop_inputs: bool = False,
+    net: nn.Module, example_input: Any, threshold: Thresholds = None, drop_inputs: bool = False
 ) -> Shrunk:
     """A plain, smaller net with the outputs of the noisy net's means without its dead weights.
 
@@ -193,8 +196,9 @@ def shrink(
       (1): ReLU()
       (2): Linear(in_features=1, out_features=2, bias=True)
     )
-    >>> print(plan)
+    >>> print(plan)  # doctest: +ELLIPSIS
     MACs 20 -> 5, bytes 104 -> 32
+    latency ... ms for the example
     layer  kind    MACs     bytes      inputs  outputs
     0      Linear  12 -> 3  64 -> 16   3 -> 3  4 -> 1
     2      Linear  8 -> 2   40 -> 16   4 -> 1  2 -> 2
@@ -226,28 +230,40 @@ def shrink_traced(
                 f"'{name}'. Train it again from an earlier checkpoint."
             )
     check_means(net, "to shrink")
+    relevances = rules(net, threshold)
     plain, deviations = masked(net, threshold)
     check_runs(plain, inputs)
     probes, whole = Probes(plain, inputs), _decomposed_copy(plain)
-    graph = trace_units(whole, inputs) if graph is None else graph
-    ties = tied_parameters(net)
-    cut = _cut_dead_units(whole, inputs, graph, probes, ties, drop_inputs)
-    change = 0.0
-    if has_noise(net):
+    traced = trace_units(whole, inputs) if graph is None else graph
+    cut = _cut_dead_units(whole, inputs, traced, probes, tied_parameters(net), drop_inputs)
+    change, latency = 0.0, None
+    if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
             change = probes.change(net)
+    if graph is None:
+        latency = _latencies(plain, cut.net, inputs)
     plan = ShrinkPlan(
-        layers=_layer_reports(whole, graph.costs, layer_costs(cut.net, inputs), cut.selects),
+        layers=_layer_reports(whole, traced.costs, layer_costs(cut.net, inputs), cut.selects),
         notes=(*cut.notes, *_notes_on_ties_and_noise(net, plain, cut.net)),
         proof=str(probes),
         change=change,
+        latency=latency,
         standard_deviations=_cut_deviations(plain, deviations, cut),
-        thresholds={name: r.threshold for name, r in rules(net, threshold).items()},
+        thresholds={name: r.threshold for name, r in relevances.items()},
         units=tuple(cut.removed),
         selects=cut.selects,
         example=inputs,
     )
     return Shrunk(cut.net, plan)
+
+
+def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
+    """The best time of a call of both nets."""
+    nets = {"before": plain, "after": small}
+    with torch.no_grad(), evaluating(plain), evaluating(small):
+        calls = {k: lambda net=net: call(net, untouched(inputs)) for k, net in nets.items()}
+        times = race(calls, rounds=1)
+    return times["before"], times["after"]
 
 
 def _decomposed_copy(plain: nn.Module) -> nn.Module:
@@ -275,8 +291,10 @@ class _Cut:
     ) -> None:
         net = copy.deepcopy(whole)
         removal = Removal(net, inputs, list(units), flow)
-        self.removed, self.gone = removal.removed, keep_equal_widths(net, removal.removed)
-        cut_out(net, self.gone)
+        self.removed = self.gone = removal.removed
+        if self.removed:
+            self.gone = keep_equal_widths(net, self.removed)
+            cut_out(net, self.gone)
         self.notes = [
             f"'{name}' keeps {layer.num_heads} of {count} heads."
             for name, layer in modules_of(net, SlimAttention).items()
@@ -287,7 +305,8 @@ class _Cut:
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep shapes whole.")
         self.net = recompose(net)
-        _tie_equal(self.net, ties)
+        if ties:
+            _tie_equal(self.net, ties)
         settle_fused_path(self.net)
         self.selects = self._drop_inputs(inputs) if drop_inputs else {}
 
@@ -306,8 +325,8 @@ class _Cut:
         owners, wanted, selects = parameter_owners(self.net), {}, {}
         for name, view in affine_layers(self.net).items():
             unread, own = view.unread(), owners[id(view.layer.weight)] == 1
-            if own and view.groups == 1 and any(unread) and name not in whole:
-                wanted[name] = tuple(i for i, u in enumerate(unread) if not u) or (0,)
+            if own and view.groups == 1 and bool(unread.any()) and name not in whole:
+                wanted[name] = tuple((~unread).nonzero().flatten().tolist()) or (0,)
         for name, table in modules_of(self.net, nn.Embedding).items():
             keep = tuple(table.weight.detach().any(1).nonzero().flatten().tolist())
             own = type(table) is nn.Embedding and owners[id(table.weight)] == 1
@@ -318,7 +337,7 @@ class _Cut:
             self.net = _select_inputs(self.net, {name: keep})
             try:
                 run(self.net, inputs)
-            except Exception as failure:  # other code reads what the layer has
+            except AttributeError as failure:  # other code reads what the layer has
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
                 self.net = replace_module(self.net, name, layer)
                 continue
@@ -342,14 +361,17 @@ def _cut_dead_units(
     if obstacle is None:
         try:
             flow = data_flow(whole, inputs)
-        except VardropError as failure:
+        except CODE_ERRORS as failure:  # the code of the net lets no mark through
             obstacle = str(failure)
     units = () if obstacle else graph.units
 
     def attempt(reasons: Mapping[Any, str]) -> _Cut | None:
         """The cut of all units but those of these shapes, if the net stays equal."""
-        chosen = (dataclasses.replace(u, reason=u.reason or reasons.get(u.shape)) for u in units)
-        cut = _Cut(whole, inputs, tuple(chosen), flow, ties, drop_inputs)
+        chosen = units
+        if reasons:
+            kept = ((u, u.reason or reasons.get(u.shape)) for u in units)
+            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in kept)
+        cut = _Cut(whole, inputs, chosen, flow, ties, drop_inputs)
         return cut if cut.equals(probes) else None
 
     if (cut := attempt({})) is None:
@@ -392,8 +414,11 @@ def _cut_deviations(
         owner, _, tensor = name.rpartition(".")
         replace_tensor(plain.get_submodule(owner), tensor, deviation)
     net = decompose(plain)
-    cut_out(net, cut.gone)
-    net = _select_inputs(recompose(net), cut.selects)
+    if cut.gone:
+        cut_out(net, cut.gone)
+    net = recompose(net)
+    if cut.selects:
+        net = _select_inputs(net, cut.selects)
     named = net.named_parameters(remove_duplicate=False)
     return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
 
@@ -405,7 +430,9 @@ def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn
         index = torch.tensor(keep, device=layer.weight.device, dtype=torch.long)
         first: nn.Module
         if (view := affine(layer)) is not None:
-            view.resize(keep, range(view.outputs))
+            read = torch.zeros(view.inputs, dtype=torch.bool)
+            read[index] = True
+            view.resize(read, torch.ones(view.outputs, dtype=torch.bool))
             first = Select(index, view.axis)
         else:  # an embedding keeps one of the other entries for all of them
             other = next(i for i in range(layer.num_embeddings) if i not in set(keep))

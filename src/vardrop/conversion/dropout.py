@@ -13,14 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vardrop.conversion.layers import layer_kind
-from vardrop.conversion.rules import (
-    Kind,
-    described,
-    has_parameters,
-    make_plain,
-    plain_type,
-    rename,
-)
+from vardrop.conversion.rules import Kind, described, has_parameters, make_plain, plain_type, rename
 from vardrop.gates import (
     DROPOUT_TYPES,
     SwitchableDropout,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from vardrop._core.checks import check_type
-from vardrop._core.integrations import load_integration, package
+from vardrop._core.integrations import load_integration, package_of
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
 from vardrop.noisy import Noisy
 
@@ -140,5 +140,5 @@ for _dropout in DROPOUT_TYPES:
 def is_custom(module: nn.Module) -> bool:
     """Whether the code of a module may have dropout that nobody told of."""
     kind = type(module)
-    known = package(kind) in ("torch", "vardrop") or kind in _registered_rates.registry
+    known = package_of(kind) in ("torch", "vardrop") or kind in _registered_rates.registry
     return not known and drop_rate(module) == 0 and not _registered_rates(module)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop._core.calls import one_tensor, tensors_in
+from vardrop._core.calls import call, one_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.compression import ShrinkPlan, Shrunk, shrink
@@ -30,7 +30,6 @@ from vardrop.compression.probes import (
     Inputs,
     as_inputs,
     batches,
-    called,
     check_plain,
     check_runs,
     first_rows,
@@ -273,7 +272,7 @@ class _Work:
         y: Tensor,
         penalty: Tensor | float = 0.0,
     ) -> None:
-        value = self.judge.loss(one_tensor(called(net, x)), y) + penalty
+        value = self.judge.loss(one_tensor(call(net, x)), y) + penalty
         if not bool(value.isfinite()):
             raise NotFiniteError(
                 f"Expected a finite loss, but got {float(value.detach())}. Lower `lr`."

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vardrop._core.calls import tensors_in
+from vardrop._core.calls import call, tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import needed
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import Inputs, called, race
+from vardrop.compression.probes import Inputs, race
 from vardrop.export import export_onnx
 
 WAYS = ("torch", "compiled", "onnxruntime")
@@ -127,7 +127,7 @@ def latencies(
 
 
 def _compiled(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    return partial(called, torch.compile(net), inputs)
+    return partial(call, torch.compile(net), inputs)
 
 
 def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
@@ -146,7 +146,7 @@ def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 
 _CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
-    "torch": lambda net, inputs: partial(called, net, inputs),
+    "torch": lambda net, inputs: partial(call, net, inputs),
     "compiled": _compiled,
     "onnxruntime": _in_onnxruntime,
 }

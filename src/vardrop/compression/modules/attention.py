@@ -54,10 +54,9 @@ class SlimAttention(Heads, nn.Module):
         """How many heads are left."""
         return self.q_proj.out_features // self.head_dim
 
-    def keep(self, units: Sequence[int]) -> None:
-        """Note which heads stay, by the units of `q_proj` that do."""
-        left = sorted({unit // self.head_dim for unit in units})
-        self.heads = self.heads[left]
+    def keep(self, units: Tensor) -> None:
+        """Note which heads stay: those with units of `q_proj` that are True."""
+        self.heads = self.heads[units.view(-1, self.head_dim).any(1).to(self.heads.device)]
 
     @torch.no_grad()
     def fold_constants(self) -> None:

@@ -34,7 +34,7 @@ class Unrolled(nn.Module):
         super().__init__()
         self.kind, self.mode = type(layer), layer.mode
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
-        self.directions, self.num_layers = 1 + layer.bidirectional, layer.num_layers
+        self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
         self.suffixes = [names[0].removeprefix("weight_ih") for names in layer._all_weights]
         for end in self.suffixes:
             self.add_module(f"ih{end}", _dense(layer, f"ih{end}", nn.Linear))
@@ -117,8 +117,7 @@ def resized(
 
     Its tensors are on the meta device.
     """
-    unrolled = isinstance(like, Unrolled)
-    kind = like.kind if unrolled else type(like)
+    kind = like.kind if isinstance(like, Unrolled) else type(like)
     more = {"proj_size": proj_size} if like.mode == "LSTM" else {}
     if like.mode.startswith("RNN"):
         more = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
@@ -129,7 +128,7 @@ def resized(
         bias=bias,
         batch_first=like.batch_first,
         dropout=like.dropout,
-        bidirectional=like.directions == 2 if unrolled else like.bidirectional,
+        bidirectional=like.bidirectional,
         device="meta",
         **more,
     )
