@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
-from vardrop.conversion.rules import check_plain, make_plain
 from vardrop.conversion.selection import Where, listed, selects
-from vardrop.noisy import noisy_modules, settle_fused_path
+from vardrop.gates import DROPOUT_TYPES, SwitchedMode
+from vardrop.heads import Head
+from vardrop.layers import NOISY_TYPES, Variational
+from vardrop.noisy import Noisy, noisy_modules, settle_fused_path
 from vardrop.recipes import BaseRecipe
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -94,26 +95,51 @@ def revert(net: Net) -> Net:
     owned = Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
     shared = {key for key, owners in owned.items() if owners > 1}
     for module in modules:
-        check_plain(module, shared)
+        _check_plain(module, shared)
     for module in modules:
-        make_plain(module)
+        _make_plain(module)
     settle_fused_path(net)
     return net
 
 
-@dataclass(frozen=True, eq=False)
+def _check_plain(module: Noisy, shared: set[int]) -> None:
+    """Refuse to make a noisy module plain if that would lose something.
+
+    `shared` holds the ids of parameters that several modules of the net have.
+    """
+    if isinstance(module, Head):
+        module.check_linear()
+    if not isinstance(module, Variational) or module.gate is None:
+        return
+    weights = {id(weight) for weight in module.gated_weights().values()}
+    if module.gate.unit_mean() is not None and weights & shared:
+        raise VardropError(
+            "Expected every gated layer to have weights of its own, but got tied weights, "
+            "into which the mean of one gate cannot be folded. Leave the layer out with `exclude` "
+            "when you convert, or untie them first."
+        )
+
+
+def _make_plain(module: Noisy) -> None:
+    """Turn what a conversion has made into the torch module that it was; others stay."""
+    types = {noisy: plain for plain, noisy in {**NOISY_TYPES, **DROPOUT_TYPES}.items()}
+    types[Head] = nn.Linear
+    plain = module.plain if isinstance(module, SwitchedMode) else types.get(type(module))
+    if plain is None:  # a gate between layers, or a class of your own
+        return
+    if isinstance(module, Variational | Head):
+        module.make_plain()
+    module.__dict__.pop("sampling", None)
+    module.__class__ = plain
+
+
 class _Before:
     """The class of a module, its attributes, and what its own registries held."""
 
-    module: nn.Module
-    kind: type[nn.Module]
-    attributes: dict[str, Any]
-    registries: dict[str, dict[str, Any] | set[str]]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Before:
-        held = {k: v.copy() for k, v in vars(module).items() if isinstance(v, dict | set)}
-        return cls(module, type(module), dict(vars(module)), held)
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.kind, self.attributes = module, type(module), dict(vars(module))
+        registries = {k: v for k, v in vars(module).items() if isinstance(v, dict | set)}
+        self.registries = {name: registry.copy() for name, registry in registries.items()}
 
     def restore(self) -> None:
         self.module.__class__ = self.kind
@@ -141,7 +167,7 @@ def all_or_nothing(modules: Iterable[nn.Module], values: bool = False) -> Iterat
     torch.Size([1, 2])
     """
     whole = {id(m): m for module in modules for m in module.modules()}.values()
-    before = [_Before.of(m) for m in whole]
+    before = [_Before(m) for m in whole]
     own = {id(t): t for m in whole for t in (*m.parameters(False), *m.buffers(False))}.values()
     tensors = [(t, t.requires_grad, t.detach().clone() if values else None) for t in own]
     try:
@@ -149,14 +175,10 @@ def all_or_nothing(modules: Iterable[nn.Module], values: bool = False) -> Iterat
     except BaseException:
         for module in before:
             module.restore()
-        _write_back(tensors)
+        for tensor, learned, value in tensors:
+            if tensor.requires_grad != learned:
+                tensor.requires_grad_(learned)
+            if value is not None:
+                with torch.no_grad():
+                    tensor.copy_(value)
         raise
-
-
-@torch.no_grad()
-def _write_back(tensors: list[tuple[Tensor, bool, Tensor | None]]) -> None:
-    for tensor, learned, value in tensors:
-        if tensor.requires_grad != learned:
-            tensor.requires_grad_(learned)
-        if value is not None:
-            tensor.copy_(value)

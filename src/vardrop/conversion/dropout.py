@@ -13,11 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vardrop.conversion.layers import layer_kind
-from vardrop.conversion.rules import Kind, described, has_parameters, make_plain, plain_type, rename
+from vardrop.conversion.rules import Kind, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
-    SwitchableDropout,
-    SwitchedMode,
     drop_rate,
     find_functional_dropout,
     functional_dropout_rates,
@@ -117,25 +115,3 @@ def _lent_dropout(module: nn.Module) -> list[nn.Module]:
     """The dropout modules inside a module whose rates its own code takes in the place of a call."""
     paths = functional_dropout_rates(module)
     return [module.get_submodule(p.removesuffix(".p")) for p in paths if p.endswith(".p")]
-
-
-@make_plain.register
-def _(module: SwitchableDropout) -> None:
-    plain = plain_type(module, DROPOUT_TYPES)
-    if plain is not None:  # a class of your own stays what it is
-        rename(module, plain)
-
-
-@make_plain.register
-def _(module: SwitchedMode) -> None:
-    rename(module, module.plain)
-
-
-@described.register
-def _(module: SwitchableDropout, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
-    return SwitchDropout(), {"rate": module.p}
-
-
-@described.register
-def _(module: SwitchedMode, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
-    return SwitchDropout(), {"rates": functional_dropout_rates(module)}

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from torch import nn
 
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import FROZEN
-from vardrop.conversion.rules import (
-    Kind,
-    check_plain,
-    described,
-    has_parameters,
-    make_plain,
-    rename,
-)
+from vardrop.conversion.rules import Kind, has_parameters
 from vardrop.conversion.selection import listed
 from vardrop.heads import Head
 from vardrop.layers import Ties
@@ -60,19 +53,3 @@ class LastLayer(Kind):
     def change(self, module: nn.Module, noise: Ties) -> None:
         module.__class__ = Head
         cast(Head, module).make_head(self.recipe.rule)
-
-
-@check_plain.register
-def _(module: Head, shared: Set[int]) -> None:
-    module.check_linear()
-
-
-@make_plain.register
-def _(module: Head) -> None:
-    module.make_plain()
-    rename(module, nn.Linear)
-
-
-@described.register
-def _(module: Head, name: str) -> tuple[HeadRecipe, dict[str, Any]]:
-    return HeadRecipe(module.rule), {}

@@ -15,12 +15,13 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import kind_of
-from vardrop.conversion.rules import Kind, described
+from vardrop.conversion.rules import Kind
 from vardrop.conversion.selection import listed
-from vardrop.gates import functional_dropout_rates
-from vardrop.layers import Ties
+from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
+from vardrop.heads import Head
+from vardrop.layers import Ties, Variational
 from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules, settle_fused_path
-from vardrop.recipes import BaseRecipe
+from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module
@@ -93,7 +94,12 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
     """
     check_net(into, "into")
     check_type("path", path, str | os.PathLike, "a path")
-    tensors, values = _read(Path(path))
+    tensors, values = read_tensors(Path(path))
+    if not is_description(values):
+        raise VardropError(
+            f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
+            "Files of vardrop.save are read by vardrop.load."
+        )
     restore(into, tensors, values, path)
     return into
 
@@ -132,16 +138,33 @@ def restore(
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
-    modules, inside = modules_of(net, Noisy), enclosed(net)
-    return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
+    entries, inside = {}, enclosed(net)
+    for name, module in modules_of(net, Noisy).items():
+        if id(module) not in inside and (method := _method(name, module)) is not None:
+            recipe, rates = method
+            entries[name] = {"type": type(module).__name__, **rates, "recipe": to_json(recipe)}
+    return entries
 
 
-def _entry(name: str, module: Noisy) -> Entry | None:
-    found = described(module, name)
-    if found is None:
-        return None
-    recipe, more = found
-    return {"type": type(module).__name__, **more, "recipe": to_json(recipe)}
+def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | None:
+    """The recipe of a noisy module and its other numbers; None for a layer without a method."""
+    if isinstance(module, Variational):
+        gate = None if module.gate is None else module.gate.noise
+        method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
+        none = module.posterior is None and gate is None
+        return None if none else (Recipe(*method), {})
+    if isinstance(module, Gate):
+        return Recipe(gate=module.noise), {"units": module.units}
+    if isinstance(module, Head):
+        return HeadRecipe(module.rule), {}
+    if isinstance(module, SwitchableDropout):
+        return SwitchDropout(), {"rate": module.p}
+    if isinstance(module, SwitchedMode):
+        return SwitchDropout(), {"rates": functional_dropout_rates(module)}
+    raise VardropError(
+        f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
+        f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
+    )
 
 
 def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -166,18 +189,6 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
             first[id(tensor)] = name
             tensors[name] = tensor
     return tensors, tied
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
-    tensors, values = read_tensors(path)
-    if not is_description(values):
-        raise VardropError(
-            f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
-            "Files of vardrop.save are read by vardrop.load."
-        )
-    return tensors, values
 
 
 def is_description(values: Any) -> bool:
@@ -211,7 +222,7 @@ def _misfits(
             found.append(f"module '{name}' is missing")
         elif name in noisy and noisy[name] != entry:
             found.append(f"module '{name or '(net)'}' is noisy in another way")
-        elif name not in noisy and _noisy_name(module, kinds[name]) != entry["type"]:
+        elif name not in noisy and _noisy_name(kinds[name], module) != entry["type"]:
             kind = type(module).__name__
             found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
@@ -222,7 +233,7 @@ def _misfits(
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
 
 
-def _noisy_name(module: nn.Module, kind: Kind) -> str | None:
+def _noisy_name(kind: Kind, module: nn.Module) -> str | None:
     """The name of the noisy type that a plain module can become."""
     return getattr(kind.noisy_type(module), "__name__", None)
 
@@ -237,26 +248,23 @@ def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:
 
 
 def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    missing = [f"'{name}' is missing" for name in wanted if name not in found]
-    extra = [f"'{name}' is not in the file" for name in found if name not in wanted]
-    other = []
-    for name in set(found) & set(wanted):
+    texts = [f"'{name}' is missing" for name in wanted if name not in found]
+    texts += [f"'{name}' is not in the file" for name in found if name not in wanted]
+    for name in sorted(set(found) & set(wanted)):
         net, file = found[name], wanted[name]
         if net.shape != file.shape:
-            other.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
+            texts.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
         elif net.dtype != file.dtype:
-            other.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
-    return [*missing, *extra, *sorted(other)]
+            texts.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
+    return texts
 
 
 def _untied(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
-    pairs = sorted(set(found.items()) ^ set(wanted.items()))
-    where = [("the net", found), ("the file", wanted)]
-    return [
-        f"'{alias}' and '{first}' are tied in {next(w for w, t in where if t.get(alias) == first)}"
-        " only"
-        for alias, first in pairs
-    ]
+    texts = []
+    for alias, first in sorted(set(found.items()) ^ set(wanted.items())):
+        where = "net" if found.get(alias) == first else "file"
+        texts.append(f"'{alias}' and '{first}' are tied in the {where} only")
+    return texts
 
 
 def _refuse(path: str | os.PathLike[str], differences: list[str]) -> None:

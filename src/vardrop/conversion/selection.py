@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import singledispatch
 from typing import Any
 
 from torch import nn
@@ -16,35 +15,19 @@ _SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool 
 Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
 
 
-@singledispatch
 def selects(where: Any, module: nn.Module, name: str) -> bool:
-    """Whether a selection (name pattern, type, predicate, list of these; None: all) takes a module.
+    """Whether a selection (name pattern, type, predicate, list of these; None: all) has a module.
 
     >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
     (True, False)
     """
-    return bool(where(module, name))
-
-
-@selects.register
-def _(where: None, module: nn.Module, name: str) -> bool:
-    return True
-
-
-@selects.register(list)
-@selects.register(tuple)
-def _(where: list[Where] | tuple[Where, ...], module: nn.Module, name: str) -> bool:
-    return any(selects(w, module, name) for w in where)
-
-
-@selects.register
-def _(where: str, module: nn.Module, name: str) -> bool:
-    return fnmatchcase(name, where)
-
-
-@selects.register
-def _(where: type, module: nn.Module, name: str) -> bool:
-    return isinstance(module, where)
+    if where is None:
+        return True
+    if isinstance(where, list | tuple):
+        return any(selects(part, module, name) for part in where)
+    if isinstance(where, str):
+        return fnmatchcase(name, where)
+    return isinstance(module, where) if isinstance(where, type) else bool(where(module, name))
 
 
 def check_selection(
