@@ -15,6 +15,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop._core.files import write_tensors
 from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, sparsify, unpack
@@ -210,8 +211,7 @@ def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, kind):
         damaged.append(bytes(copy))
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(VardropError, match="Expected"):
-            read(path, into=into)
+        assert_refused("Expected", read, path, into=into)
     assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
 
 
@@ -223,15 +223,12 @@ def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
     read = load if kind == "safetensors" else unpack
     with pytest.raises(VardropError, match="Expected `into` to have the module 'stem'"):
         read(path, into=nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(VardropError, match="but it is not there"):
-        read(tmp_path / "absent", into=small)
+    assert_refused("but it is not there", read, tmp_path / "absent", into=small)
     narrow = NETS["residual"][0]()
     narrow.stem = nn.Conv2d(3, 2, 3)
-    with pytest.raises(VardropError, match="Expected a size of 'stem' to be an integer from 1"):
-        read(path, into=narrow)
+    assert_refused("Expected a size of 'stem' to be an integer from 1", read, path, into=narrow)
     noisy = vd.convert(NETS["residual"][0](), vd.sparse_vd())
-    with pytest.raises(VardropError, match="to be a plain torch layer, but got Conv2d"):
-        read(path, into=noisy)
+    assert_refused("to be a plain torch layer, but got Conv2d", read, path, into=noisy)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +247,7 @@ def test_forged_plan_with_a_right_checksum_is_refused(tmp_path, plan):
     values = {**plan, "format": "vardrop net 1"} if isinstance(plan, dict) else plan
     write_tensors(tmp_path / "net.safetensors", net.state_dict(), values)
     refused = "the description in|a size of|.* to be written by vardrop.save"
-    with pytest.raises(VardropError, match=f"Expected ({refused})"):
-        load(tmp_path / "net.safetensors", into=net)
+    assert_refused(f"Expected ({refused})", load, tmp_path / "net.safetensors", into=net)
 
 
 def test_foreign_safetensors_are_refused(tmp_path):
@@ -348,8 +344,7 @@ def test_full_disk_leaves_the_old_file(tmp_path, monkeypatch, write):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(VardropError, match="Expected to write .* No space left on device"):
-        write(small, path)
+    assert_refused("Expected to write .* No space left on device", write, small, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["net"]
 
@@ -439,8 +434,7 @@ def test_forged_file_cannot_ask_for_memory(tmp_path, name):
 
 
 def refuse(path, into):
-    with pytest.raises(VardropError, match="Expected"):
-        unpack(path, into=into)
+    assert_refused("Expected", unpack, path, into=into)
 
 
 def largest_allocation(call):
@@ -453,5 +447,4 @@ def largest_allocation(call):
 def test_header_that_inflates_is_refused(tmp_path):
     path = tmp_path / "net.vdp"
     path.write_bytes(signed(b"[" + b"0," * 10**7 + b"0]", b""))
-    with pytest.raises(VardropError, match="Expected a header of at most"):
-        unpack(path, into=nn.Linear(2, 1))
+    assert_refused("Expected a header of at most", unpack, path, into=nn.Linear(2, 1))
