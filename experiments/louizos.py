@@ -32,7 +32,7 @@ from vardrop.compression import (
     sparsify,
     unpack,
 )
-from vardrop.compression.probes import accuracy, race
+from vardrop.compression.probes import accuracy, time_interleaved
 from vardrop.conversion import convert
 from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
@@ -301,7 +301,7 @@ def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> 
         feed = {session.get_inputs()[0].name: x.numpy()}
         calls[f"onnx {name}"] = partial(session.run, None, feed)
     with torch.inference_mode():
-        return race(calls, rounds=20)
+        return time_interleaved(calls, rounds=20)
 
 
 def _speed_ups(latency: dict[str, dict[str, float]]) -> dict[str, float]:

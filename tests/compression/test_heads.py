@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import Classifier
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 from vardrop.compression.modules.attention import SlimAttention
 
 
@@ -78,7 +78,7 @@ def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
         assert layer.self_attn.num_heads < 4
         assert layer.linear1.out_features < 20
     with torch.no_grad():
-        torch.testing.assert_close(small(x), masked(net, middle)[0](x))
+        torch.testing.assert_close(small(x), zero_pruned_weights(net, middle)[0](x))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

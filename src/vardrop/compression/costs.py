@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
 from vardrop.compression.layer_views import affine_layers, join_name
-from vardrop.compression.mask import decompose
+from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
 from vardrop.noisy import modules_of
@@ -97,4 +97,4 @@ class CountedPass(TorchDispatchMode):
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
     """The costs of a net by module; attention and recurrent layers count as dense layers."""
-    return CountedPass(decompose(copy.deepcopy(net)), inputs).costs()
+    return CountedPass(decompose_layers(copy.deepcopy(net)), inputs).costs()

@@ -92,7 +92,9 @@ def check_means(net: nn.Module, what: str) -> None:
             )
 
 
-def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dict[str, Tensor]]:
+def zero_pruned_weights(
+    net: nn.Module, threshold: Thresholds = None
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """A plain copy of a noisy net with its dead weights at zero, in evaluation mode.
 
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The
@@ -101,7 +103,7 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     kept = {name: r.kept for name, r in rules(net, threshold).items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
-    for name in gated_ties(plain):
+    for name in find_gated_ties(plain):
         layer = cast(Variational, plain.get_submodule(name))
         for key, tensor in list(layer.named_parameters(recurse=False)):
             if key in (*layer.weight_axes, *layer.bias_names):
@@ -119,7 +121,7 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     return plain, deviations
 
 
-def gated_ties(net: nn.Module) -> list[str]:
+def find_gated_ties(net: nn.Module) -> list[str]:
     """Layers with a gate whose weights others use too: their gate cannot be folded into those."""
     owners = parameter_owners(net)
     return [
@@ -138,7 +140,7 @@ _DECOMPOSED: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
 }
 
 
-def decompose(net: nn.Module) -> nn.Module:
+def decompose_layers(net: nn.Module) -> nn.Module:
     """A net with its attention and recurrent layers as dense layers, in place.
 
     Layers that share their weights, and those with keys of their own (`add_bias_kv`), stay whole.
@@ -157,7 +159,7 @@ def decompose(net: nn.Module) -> nn.Module:
     return net
 
 
-def recompose(net: nn.Module) -> nn.Module:
+def recompose_layers(net: nn.Module) -> nn.Module:
     """The net with torch's recurrent layers, and its attention where no head is missing."""
     parts: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
     for name, layer in parts.items():
@@ -201,13 +203,15 @@ def _make_layer_plain(
             if tensor.axes.input:
                 variance = tensor.variance().expand_as(tensor.mean)
                 if (key := gated.get(id(tensor.mean))) is not None:
-                    variance = _gated_variance(tensor, variance, module, key)
+                    variance = _variance_with_gate(tensor, variance, module, key)
                 deviations[join_name(layer_name, own)] = variance.sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
 
 
-def _gated_variance(tensor: NoisyTensor, variance: Tensor, layer: Variational, key: str) -> Tensor:
+def _variance_with_gate(
+    tensor: NoisyTensor, variance: Tensor, layer: Variational, key: str
+) -> Tensor:
     """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2).
 
     `key` is the weight's name among those that see the gate.
@@ -236,7 +240,7 @@ def grid_steps(
     Where no deviation is known, it is taken as a fraction of the weights' size.
     """
     tensors = net.state_dict()
-    known = deviations or _assumed(net)
+    known = deviations or _assume_deviations(net)
     if unknown := sorted(set(known) - set(tensors)):
         raise VardropError(
             f"Expected `standard_deviations` to name tensors of the net, but got "
@@ -248,7 +252,7 @@ def grid_steps(
     }
 
 
-def _assumed(net: nn.Module) -> dict[str, Tensor]:
+def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, module in net.named_modules():
         if (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -50,7 +50,7 @@ class Removable(Protocol):
         """Take the hook away."""
 
 
-def as_inputs(example_input: Any) -> Inputs:
+def to_arguments(example_input: Any) -> Inputs:
     """The arguments of a net: those of a tuple, or one, which may be a dictionary of named ones."""
     return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
 
@@ -151,7 +151,7 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     check_net(net)
     found = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [one_tensor(call(net, untouched(as_inputs(x)))) for x, _ in found]
+        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in found]
     return torch.cat(predicted), torch.cat([y for _, y in found])
 
 
@@ -177,7 +177,7 @@ def accuracy(output: Tensor, target: Tensor) -> float:
     return float((output.argmax(1) == target).double().mean())
 
 
-def race(calls: dict[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
+def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
     """The best time of each of several calls, taken in turns so that other load hits all alike.
 
     In every round a call is tried at least five times, and as often as fits into 20 ms.

@@ -27,7 +27,7 @@ from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, run
-from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, unmarked
+from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, remove_marks
 from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
@@ -86,7 +86,7 @@ def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tens
     `arrival` is the layer with a one instead of every weight that is not zero.
     """
     seen.append(args[0].detach().clone())
-    output = layer.forward(unmarked(args[0]), *args[1:])
+    output = layer.forward(remove_marks(args[0]), *args[1:])
     marks = arrival(args[0].isnan().to(output.dtype), *args[1:])  # positive where one arrives
     return output.masked_fill(marks > 0.5, torch.nan)
 

@@ -1,6 +1,6 @@
 """A small net as a file: safetensors and JSON without pickle.
 
-The description of a saved net holds numbers and names only. `rebuild` gives a copy of the user's
+The description of a saved net holds numbers and names only. `resize_to` gives a copy of the user's
 own net those sizes, so that loading needs no code from a file.
 """
 
@@ -34,7 +34,7 @@ from vardrop.compression.layer_views import (
     settle_sizes,
 )
 from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import resized
+from vardrop.compression.modules.recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
@@ -67,8 +67,8 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     """
     check_net(net)
     target = as_path(path)
-    dense, sparse = densify(net)
-    plan = {"format": _FORMAT, **describe(dense), "sparse": sparse}
+    dense, sparse = to_dense(net)
+    plan = {"format": _FORMAT, **layer_sizes(dense), "sparse": sparse}
     write_tensors(target, dense.state_dict(), plan)
     return target.stat().st_size
 
@@ -99,8 +99,8 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
             f"Expected {path} to be written by vardrop.save, but got another file. "
             "Read what vardrop.save_noisy wrote with vardrop.load_noisy."
         )
-    with malformed_file(str(path)):
-        net = rebuild(into, plan)
+    with report_malformed_file(str(path)):
+        net = resize_to(into, plan)
         load_tensors(net, tensors)
         for name in plan["sparse"]:
             layer: Any = net.get_submodule(name)
@@ -115,7 +115,7 @@ def as_path(path: Any) -> Path:
 
 
 @contextmanager
-def malformed_file(path: str) -> Iterator[None]:
+def report_malformed_file(path: str) -> Iterator[None]:
     """Turn what a forged description stumbles over into the library's error."""
     try:
         yield
@@ -128,7 +128,7 @@ def malformed_file(path: str) -> Iterator[None]:
         ) from failure
 
 
-def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
+def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
     """The net with its CSR layers dense again (a copy, if there are any), and their names."""
     names = list(modules_of(net, SparseLinear))
     if names:
@@ -138,7 +138,7 @@ def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
     return net, names
 
 
-def describe(net: nn.Module) -> dict[str, Any]:
+def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain net, and the modules that are none of its class."""
     plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
     rare: dict[str, Any] = {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}}
@@ -166,7 +166,7 @@ def describe(net: nn.Module) -> dict[str, Any]:
     return plan | {key: names for key, names in rare.items() if names}
 
 
-def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
+def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """A copy of `into` with the sizes of a description; its tensors still have to be loaded.
 
     Nothing gets larger than it is in `into`, so a forged file cannot ask for memory.
@@ -177,14 +177,14 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name, count in plan.get("lookup", {}).items():
-        net = replace_module(net, name, _put_before(Lookup, name, _find(net, name), count))
+        net = replace_module(net, name, _prepend_selection(Lookup, name, _find(net, name), count))
     for name in plan.get("attention", []):
         attention = _find(net, name)
         if type(attention) is not SlimAttention:
             _check_kind(name, attention, nn.MultiheadAttention)
             net = replace_module(net, name, SlimAttention(attention))
     for name, (count, axis) in plan["select"].items():
-        selected = _put_before(Select, name, _find(net, name), count, int(axis))
+        selected = _prepend_selection(Select, name, _find(net, name), count, int(axis))
         net = replace_module(net, name, selected)
     for name, (count, axis) in plan["scale"].items():
         most = getattr(_find(net, name), "units", widest)
@@ -219,7 +219,7 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
     """A recurrent layer with these sizes, none larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, projected, bias = sizes
-    smaller = resized(
+    smaller = resize_recurrent(
         layer,
         input_size=_count(name, inputs, layer.input_size),
         hidden_size=_count(name, units, layer.hidden_size),
@@ -230,7 +230,7 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
     return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
 
 
-def _put_before(
+def _prepend_selection(
     first: type[Select] | type[Lookup], name: str, module: nn.Module, count: Any, *axis: int
 ) -> nn.Module:
     """A layer behind a `Select` of so many inputs, or an embedding behind a `Lookup`.

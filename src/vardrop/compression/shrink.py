@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,16 +26,24 @@ from vardrop.compression.layer_views import (
 from vardrop.compression.mask import (
     Thresholds,
     check_means,
-    decompose,
-    gated_ties,
-    masked,
+    decompose_layers,
+    find_gated_ties,
     parameter_owners,
-    recompose,
+    recompose_layers,
     rules,
+    zero_pruned_weights,
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.select import Lookup, Select
-from vardrop.compression.probes import CODE_ERRORS, Inputs, Probes, as_inputs, check_runs, race, run
+from vardrop.compression.probes import (
+    CODE_ERRORS,
+    Inputs,
+    Probes,
+    check_runs,
+    run,
+    time_interleaved,
+    to_arguments,
+)
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
 from vardrop.noisy import (
@@ -107,11 +116,11 @@ class ShrinkPlan:
         Linear(in_features=20, out_features=2, bias=True)
         """
         check_net(net)
-        plain = masked(net, self.thresholds or None)[0]
+        plain = zero_pruned_weights(net, self.thresholds or None)[0]
         check_runs(plain, self.example)
-        whole = _decomposed_copy(plain)
+        whole = _copy_decomposed(plain)
         flow = data_flow(whole, self.example) if self.units else {}
-        cut = _Cut(whole, self.example, self.units, flow, tied_parameters(net))
+        cut = _Cut(whole, self.example, self.units, flow, find_tied_parameters(net))
         cut.net = _select_inputs(cut.net, self.selects)
         if len(cut.removed) != len(self.units) or not cut.equals(Probes(plain, self.example, ())):
             raise VardropError(
@@ -210,7 +219,7 @@ def shrink(
     """
     check_net(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
-    return shrink_traced(net, as_inputs(example_input), threshold, drop_inputs)
+    return shrink_traced(net, to_arguments(example_input), threshold, drop_inputs)
 
 
 @torch.inference_mode(mode=False)
@@ -231,11 +240,11 @@ def shrink_traced(
             )
     check_means(net, "to shrink")
     relevances = rules(net, threshold)
-    plain, deviations = masked(net, threshold)
+    plain, deviations = zero_pruned_weights(net, threshold)
     check_runs(plain, inputs)
-    probes, whole = Probes(plain, inputs), _decomposed_copy(plain)
+    probes, whole = Probes(plain, inputs), _copy_decomposed(plain)
     traced = trace_units(whole, inputs) if graph is None else graph
-    cut = _cut_dead_units(whole, inputs, traced, probes, tied_parameters(net), drop_inputs)
+    cut = _cut_dead_units(whole, inputs, traced, probes, find_tied_parameters(net), drop_inputs)
     change, latency = 0.0, None
     if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
@@ -261,13 +270,13 @@ def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[floa
     """The best time of a call of both nets."""
     nets = {"before": plain, "after": small}
     with torch.no_grad(), evaluating(plain), evaluating(small):
-        calls = {k: lambda net=net: call(net, untouched(inputs)) for k, net in nets.items()}
-        times = race(calls, rounds=1)
+        calls = {key: partial(call, net, untouched(inputs)) for key, net in nets.items()}
+        times = time_interleaved(calls, rounds=1)
     return times["before"], times["after"]
 
 
-def _decomposed_copy(plain: nn.Module) -> nn.Module:
-    net = decompose(copy.deepcopy(plain))
+def _copy_decomposed(plain: nn.Module) -> nn.Module:
+    net = decompose_layers(copy.deepcopy(plain))
     for layer in modules_of(net, SlimAttention).values():
         layer.fold_constants()
     return net
@@ -304,7 +313,7 @@ class _Cut:
             self.notes.append(f"{count} units of '{name}' stay: {why}.")
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep shapes whole.")
-        self.net = recompose(net)
+        self.net = recompose_layers(net)
         if ties:
             _tie_equal(self.net, ties)
         settle_fused_path(self.net)
@@ -392,8 +401,8 @@ def _cut_dead_units(
 
 
 def _notes_on_ties_and_noise(net: nn.Module, plain: nn.Module, small: nn.Module) -> list[str]:
-    shared = {name for names in tied_parameters(small) for name in names}
-    untied = [name for name in gated_ties(net) if join_name(name, "weight") not in shared]
+    shared = {name for names in find_tied_parameters(small) for name in names}
+    untied = [name for name in find_gated_ties(net) if join_name(name, "weight") not in shared]
     return [f"'{n}' gets weights of its own: its gate is folded in." for n in untied] + [
         f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin."
         for name, module in modules_of(plain, Noisy).items()
@@ -413,10 +422,10 @@ def _cut_deviations(
     for name, deviation in deviations.items():
         owner, _, tensor = name.rpartition(".")
         replace_tensor(plain.get_submodule(owner), tensor, deviation)
-    net = decompose(plain)
+    net = decompose_layers(plain)
     if cut.gone:
         cut_out(net, cut.gone)
-    net = recompose(net)
+    net = recompose_layers(net)
     if cut.selects:
         net = _select_inputs(net, cut.selects)
     named = net.named_parameters(remove_duplicate=False)
@@ -461,12 +470,12 @@ def _layer_reports(
     return tuple(reports)
 
 
-def tied_parameters(net: nn.Module) -> list[list[str]]:
+def find_tied_parameters(net: nn.Module) -> list[list[str]]:
     """The names of every parameter that has several.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
-    >>> tied_parameters(net)
+    >>> find_tied_parameters(net)
     [['0.weight', '1.weight']]
     """
     names: dict[int, list[str]] = {}

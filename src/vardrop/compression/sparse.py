@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from vardrop._core.calls import call, untouched
 from vardrop._core.errors import VardropError
 from vardrop.compression.layer_views import replace_module
-from vardrop.compression.probes import Inputs, as_inputs, check_plain, check_runs, hooks, race, run
+from vardrop.compression.probes import (
+    Inputs,
+    check_plain,
+    check_runs,
+    hooks,
+    run,
+    time_interleaved,
+    to_arguments,
+)
 from vardrop.noisy import evaluating
 
 _MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
@@ -88,7 +96,8 @@ class SparseLinear(nn.Module):
         """The plain layer again."""
         layer = nn.Linear(self.in_features, self.out_features, device="meta")
         layer.weight = nn.Parameter(self.weight)
-        layer.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
+        bias = None if self.bias is None else nn.Parameter(self.bias.clone())
+        layer.register_parameter("bias", bias)
         return layer.eval()
 
     def extra_repr(self) -> str:
@@ -109,7 +118,7 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     >>> type(sparsify(torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.zeros(1, 4))[0])
     <class 'torch.nn.modules.linear.Linear'>
     """
-    inputs = untouched(as_inputs(example_input))
+    inputs = untouched(to_arguments(example_input))
     check_plain(net)
     check_runs(net, inputs)
     if any(p.device.type != "cpu" for p in net.parameters()):
@@ -118,11 +127,15 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     with torch.no_grad(), evaluating(net), evaluating(fast):
         for name, (layer, x) in _layer_inputs(net, inputs).items():
             sparse = SparseLinear(layer).eval()
-            times = race({"dense": partial(layer, x), "sparse": partial(sparse, x)}, rounds=3)
+            times = time_interleaved(
+                {"dense": partial(layer, x), "sparse": partial(sparse, x)}, rounds=3
+            )
             if times["sparse"] < _MARGIN * times["dense"]:
                 fast = replace_module(fast, name, sparse)
         nets = {"fast": fast, "net": net}
-        times = race({key: partial(call, n, inputs) for key, n in nets.items()}, rounds=5)
+        times = time_interleaved(
+            {key: partial(call, n, inputs) for key, n in nets.items()}, rounds=5
+        )
     return fast if times["fast"] < times["net"] else copy.deepcopy(net)
 
 

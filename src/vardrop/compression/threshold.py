@@ -11,9 +11,9 @@ from torch import nn
 
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, needed
-from vardrop.compression.mask import decompose, masked, rules
-from vardrop.compression.pack import packed_bytes
-from vardrop.compression.probes import Data, Metric, as_inputs, batches, first_rows, score
+from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
+from vardrop.compression.pack import count_packed_bytes
+from vardrop.compression.probes import Data, Metric, batches, first_rows, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
@@ -111,26 +111,26 @@ def choose_threshold(
     check_integer("points", points)
     data = batches(validation, "validation")
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
-    whole = masked(net, never)[0]  # nothing is dropped
+    whole = zero_pruned_weights(net, never)[0]  # nothing is dropped
     reference = score(whole, data, metric)
-    example, graph = first_rows(as_inputs(data[0][0])), None
+    example, graph = first_rows(to_arguments(data[0][0])), None
     if kind in ("bytes", "macs"):  # the units are the same at every threshold
-        graph = trace_units(decompose(whole), example)
+        graph = trace_units(decompose_layers(whole), example)
     curve = []
-    for threshold in _candidates(_pooled(net), points):
+    for threshold in _candidates(_pool_scores(net), points):
         kept = [r.kept for r in rules(net, threshold).values()]
         share = sum(int((~k).sum()) for k in kept) / sum(k.numel() for k in kept)
         if graph is None:
-            small = masked(net, threshold)[0]
+            small = zero_pruned_weights(net, threshold)[0]
             curve.append(Point(threshold, score(small, data, metric), share))
         else:
             shrunk = shrink_traced(net, example, threshold, True, graph)
-            size, left = packed_bytes(shrunk), shrunk.plan.total("macs")[1]
+            size, left = count_packed_bytes(shrunk), shrunk.plan.total("macs")[1]
             curve.append(Point(threshold, score(shrunk.net, data, metric), share, size, left))
     return Threshold(_best(curve, kind, limit, reference).threshold, reference, tuple(curve))
 
 
-def _pooled(net: nn.Module) -> Relevance:
+def _pool_scores(net: nn.Module) -> Relevance:
     """The scores of all modules together; an error where their rules differ."""
     found = list(rules(net, 0.0).values())
     scores = torch.cat([r.score.detach().flatten().double() for r in found])

@@ -108,12 +108,12 @@ class _Tracer:
         codes = {name: torch.full((self.units[name],), self.codes[name]) for name in names}
         return self.numbers(codes, until_whole)
 
-    def taken_together(self) -> dict[str, str]:
+    def layers_before_whole(self) -> dict[str, str]:
         """Layers that are the last ones before a module that takes units together, by that module.
 
         As marks end there, every module of a residual stream sees the layers since the one before.
         """
-        alone, found = self.layer_numbers(self.emitters, until_whole=True).alone(), {}
+        alone, found = self.layer_numbers(self.emitters, until_whole=True).unique_places(), {}
         for name, code in self.codes.items():
             targets = (target for role, target in alone.get(code, {}) if role == "whole")
             if (whole := next(targets, None)) is not None:
@@ -205,7 +205,7 @@ class _Numbers:
                 return name
         return None
 
-    def alone(self) -> dict[int, _Marks]:
+    def unique_places(self) -> dict[int, _Marks]:
         """The places that only one number came to, by that number."""
         found: dict[int, _Marks] = defaultdict(dict)
         for place, reached in self.reached.items():
@@ -230,7 +230,7 @@ class _Numbers:
 _ROLES = ("readers", "carriers")
 
 
-def unmarked(value: Tensor) -> Tensor:
+def remove_marks(value: Tensor) -> Tensor:
     """A tensor with zeros in place of its marks."""
     return value.masked_fill(value.isnan(), 0.0)
 
@@ -248,7 +248,7 @@ def _note(
     units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
     if bool(units.any()):
         found[place] = units | found.get(place, torch.zeros_like(units))
-    return (unmarked(args[0]), *args[1:]) if stop else args
+    return (remove_marks(args[0]), *args[1:]) if stop else args
 
 
 def _keep_in_place(
@@ -265,12 +265,12 @@ def _keep_in_place(
             found[place] = torch.ones(1, dtype=torch.bool)
         for tensor in marked if end else ():
             if 0 not in tensor.stride():  # several positions of an expanded one are one number
-                tensor.copy_(unmarked(tensor))
+                tensor.copy_(remove_marks(tensor))
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Any:
         same = all(isinstance(t, Tensor) and t.is_floating_point() for t in (*args[:1], output))
         if args and same and output.shape == args[0].shape and bool(args[0].isnan().any()):
-            return unmarked(output).masked_fill(args[0].isnan(), torch.nan)
+            return remove_marks(output).masked_fill(args[0].isnan(), torch.nan)
         return output
 
     yield module.register_forward_pre_hook(before)
@@ -292,13 +292,13 @@ def trace_units(net: nn.Module, example: Inputs) -> UnitGraph:
     """
     counted = CountedPass(net, example)
     try:
-        units = _Coupling(_Tracer(net, example), _fixed_layers(net, counted.calls)).units()
+        units = _Coupling(_Tracer(net, example), _find_fixed_layers(net, counted.calls)).units()
     except CODE_ERRORS as failure:  # the code of the net lets no mark through
         return UnitGraph((), counted.costs(), str(failure))
     return UnitGraph(tuple(units), counted.costs())
 
 
-def _fixed_layers(net: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
+def _find_fixed_layers(net: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
     """Layers that may not change, with the reason: used more than once, or with tied weights."""
     layers, owners, reasons = affine_layers(net), parameter_owners(net), {}
     for name, module in net.named_modules():
@@ -348,7 +348,7 @@ class _Coupling(DisjointSets[_Node]):
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
-        together = tracer.taken_together() if tracer.whole else {}
+        together = tracer.layers_before_whole() if tracer.whole else {}
         units = tracer.numbers({name: torch.arange(n) for name, n in tracer.units.items()})
         if together:
             self._place_together(together, units)
@@ -361,11 +361,11 @@ class _Coupling(DisjointSets[_Node]):
     def _arrivals(self, names: list[str]) -> dict[str, _Marks]:
         """Where the units of every one of these layers come."""
         numbers, codes = self.tracer.layer_numbers(names), [self.tracer.codes[n] for n in names]
-        alone = numbers.alone()
+        alone = numbers.unique_places()
         maybe = zip(names, numbers.candidates(codes), strict=True)
         found = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
         doubtful = {name: places for name, places in maybe if any(places.values())}
-        for group in _apart(doubtful) if doubtful else ():
+        for group in _group_disjoint(doubtful) if doubtful else ():
             marks = self.tracer.all_of(*group)
             for name, places in group.items():
                 found[name] = {place: marks[place] for place in places if place in marks}
@@ -406,7 +406,7 @@ class _Coupling(DisjointSets[_Node]):
 
     def _place_mixing(self, numbers: _Numbers) -> None:
         """The same for layers with units that meet others, by blocks that do not."""
-        for group in _apart(self.mixing):
+        for group in _group_disjoint(self.mixing):
             blocks = self.tracer.blocks(group)
             for name, marks in group.items():
                 if name in blocks:
@@ -479,7 +479,7 @@ class _Coupling(DisjointSets[_Node]):
         ]
 
 
-def _apart(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
+def _group_disjoint(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
     """Layers in groups that share no place where their marks come."""
     groups: list[tuple[dict[str, _Places], set[tuple[str, str]]]] = []
     for name, places in layers.items():

@@ -80,7 +80,7 @@ class UnitGates(nn.Module):
         self._prices = _Prices(net, graph, self.units, self._emitters, self._readers)
         self._factors: Tensor | None = None
 
-    def expected(self, quantity: Quantity) -> Tensor:
+    def expected_cost(self, quantity: Quantity) -> Tensor:
         """The expected cost of the net, as a fraction of that of the whole one; differentiable."""
         open_probability = self.noise.open_probability({"logit": self.logit})
         return self.cost(open_probability, quantity).to(self.logit)
@@ -94,13 +94,13 @@ class UnitGates(nn.Module):
         """Let the gates act on a net: by draws in training mode, by their means otherwise."""
         layers = affine_layers(net)
         handles: list[Any] = [net.register_forward_pre_hook(self._draw)]
-        for name, places in self._gated(layers).items():
+        for name, places in self._places_to_gate(layers).items():
             hook = self._multiply(layers[name], places)
             handles.append(layers[name].layer.register_forward_pre_hook(hook))
         with hooks(*handles):
             yield
 
-    def _gated(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
+    def _places_to_gate(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
         """What to multiply: not what a depthwise layer reads, which others read after it."""
         return {n: p for n, p in self._readers.items() if not layers[n].is_depthwise}
 
@@ -127,7 +127,7 @@ class UnitGates(nn.Module):
 
         return before
 
-    def kept(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
+    def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
         """The most gates that fit a budget, the most willing ones first; a bool per gate.
 
         Layers keep multiples of `multiple` units, as far as that fits them, and one at least, so
@@ -177,7 +177,7 @@ class UnitGates(nn.Module):
         """
         mean = self.noise.unit_mean({"logit": self.logit}).clamp(min=_LEAST)
         layers = affine_layers(net)
-        gated, keep = self._gated(layers), kept.tolist()
+        gated, keep = self._places_to_gate(layers), kept.tolist()
         for name, places in self._readers.items():
             view = layers[name]
             factors = view.weight.new_ones(view.inputs)

@@ -18,7 +18,7 @@ from torch import nn
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
-from vardrop.conversion.selection import Where, listed, selects
+from vardrop.conversion.selection import Where, join_names, selects
 from vardrop.gates import DROPOUT_TYPES, SwitchedMode
 from vardrop.heads import Head
 from vardrop.layers import NOISY_TYPES, Variational
@@ -56,9 +56,9 @@ def convert(
     if not todo.changes:
         raise VardropError(f"Expected something to convert, but {_nothing(net, todo, where)}.")
     modules, noise = [step.module for step in todo.changes], ties(net)
-    with all_or_nothing(modules, values=todo.kind.rewrites):
+    with all_or_nothing(modules, values=todo.rule.rewrites):
         for module in modules:
-            todo.kind.change(module, noise)
+            todo.rule.change(module, noise)
     settle_fused_path(net)
     return net
 
@@ -74,10 +74,10 @@ def _nothing(net: nn.Module, todo: Plan, where: Where | list[Where] | None) -> s
     ]
     if bare and not any(s.reason != NOT_SELECTED for s in todo.skips):
         return (
-            f"`where` selects {listed(bare)}, without weights or heads of their own that could be "
-            "noisy or gated. Name the layers inside"
+            f"`where` selects {join_names(bare)}, without weights or heads of their own that could "
+            "be noisy or gated. Name the layers inside"
         )
-    return f"every module is skipped: {'; '.join(todo.grouped_skips())}"
+    return f"every module is skipped: {'; '.join(todo.skips_by_reason())}"
 
 
 def revert(net: Net) -> Net:
@@ -122,15 +122,15 @@ def _check_plain(module: Noisy, shared: set[int]) -> None:
 
 def _make_plain(module: Noisy) -> None:
     """Turn what a conversion has made into the torch module that it was; others stay."""
-    types = {noisy: plain for plain, noisy in {**NOISY_TYPES, **DROPOUT_TYPES}.items()}
-    types[Head] = nn.Linear
+    types: dict[type[nn.Module], type[nn.Module]] = {Head: nn.Linear}
+    types |= {noisy: plain for plain, noisy in (*NOISY_TYPES.items(), *DROPOUT_TYPES.items())}
     plain = module.plain if isinstance(module, SwitchedMode) else types.get(type(module))
     if plain is None:  # a gate between layers, or a class of your own
         return
     if isinstance(module, Variational | Head):
         module.make_plain()
     module.__dict__.pop("sampling", None)
-    module.__class__ = plain
+    module.__class__ = plain  # type: ignore[assignment]
 
 
 class _Before:

@@ -9,14 +9,14 @@ from torch import nn
 
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import FROZEN
-from vardrop.conversion.rules import Kind, has_parameters
-from vardrop.conversion.selection import listed
+from vardrop.conversion.rules import ConversionRule, has_parameters
+from vardrop.conversion.selection import join_names
 from vardrop.heads import Head
 from vardrop.layers import Ties
 from vardrop.recipes import HeadRecipe
 
 
-class LastLayer(Kind):
+class LastLayer(ConversionRule):
     """One linear layer becomes a head: the last, or the one that `where` names."""
 
     def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
@@ -47,7 +47,7 @@ class LastLayer(Kind):
         if len(changes) > 1:
             raise VardropError(
                 f"Expected `where` to select one linear layer for the head, but got "
-                f"{listed(list(changes))}. Name the last one."
+                f"{join_names(list(changes))}. Name the last one."
             )
 
     def change(self, module: nn.Module, noise: Ties) -> None:

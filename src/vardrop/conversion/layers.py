@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.rules import Kind, has_parameters
+from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, modules_of
@@ -28,7 +28,7 @@ _UNSUPPORTED: dict[type, str] = {
 }
 
 
-def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> Kind:
+def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
     """The kind of a recipe: new noise in plain layers, or gates on top of gates that are there."""
     gate = recipe.gate
     if gate is not None and gate.base_noise is not None:
@@ -36,7 +36,7 @@ def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -
     return NoisyLayers(recipe, everywhere)
 
 
-class NoisyLayers(Kind):
+class NoisyLayers(ConversionRule):
     """Plain layers become the noisy layers of their types."""
 
     def __init__(self, recipe: Recipe, everywhere: bool) -> None:
@@ -71,7 +71,7 @@ class NoisyLayers(Kind):
         asked = not self.everywhere or any(w is not None and w.requires_grad for w in weights)
         return noisy.refuse(module, self.recipe.gate) or ("" if asked else FROZEN)
 
-    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+    def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that a module which cannot be noisy has too stays plain: it is one weight.
 
         Modules that are left out by name may be converted later, with the same noise.
@@ -124,7 +124,7 @@ class NoisyLayers(Kind):
         cast(Variational, module).make_noisy(*method, noise)
 
 
-class _TakenOver(Kind):
+class _TakenOver(ConversionRule):
     """Gates of trained layers are taken over by gates that build on them; the weights stay."""
 
     def __init__(self, recipe: Recipe, gate: FeatureNoise, base: FeatureNoise) -> None:

@@ -15,25 +15,27 @@ from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import Switched
 from vardrop.conversion.last_layer import LastLayer
-from vardrop.conversion.layers import layer_kind
-from vardrop.conversion.rules import Kind
-from vardrop.conversion.selection import Where, check_selection, listed, selects
+from vardrop.conversion.layers import layer_rule
+from vardrop.conversion.rules import ConversionRule
+from vardrop.conversion.selection import Where, check_selection, join_names, selects
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
-# The kind of a recipe, by its exact type: (recipe, modules, whether `where` is left out) -> Kind.
-KINDS: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], Kind]] = {
-    Recipe: layer_kind,
+# By the exact type of a recipe: its rule, for these modules, with or without `where`.
+RULES: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], ConversionRule]] = {
+    Recipe: layer_rule,
     HeadRecipe: LastLayer,
     SwitchDropout: Switched,
 }
 
 
-def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False) -> Kind:
+def rule_of(
+    recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False
+) -> ConversionRule:
     """What answers for a recipe about these modules of a net."""
-    make = KINDS.get(type(recipe))
+    make = RULES.get(type(recipe))
     if make is None:
-        known = ", ".join(kind.__name__ for kind in KINDS)
+        known = ", ".join(kind.__name__ for kind in RULES)
         raise VardropError(
             f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
         )
@@ -48,7 +50,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlanEntry:
     """One module of the plan: what it becomes, or the reason why it stays."""
 
     name: str
@@ -66,29 +68,29 @@ class Plan:
     """
 
     recipe: BaseRecipe
-    steps: tuple[Step, ...]
-    kind: Kind = field(repr=False)
+    steps: tuple[PlanEntry, ...]
+    rule: ConversionRule = field(repr=False)
 
     @property
-    def changes(self) -> tuple[Step, ...]:
+    def changes(self) -> tuple[PlanEntry, ...]:
         """The modules that become noisy."""
         return tuple(s for s in self.steps if not s.reason)
 
     @property
-    def skips(self) -> tuple[Step, ...]:
+    def skips(self) -> tuple[PlanEntry, ...]:
         """The modules with weights, or with dropout, that stay as they are."""
         return tuple(s for s in self.steps if s.reason)
 
-    def grouped_skips(self) -> list[str]:
+    def skips_by_reason(self) -> list[str]:
         """Each reason to skip once, with the modules that it is about."""
         found: dict[str, list[str]] = {}
         for s in self.skips:
             kind = type(s.module).__name__
             found.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
-        return [f"{listed(modules)}: {reason}" for reason, modules in found.items()]
+        return [f"{join_names(modules)}: {reason}" for reason, modules in found.items()]
 
     def __str__(self) -> str:
-        unique = {id(w): w for s in self.changes for w in self.kind.weights(s.module)}
+        unique = {id(w): w for s in self.changes for w in self.rule.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         rows = self._rows()
@@ -106,7 +108,7 @@ class Plan:
         fates = Counter(pattern for pattern, *_ in groups)
         rows = []
         for (pattern, kind, what), names in groups.items():
-            name = pattern if fates[pattern] == 1 and len(names) > 1 else listed(names, 2)
+            name = pattern if fates[pattern] == 1 and len(names) > 1 else join_names(names, 2)
             times = f"{len(names)} " if len(names) > 1 else ""
             rows.append((name or "(net)", f"{times}{kind}", what))
         return rows
@@ -127,7 +129,7 @@ def plan(
         where: which modules: a glob on the name, a type, a predicate, or a list of these.
         exclude: which to leave out, likewise.
         example_input: a batch, with which `mc_dropout()` finds dropout in code of your own: it runs
-            one pass of a copy. Without it such dropout is not listed.
+            one pass of a copy. Without it such dropout is not join_names.
 
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
@@ -143,7 +145,7 @@ noisy_bias=False)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
     check_selection("where", where, list(modules))
     check_selection("exclude", exclude, list(modules))
-    kind = kind_of(recipe, list(modules.values()), where is None)
+    kind = rule_of(recipe, list(modules.values()), where is None)
     if example_input is not None:
         kind.observe(net, example_input)
     steps = []
@@ -154,8 +156,8 @@ noisy_bias=False)
             why = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
-        steps.append(Step(name, module, why))
-    tied = kind.tied_reasons(net, {s.name: s.module for s in steps if not s.reason})
+        steps.append(PlanEntry(name, module, why))
+    tied = kind.tie_reasons(net, {s.name: s.module for s in steps if not s.reason})
     steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
     kind.check(net, {s.name: s.module for s in steps if not s.reason})
     told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)

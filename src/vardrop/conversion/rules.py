@@ -17,7 +17,7 @@ from vardrop._core.errors import VardropError
 from vardrop.layers import NOISY_TYPES, Ties
 
 
-class Kind(ABC):
+class ConversionRule(ABC):
     """A recipe of one kind, asked about the modules of one net."""
 
     rewrites: bool = False  # tensors that are there get other values
@@ -43,7 +43,7 @@ class Kind(ABC):
         """The weights of a module that become noisy, or are gated."""
         return own_weights(module)
 
-    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+    def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """Which of the modules to change stay after all, and why: others have the same weight."""
         return {}
 

@@ -14,9 +14,9 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
-from vardrop.conversion.plan import kind_of
-from vardrop.conversion.rules import Kind
-from vardrop.conversion.selection import listed
+from vardrop.conversion.plan import rule_of
+from vardrop.conversion.rules import ConversionRule
+from vardrop.conversion.selection import join_names
 from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
 from vardrop.heads import Head
 from vardrop.layers import Ties, Variational
@@ -114,7 +114,7 @@ def restore(
     """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
     modules = dict(into.named_modules())
-    kinds = {n: kind_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
+    kinds = {n: rule_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
     noisy = _entries(into)
     _refuse(path, _misfits(modules, noisy, values["modules"], kinds))
     rewrites = any(kind.rewrites for kind in kinds.values())
@@ -125,7 +125,7 @@ def restore(
             kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
         found, tied = _tensors(into, noise_alone)
-        _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
+        _refuse(path, [*_differences(found, tensors), *_tie_differences(tied, values["tied"])])
         parameters = dict(into.named_parameters(remove_duplicate=False))
         for name in set(found) - before:
             if name in parameters:
@@ -212,7 +212,7 @@ def _misfits(
     modules: dict[str, nn.Module],
     noisy: dict[str, Entry],
     entries: dict[str, Entry],
-    kinds: dict[str, Kind],
+    kinds: dict[str, ConversionRule],
 ) -> list[str]:
     """The modules that are not there, or not what the file needs."""
     found = []
@@ -233,7 +233,7 @@ def _misfits(
     return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
 
 
-def _noisy_name(kind: Kind, module: nn.Module) -> str | None:
+def _noisy_name(kind: ConversionRule, module: nn.Module) -> str | None:
     """The name of the noisy type that a plain module can become."""
     return getattr(kind.noisy_type(module), "__name__", None)
 
@@ -259,7 +259,7 @@ def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[st
     return texts
 
 
-def _untied(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+def _tie_differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
     texts = []
     for alias, first in sorted(set(found.items()) ^ set(wanted.items())):
         where = "net" if found.get(alias) == first else "file"
@@ -271,5 +271,5 @@ def _refuse(path: str | os.PathLike[str], differences: list[str]) -> None:
     if differences:
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
-            f"{listed(differences)}. Build it as it was."
+            f"{join_names(differences)}. Build it as it was."
         )

@@ -40,14 +40,14 @@ def check_selection(
             continue
         raise VardropError(
             f"Expected `{argument}` to match a module, but got {pattern!r}. "
-            f"The names are {listed([n or '(net)' for n in names])}."
+            f"The names are {join_names([n or '(net)' for n in names])}."
         )
 
 
-def listed(names: list[str], most: int = 8) -> str:
+def join_names(names: list[str], most: int = 8) -> str:
     """Names in a sentence: all of a few, the first of many.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     rest = len(names) - most

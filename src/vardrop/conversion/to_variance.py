@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import shown
 from vardrop._core.errors import VardropError
-from vardrop.conversion.selection import Where, check_selection, listed, selects
+from vardrop.conversion.selection import Where, check_selection, join_names, selects
 from vardrop.layers import Variational, check_method
 from vardrop.noisy import modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
@@ -68,7 +68,7 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
     if not layers:
         raise VardropError(
             f"Expected `where` to select layers with noisy weights, but got {shown(where)}. "
-            f"The noisy modules are {listed([n or '(net)' for n in noisy])}."
+            f"The noisy modules are {join_names([n or '(net)' for n in noisy])}."
         )
     for name, layer in layers.items():
         if not isinstance(layer.posterior, AdditiveGaussian | MultiplicativeGaussian):

@@ -110,7 +110,7 @@ def _takes_cache(net: nn.Module) -> bool:
 
 def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | None]:
     """The position after the cache of keys and values, and the end if few logits are wanted."""
-    past = kwargs.get("past_key_values")
+    past: Any = kwargs.get("past_key_values")
     start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
     tokens = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
     length = next((t.shape[1] for t in tokens if isinstance(t, Tensor)), 0)
@@ -333,17 +333,17 @@ def fit_config(model: Any) -> Any:
 def _sizes(model: Any, kind: str) -> dict[str, int]:
     """What the config should say, by the first layer that shows it."""
 
-    def shown(layers: str, size: str) -> int:
+    def first_size(layers: str, size: str) -> int:
         found = (m for name, m in model.named_modules() if name.endswith(layers))
         return getattr(next(found), size)
 
     config, sizes = model.config, {}
     if kind in _UNITS:
         name, layers, size = _UNITS[kind]
-        sizes[name] = shown(layers, size)
+        sizes[name] = first_size(layers, size)
     if kind in _HEADS:
         whole = config.hidden_size // config.num_attention_heads
         width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or whole
-        sizes |= {n: shown(at, "out_features") // width for n, at in _HEADS[kind].items()}
+        sizes |= {n: first_size(at, "out_features") // width for n, at in _HEADS[kind].items()}
         sizes |= {} if kind == "t5" else {"head_dim": width}
     return sizes
