@@ -83,14 +83,14 @@ class CountedPass(TorchDispatchMode):
         costs: dict[str, LayerCost] = {}
         others: dict[str, LayerCost] = {}
         for name, module in self.net.named_modules():
-            view, own = layers.get(name), list(module.parameters(recurse=False))
+            view, parameters = layers.get(name), list(module.parameters(recurse=False))
             if view is not None or macs[name]:
                 (costs if view else others)[name] = LayerCost(
-                    weights=sum(int(p.count_nonzero()) for p in own if p.dim() > 1),
+                    weights=sum(int(p.count_nonzero()) for p in parameters if p.dim() > 1),
                     inputs=view.inputs if view else 0,
                     outputs=view.outputs if view else 0,
                     macs=macs[name] // max(batch, 1),
-                    bytes=sum(p.numel() * p.element_size() for p in own),
+                    bytes=sum(p.numel() * p.element_size() for p in parameters),
                 )
         return costs | others
 

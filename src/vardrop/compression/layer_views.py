@@ -135,9 +135,9 @@ class Affine:
         factors = self.weight.new_ones(self.inputs)
         factors[inputs] = 0
         self.scale_inputs(factors)
-        kept = self.weight.new_ones(self.outputs)
-        kept[outputs] = 0
-        blocks.mul_(kept.view(self.groups, -1, *(1 for _ in blocks.shape[2:])))
+        row_factors = self.weight.new_ones(self.outputs)
+        row_factors[outputs] = 0
+        blocks.mul_(row_factors.view(self.groups, -1, *(1 for _ in blocks.shape[2:])))
         if self.bias is not None:
             self.bias[outputs] = 0
 

@@ -39,31 +39,32 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    found = relevance(net) if modules_of(net, Noisy) else {}
+    relevances = relevance(net) if modules_of(net, Noisy) else {}
     if threshold is None:
-        return found
+        return relevances
     _check_thresholds(threshold)
-    if not found:
+    if not relevances:
         raise VardropError(
             "Expected `net` to have a method that tells dead weights or units, but got none. "
             "Use a recipe such as vardrop.sparse_vd(), or give no threshold."
         )
     if not isinstance(threshold, Mapping):
-        if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
-            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in found.items())
+        if len({(r.threshold, r.keep_above) for r in relevances.values()}) > 1:
+            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in relevances.items())
             texts = ", ".join(f"'{n}' {sign} {value}" for n, sign, value in signs)
             raise VardropError(
                 "Expected one threshold for modules with one rule, but got "
                 f"{threshold} for the rules {texts}. Give thresholds by module name."
             )
-        threshold = dict.fromkeys(found, float(threshold))
-    if unknown := sorted(set(threshold) - set(found)):
+        threshold = dict.fromkeys(relevances, float(threshold))
+    if unknown := sorted(set(threshold) - set(relevances)):
         raise VardropError(
-            f"Expected `threshold` to name noisy modules among {sorted(found)}, but got {unknown}."
+            f"Expected `threshold` to name noisy modules among {sorted(relevances)}, but got "
+            f"{unknown}."
         )
     return {
         name: dataclasses.replace(r, threshold=float(threshold.get(name, r.threshold)))
-        for name, r in found.items()
+        for name, r in relevances.items()
     }
 
 
@@ -100,7 +101,7 @@ def zero_pruned_weights(
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The
     given net stays as it is. Weights of a plain net that are zero already count as dead.
     """
-    kept = {name: r.kept for name, r in rules(net, threshold).items()}
+    alive = {name: r.kept for name, r in rules(net, threshold).items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
     for name in find_gated_ties(plain):
@@ -113,11 +114,11 @@ def zero_pruned_weights(
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
         if isinstance(module, Variational):
-            _make_layer_plain(module, name, kept, deviations)
+            _make_layer_plain(module, name, alive, deviations)
         elif isinstance(module, SwitchableDropout):
             plain = replace_module(plain, name, nn.Identity())
         elif isinstance(module, Gate):
-            plain = replace_module(plain, name, _plain_gate(module, kept.get(name)))
+            plain = replace_module(plain, name, _plain_gate(module, alive.get(name)))
     return plain, deviations
 
 
@@ -163,8 +164,8 @@ def recompose_layers(net: nn.Module) -> nn.Module:
     """The net with torch's recurrent layers, and its attention where no head is missing."""
     parts: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
     for name, layer in parts.items():
-        if (whole := layer.recompose()) is not None:
-            net = replace_module(net, name, whole)
+        if (torch_layer := layer.recompose()) is not None:
+            net = replace_module(net, name, torch_layer)
     return net
 
 
@@ -185,26 +186,29 @@ def _plain_gate(gate: Gate, alive: Tensor | None) -> nn.Module:
 
 @torch.no_grad()
 def _make_layer_plain(
-    module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
+    module: Variational, name: str, masks: dict[str, Tensor], deviations: dict[str, Tensor]
 ) -> None:
     """Zero the dead weights and those of dead gate units, and take the noise away."""
-    layers = {name: module, **{join_name(name, own): part for own, part in module.parts().items()}}
+    layers = {
+        name: module,
+        **{join_name(name, part_name): part for part_name, part in module.parts().items()},
+    }
     for layer_name, layer in layers.items():
-        for own in layer.weight_axes:
-            if (alive := kept.get(tensor_name(layer_name, own))) is not None:
-                getattr(layer, own).mul_(alive)
-    if module.gate is not None and (alive := kept.get(join_name(name, "gate"))) is not None:
+        for weight_name in layer.weight_axes:
+            if (alive := masks.get(tensor_name(layer_name, weight_name))) is not None:
+                getattr(layer, weight_name).mul_(alive)
+    if module.gate is not None and (alive := masks.get(join_name(name, "gate"))) is not None:
         module.scale_units(alive, module.gate.side)
     gated = {}
     if module.gate is not None:
         gated = {id(weight): key for key, weight in module.gated_weights().items()}
     for layer_name, layer in layers.items():
-        for own, tensor in layer.noisy_tensors().items():
+        for weight_name, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
                 variance = tensor.variance().expand_as(tensor.mean)
                 if (key := gated.get(id(tensor.mean))) is not None:
                     variance = _variance_with_gate(tensor, variance, module, key)
-                deviations[join_name(layer_name, own)] = variance.sqrt()
+                deviations[join_name(layer_name, weight_name)] = variance.sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
 
@@ -240,30 +244,30 @@ def grid_steps(
     Where no deviation is known, it is taken as a fraction of the weights' size.
     """
     tensors = net.state_dict()
-    known = deviations or _assume_deviations(net)
-    if unknown := sorted(set(known) - set(tensors)):
+    known_deviations = deviations or _assume_deviations(net)
+    if unknown := sorted(set(known_deviations) - set(tensors)):
         raise VardropError(
             f"Expected `standard_deviations` to name tensors of the net, but got "
             f"{', '.join(unknown)}. Pack the result of vardrop.shrink as it is."
         )
     return {
         name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
-        for name, deviation in known.items()
+        for name, deviation in known_deviations.items()
     }
 
 
 def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
-    found = {}
+    deviations = {}
     for name, module in net.named_modules():
         if (
             LAYOUTS.get(type(module)) is not None
             and (weight := module._parameters.get("weight")) is not None
         ):
-            kept = weight.detach()[weight != 0].double()
-            size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
+            nonzero = weight.detach()[weight != 0].double()
+            size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
             if weight.dim() > 1:
-                found[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
-    return found
+                deviations[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+    return deviations
 
 
 def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
@@ -281,10 +285,10 @@ def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) ->
             f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
             "Such a net cannot be packed."
         )
-    kept = weight != 0
-    if not bool(kept.any()):
+    nonzero = weight != 0
+    if not bool(nonzero.any()):
         return 1.0
-    chosen = deviation[kept].double()
+    chosen = deviation[nonzero].double()
     if not bool((chosen.isfinite() & (chosen > 0)).all()):
         raise VardropError(
             f"Expected the standard deviations of '{name}' to be positive and finite, but got "

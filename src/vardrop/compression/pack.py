@@ -134,9 +134,9 @@ def count_packed_bytes(shrunk: Shrunk) -> int:
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
     """Refuse a file whose tensors are not those of the net within half a step."""
-    found = decoded.state_dict()
+    tensors = decoded.state_dict()
     for name, value in net.state_dict().items():
-        tensor, back = value.detach().cpu(), found[name].cpu()
+        tensor, back = value.detach().cpu(), tensors[name].cpu()
         if name in steps:
             off = (tensor.double() - back.double()).abs()
             # Half a step, and what the tensor's own precision rounds away.
@@ -256,8 +256,8 @@ def _decode(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tens
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
         integers = decoder.read(*table)
-        found = integers.cumsum(0) if step is None else integers.double() * step
-        tensors[name] = found.to(like.dtype).view(like.shape)
+        numbers = integers.cumsum(0) if step is None else integers.double() * step
+        tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors
 
 

@@ -83,12 +83,12 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
     try:
-        found = run(net, inputs)
+        returned = run(net, inputs)
     except Exception as failure:  # named in one error, whatever the code of the net raises
         raise VardropError(
             f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
         ) from failure
-    if not found:
+    if not returned:
         raise VardropError(
             "Expected `net` to return tensors, in tuples, lists or dictionaries, but got none to "
             "compare. Wrap it in a module that returns the tensors."
@@ -134,36 +134,36 @@ def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
             raise VardropError(
                 f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
             )
-        found: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+        pairs: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
     else:
-        found = list(data)
-    for batch in found:
+        pairs = list(data)
+    for batch in pairs:
         check_type(name, batch, (tuple, list), "batches of (inputs, targets)")
         if len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise VardropError(f"Expected `{name}` to give (inputs, targets), but got {batch!r}.")
-    if sum(len(y) for _, y in found) == 0:
+    if sum(len(y) for _, y in pairs) == 0:
         raise VardropError(f"Expected data to score on, but got no rows in `{name}`.")
-    return found
+    return pairs
 
 
 def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a net in evaluation mode, and the targets."""
     check_net(net)
-    found = batches(data, name)
+    examples = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in found]
-    return torch.cat(predicted), torch.cat([y for _, y in found])
+        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
+    return torch.cat(predicted), torch.cat([y for _, y in examples])
 
 
 def score(net: nn.Module, data: Data, metric: Metric) -> float:
     """The metric of a net's outputs against the targets."""
-    found = metric(*outputs(net, data))
+    result = metric(*outputs(net, data))
     try:
-        value = float(found)
+        value = float(result)
     except (TypeError, ValueError):
         value = math.nan
     if math.isnan(value):
-        raise VardropError(f"Expected `metric` to return a number, but got {found!r}.")
+        raise VardropError(f"Expected `metric` to return a number, but got {result!r}.")
     return value
 
 
@@ -243,9 +243,9 @@ class Probes:
         if not count:
             return "Equal on the example alone: the net takes no random input like it."
         words = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        whole = [t for t in tensors_in(self.example) if not t.is_floating_point()]
-        if whole:
-            low, high = min(int(t.min()) for t in whole), max(_largest(t) for t in whole)
+        integers = [t for t in tensors_in(self.example) if not t.is_floating_point()]
+        if integers:
+            low, high = min(int(t.min()) for t in integers), max(_largest(t) for t in integers)
             words += f", integers from {low} to {high}"
         return f"Equal on the example and on {count} random inputs {words}."
 
@@ -270,10 +270,10 @@ def _random(value: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
 
 
-def _close(expected: list[Tensor], found: list[Tensor]) -> bool:
-    if [t.shape for t in expected] != [t.shape for t in found]:
+def _close(expected: list[Tensor], actual: list[Tensor]) -> bool:
+    if [t.shape for t in expected] != [t.shape for t in actual]:
         return False
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         finite = a.double().nan_to_num(0, 0, 0) if a.is_floating_point() else torch.zeros(1)
         allowed = _TOLERANCE * max(1.0, float(finite.abs().max()) if a.numel() else 0.0)
         if not torch.allclose(a, b, rtol=0.0, atol=allowed, equal_nan=True):

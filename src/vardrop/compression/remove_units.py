@@ -58,16 +58,18 @@ class _Data(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.looking:
-            made, given = tensors_in(result), tensors_in((args, kwargs))
-            self._look(func.overloadpacket.__name__, made, given)
+            made, sources = tensors_in(result), tensors_in((args, kwargs))
+            self._look(func.overloadpacket.__name__, made, sources)
         return result
 
-    def _look(self, name: str, made: list[Tensor], given: list[Tensor]) -> None:
-        counted = any(id(t) in self.known for t in given)
+    def _look(self, name: str, made: list[Tensor], sources: list[Tensor]) -> None:
+        counted = any(id(t) in self.known for t in sources)
         hides = "attention" in name or not all(t.is_floating_point() for t in made)
         if name.endswith("_like") or name.startswith("new_") or not (counted or hides):
             return  # the shape alone counts, or marks show by themselves
-        if not counted and not any(t.is_floating_point() and bool(t.isnan().any()) for t in given):
+        if not counted and not any(
+            t.is_floating_point() and bool(t.isnan().any()) for t in sources
+        ):
             return
         for tensor in made:
             if not tensor.is_floating_point():
@@ -205,8 +207,8 @@ class Removal:
         weight = self.layers[name].weight.ne(0)
         dead = [u for u in waiting if u.reason is None and self._feeds_itself_only(u, name)]
         while dead:
-            own = [i for u in dead for n, i in u.emitters if n == name]
-            others = weight.index_fill(0, torch.tensor(own, dtype=torch.long), False).any(0)
+            outputs = [i for u in dead for n, i in u.emitters if n == name]
+            others = weight.index_fill(0, torch.tensor(outputs, dtype=torch.long), False).any(0)
             left = [u for u in dead if not any(others[i] for n, i in u.readers if n == name)]
             if len(left) == len(dead):
                 break
@@ -308,10 +310,10 @@ def _unit_to_return(
             if (back := _first_missing(widths, fed)) is not None:
                 return back
         for part in layer.projections():  # torch wants fewer outputs of these than inputs
-            own = join_name(name, part)
-            unread = [place for place in read if place[0] == own]
-            width = layers[own].outputs - sum(place[0] == own for place in fed)
-            if unread and layers[own].inputs - len(unread) <= width:
+            full_name = join_name(name, part)
+            unread = [place for place in read if place[0] == full_name]
+            width = layers[full_name].outputs - sum(place[0] == full_name for place in fed)
+            if unread and layers[full_name].inputs - len(unread) <= width:
                 return read[unread[0]]
     return None
 

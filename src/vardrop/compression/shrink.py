@@ -118,9 +118,9 @@ class ShrinkPlan:
         check_net(net)
         plain = zero_pruned_weights(net, self.thresholds or None)[0]
         check_runs(plain, self.example)
-        whole = _copy_decomposed(plain)
-        flow = data_flow(whole, self.example) if self.units else {}
-        cut = _Cut(whole, self.example, self.units, flow, find_tied_parameters(net))
+        parts = _copy_decomposed(plain)
+        flow = data_flow(parts, self.example) if self.units else {}
+        cut = _Cut(parts, self.example, self.units, flow, find_tied_parameters(net))
         cut.net = _select_inputs(cut.net, self.selects)
         if len(cut.removed) != len(self.units) or not cut.equals(Probes(plain, self.example, ())):
             raise VardropError(
@@ -242,9 +242,9 @@ def shrink_traced(
     relevances = rules(net, threshold)
     plain, deviations = zero_pruned_weights(net, threshold)
     check_runs(plain, inputs)
-    probes, whole = Probes(plain, inputs), _copy_decomposed(plain)
-    traced = trace_units(whole, inputs) if graph is None else graph
-    cut = _cut_dead_units(whole, inputs, traced, probes, find_tied_parameters(net), drop_inputs)
+    probes, parts = Probes(plain, inputs), _copy_decomposed(plain)
+    traced = trace_units(parts, inputs) if graph is None else graph
+    cut = _cut_dead_units(parts, inputs, traced, probes, find_tied_parameters(net), drop_inputs)
     change, latency = 0.0, None
     if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
@@ -252,7 +252,7 @@ def shrink_traced(
     if graph is None:
         latency = _latencies(plain, cut.net, inputs)
     plan = ShrinkPlan(
-        layers=_layer_reports(whole, traced.costs, layer_costs(cut.net, inputs), cut.selects),
+        layers=_layer_reports(parts, traced.costs, layer_costs(cut.net, inputs), cut.selects),
         notes=(*cut.notes, *_notes_on_ties_and_noise(net, plain, cut.net)),
         proof=str(probes),
         change=change,
@@ -291,14 +291,14 @@ class _Cut:
 
     def __init__(
         self,
-        whole: nn.Module,
+        parts: nn.Module,
         inputs: Inputs,
         units: tuple[Unit, ...],
         flow: dict[str, list[Tensor]],
         ties: list[list[str]],
         drop_inputs: bool = False,
     ) -> None:
-        net = copy.deepcopy(whole)
+        net = copy.deepcopy(parts)
         removal = Removal(net, inputs, list(units), flow)
         self.removed = self.gone = removal.removed
         if self.removed:
@@ -330,16 +330,18 @@ class _Cut:
     def _drop_inputs(self, inputs: Inputs) -> dict[str, tuple[int, ...]]:
         """Let layers that do not read all of their inputs take the others only."""
         attention = modules_of(self.net, SlimAttention).items()
-        whole = {join_name(name, part) for name, m in attention for part, _ in m.named_children()}
+        projections = {
+            join_name(name, part) for name, m in attention for part, _ in m.named_children()
+        }
         owners, wanted, selects = parameter_owners(self.net), {}, {}
         for name, view in affine_layers(self.net).items():
-            unread, own = view.unread(), owners[id(view.layer.weight)] == 1
-            if own and view.groups == 1 and bool(unread.any()) and name not in whole:
+            unread, unshared = view.unread(), owners[id(view.layer.weight)] == 1
+            if unshared and view.groups == 1 and bool(unread.any()) and name not in projections:
                 wanted[name] = tuple((~unread).nonzero().flatten().tolist()) or (0,)
         for name, table in modules_of(self.net, nn.Embedding).items():
             keep = tuple(table.weight.detach().any(1).nonzero().flatten().tolist())
-            own = type(table) is nn.Embedding and owners[id(table.weight)] == 1
-            if own and table.max_norm is None and len(keep) < table.num_embeddings - 1:
+            unshared = type(table) is nn.Embedding and owners[id(table.weight)] == 1
+            if unshared and table.max_norm is None and len(keep) < table.num_embeddings - 1:
                 wanted[name] = keep
         for name, keep in wanted.items():
             layer = self.net.get_submodule(name)
@@ -358,7 +360,7 @@ class _Cut:
 
 
 def _cut_dead_units(
-    whole: nn.Module,
+    parts: nn.Module,
     inputs: Inputs,
     graph: UnitGraph,
     probes: Probes,
@@ -369,7 +371,7 @@ def _cut_dead_units(
     obstacle, flow = graph.obstacle, {}
     if obstacle is None:
         try:
-            flow = data_flow(whole, inputs)
+            flow = data_flow(parts, inputs)
         except CODE_ERRORS as failure:  # the code of the net lets no mark through
             obstacle = str(failure)
     units = () if obstacle else graph.units
@@ -378,9 +380,9 @@ def _cut_dead_units(
         """The cut of all units but those of these shapes, if the net stays equal."""
         chosen = units
         if reasons:
-            kept = ((u, u.reason or reasons.get(u.shape)) for u in units)
-            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in kept)
-        cut = _Cut(whole, inputs, chosen, flow, ties, drop_inputs)
+            reasoned = ((u, u.reason or reasons.get(u.shape)) for u in units)
+            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in reasoned)
+        cut = _Cut(parts, inputs, chosen, flow, ties, drop_inputs)
         return cut if cut.equals(probes) else None
 
     if (cut := attempt({})) is None:
@@ -455,14 +457,14 @@ def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn
 
 
 def _layer_reports(
-    whole: nn.Module,
+    net: nn.Module,
     before: Mapping[str, LayerCost],
     after: Mapping[str, LayerCost],
     selects: Mapping[str, Any],
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():
-        module = whole.get_submodule(name)
+        module = net.get_submodule(name)
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         left = after.get(join_name(name, "1") if name in selects else name, _NO_COST)
         start = dataclasses.replace(cost, weights=weights)
@@ -488,13 +490,13 @@ def _tie_equal(net: nn.Module, ties: list[list[str]]) -> None:
     """Let parameters that were one be one again where they are still equal."""
     parameters = dict(net.named_parameters(remove_duplicate=False))
     for names in ties:
-        kept: list[nn.Parameter] = []
+        distinct: list[nn.Parameter] = []
         for name in names:
             if (mine := parameters.get(name)) is None:
                 continue
-            same = next((k for k in kept if torch.equal(k, mine)), None)
+            same = next((k for k in distinct if torch.equal(k, mine)), None)
             if same is None:
-                kept.append(mine)
+                distinct.append(mine)
             elif same is not mine:
-                owner, _, own = name.rpartition(".")
-                setattr(net.get_submodule(owner), own, same)
+                owner, _, tensor = name.rpartition(".")
+                setattr(net.get_submodule(owner), tensor, same)

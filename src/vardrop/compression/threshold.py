@@ -100,26 +100,26 @@ def choose_threshold(
     True
     """
     budget = {"max_drop": max_drop, "sparsity": sparsity, "bytes": bytes, "macs": macs}
-    given = {k: v for k, v in budget.items() if v is not None}
-    if len(given) != 1:
+    budgets = {k: v for k, v in budget.items() if v is not None}
+    if len(budgets) != 1:
         raise VardropError(
-            f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(given)}."
+            f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(budgets)}."
         )
-    ((kind, limit),) = given.items()
+    ((kind, limit),) = budgets.items()
     check_net(net)
     check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
     check_integer("points", points)
     data = batches(validation, "validation")
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
-    whole = zero_pruned_weights(net, never)[0]  # nothing is dropped
-    reference = score(whole, data, metric)
+    full = zero_pruned_weights(net, never)[0]  # nothing is dropped
+    reference = score(full, data, metric)
     example, graph = first_rows(to_arguments(data[0][0])), None
     if kind in ("bytes", "macs"):  # the units are the same at every threshold
-        graph = trace_units(decompose_layers(whole), example)
+        graph = trace_units(decompose_layers(full), example)
     curve = []
     for threshold in _candidates(_pool_scores(net), points):
-        kept = [r.kept for r in rules(net, threshold).values()]
-        share = sum(int((~k).sum()) for k in kept) / sum(k.numel() for k in kept)
+        masks = [r.kept for r in rules(net, threshold).values()]
+        share = sum(int((~k).sum()) for k in masks) / sum(k.numel() for k in masks)
         if graph is None:
             small = zero_pruned_weights(net, threshold)[0]
             curve.append(Point(threshold, score(small, data, metric), share))
@@ -132,9 +132,9 @@ def choose_threshold(
 
 def _pool_scores(net: nn.Module) -> Relevance:
     """The scores of all modules together; an error where their rules differ."""
-    found = list(rules(net, 0.0).values())
-    scores = torch.cat([r.score.detach().flatten().double() for r in found])
-    return Relevance(scores, 0.0, found[0].keep_above, found[0].kind)
+    relevances = list(rules(net, 0.0).values())
+    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
+    return Relevance(scores, 0.0, relevances[0].keep_above, relevances[0].kind)
 
 
 def _candidates(pooled: Relevance, points: int) -> list[float]:
@@ -142,8 +142,8 @@ def _candidates(pooled: Relevance, points: int) -> list[float]:
     ordered = pooled.score.sort(descending=pooled.keep_above).values
     ordered = ordered[ordered.isfinite()]
     fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
-    kept = (fractions * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
-    return list(dict.fromkeys(float(ordered[k]) for k in kept))
+    counts = (fractions * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
+    return list(dict.fromkeys(float(ordered[k]) for k in counts))
 
 
 def _best(curve: list[Point], kind: str, limit: float, reference: float) -> Point:

@@ -80,24 +80,24 @@ class _Tracer:
 
         With `until_whole` a module that takes units together ends all marks that come to it.
         """
-        found: _Marks = {}
+        marks: _Marks = {}
         handles: list[Removable] = []
         for name, module in self.whole.items():
-            handles += _keep_in_place(("whole", name), module, found, until_whole)
+            handles += _keep_in_place(("whole", name), module, marks, until_whole)
         for name, mask in sources.items():
             view = self.emitters[name]
             handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
         for name, carrier in self.carriers.items():
-            note = partial(_note, ("carriers", name), carrier.axis, found, False)
+            note = partial(_note, ("carriers", name), carrier.axis, marks, False)
             handles.append(carrier.layer.register_forward_pre_hook(note))
         for name, layer in self.layers.items():
-            note = partial(_note, ("readers", name), layer.axis, found, True)
+            note = partial(_note, ("readers", name), layer.axis, marks, True)
             handles.append(layer.layer.register_forward_pre_hook(note))
         with hooks(*handles), PlainAttention():
             results = run(self.net, self.inputs)
         if any(bool(r.isnan().any()) for r in results if r.is_floating_point()):
-            found["output", ""] = torch.ones(1, dtype=torch.bool)
-        return found
+            marks["output", ""] = torch.ones(1, dtype=torch.bool)
+        return marks
 
     def all_of(self, *names: str) -> _Marks:
         """Where the units of layers come."""
@@ -113,23 +113,26 @@ class _Tracer:
 
         As marks end there, every module of a residual stream sees the layers since the one before.
         """
-        alone, found = self.layer_numbers(self.emitters, until_whole=True).unique_places(), {}
+        alone, targets_by_layer = (
+            self.layer_numbers(self.emitters, until_whole=True).unique_places(),
+            {},
+        )
         for name, code in self.codes.items():
             targets = (target for role, target in alone.get(code, {}) if role == "whole")
-            if (whole := next(targets, None)) is not None:
-                found[name] = whole
-        return found
+            if (target := next(targets, None)) is not None:
+                targets_by_layer[name] = target
+        return targets_by_layer
 
     def numbers(self, codes: dict[str, Tensor], until_whole: bool = False) -> _Numbers:
         """Which of the codes of these layers' units comes to every place, two passes per digit."""
-        found = _Numbers()
+        numbers = _Numbers()
         largest = max((int(code.max()) for code in codes.values()), default=0)
         for digit in range(max(largest.bit_length(), 1) if codes else 0):
             bits = {n: (code >> digit) % 2 == 1 for n, code in codes.items()}
             ones = self.follow(bits, until_whole)
             zeros = self.follow({n: ~bit for n, bit in bits.items()}, until_whole)
-            found.add(digit, zeros, ones)
-        return found
+            numbers.add(digit, zeros, ones)
+        return numbers
 
     def blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
         """Layers whose units mix only in blocks of one size: numbers of places and of units.
@@ -171,10 +174,10 @@ def _partitions(units: int) -> Iterator[Tensor]:
     A block is a few units in a row, or as many in a row of each of two, three or four equal parts.
     """
     for parts in (n for n in (1, 2, 3, 4) if units % n == 0):
-        whole = units // parts
-        for size in range(1, whole // 2 + 1):
-            if whole % size == 0:
-                yield torch.arange(units) % whole // size
+        size_of_part = units // parts
+        for size in range(1, size_of_part // 2 + 1):
+            if size_of_part % size == 0:
+                yield torch.arange(units) % size_of_part // size
 
 
 @dataclass(frozen=True)
@@ -190,12 +193,12 @@ class _Numbers:
         for place in {**zeros, **ones}:
             none = torch.zeros_like(zeros[place] if place in zeros else ones[place])
             zero, one = zeros.get(place, none), ones.get(place, none)
-            for known, more in (
+            for table, bits in (
                 (self.reached, (zero | one).long()),
                 (self.numbers, one.long() << digit),
                 (self.unclear, (zero & one).long() << digit),
             ):
-                known[place] = known.get(place, none.long()) | more
+                table[place] = table.get(place, none.long()) | bits
 
     def meeting(self, marks: _Marks) -> str | None:
         """The first module where several numbers come to one of these places."""
@@ -207,24 +210,24 @@ class _Numbers:
 
     def unique_places(self) -> dict[int, _Marks]:
         """The places that only one number came to, by that number."""
-        found: dict[int, _Marks] = defaultdict(dict)
+        places: dict[int, _Marks] = defaultdict(dict)
         for place, reached in self.reached.items():
             clear = reached.bool() & (self.unclear[place] == 0)
             for number in self.numbers[place][clear].unique().tolist():
-                found[number][place] = clear & (self.numbers[place] == number)
-        return found
+                places[number][place] = clear & (self.numbers[place] == number)
+        return places
 
     def candidates(self, numbers: list[int]) -> list[dict[tuple[str, str], bool]]:
         """Where each of these numbers may have come, and whether with others."""
-        found: list[dict[tuple[str, str], bool]] = [{} for _ in numbers]
+        candidates: list[dict[tuple[str, str], bool]] = [{} for _ in numbers]
         for place, reached in self.reached.items():
             at = reached.bool()
             pairs = torch.stack([self.numbers[place][at], self.unclear[place][at]]).unique(dim=1)
             for value, mask in pairs.t().tolist():
-                for places, number in zip(found, numbers, strict=True):
+                for places, number in zip(candidates, numbers, strict=True):
                     if not (value ^ number) & ~mask:
                         places[place] = places.get(place, False) or mask > 0
-        return found
+        return candidates
 
 
 _ROLES = ("readers", "carriers")
@@ -242,17 +245,17 @@ def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tens
 
 
 def _note(
-    place: tuple[str, str], axis: int, found: _Marks, stop: bool, module: nn.Module, args: Inputs
+    place: tuple[str, str], axis: int, marks: _Marks, stop: bool, module: nn.Module, args: Inputs
 ) -> Inputs:
     """Note the marked units of a module's input; take the marks off where the module ends them."""
     units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
     if bool(units.any()):
-        found[place] = units | found.get(place, torch.zeros_like(units))
+        marks[place] = units | marks.get(place, torch.zeros_like(units))
     return (remove_marks(args[0]), *args[1:]) if stop else args
 
 
 def _keep_in_place(
-    place: tuple[str, str], module: nn.Module, found: _Marks, end: bool
+    place: tuple[str, str], module: nn.Module, marks: _Marks, end: bool
 ) -> Iterator[Removable]:
     """Take a module that keeps the shape of its input for one that keeps units where they are.
 
@@ -262,7 +265,7 @@ def _keep_in_place(
     def before(_: nn.Module, args: Inputs) -> None:
         marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
         if marked:
-            found[place] = torch.ones(1, dtype=torch.bool)
+            marks[place] = torch.ones(1, dtype=torch.bool)
         for tensor in marked if end else ():
             if 0 not in tensor.stride():  # several positions of an expanded one are one number
                 tensor.copy_(remove_marks(tensor))
@@ -363,13 +366,13 @@ class _Coupling(DisjointSets[_Node]):
         numbers, codes = self.tracer.layer_numbers(names), [self.tracer.codes[n] for n in names]
         alone = numbers.unique_places()
         maybe = zip(names, numbers.candidates(codes), strict=True)
-        found = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
+        arrivals = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
         doubtful = {name: places for name, places in maybe if any(places.values())}
         for group in _group_disjoint(doubtful) if doubtful else ():
             marks = self.tracer.all_of(*group)
             for name, places in group.items():
-                found[name] = {place: marks[place] for place in places if place in marks}
-        return found
+                arrivals[name] = {place: marks[place] for place in places if place in marks}
+        return arrivals
 
     def _place_together(self, layers: dict[str, str], numbers: _Numbers) -> None:
         """Layers before modules that take units together: they stay, and so does what they reach.
@@ -427,8 +430,8 @@ class _Coupling(DisjointSets[_Node]):
         for (role, target), mask in marks.items():
             if role in _ROLES:
                 at = mask.nonzero().flatten()
-                found = numbers.numbers[role, target][at].tolist()
-                for position, code in zip(at.tolist(), found, strict=True):
+                codes_at = numbers.numbers[role, target][at].tolist()
+                for position, code in zip(at.tolist(), codes_at, strict=True):
                     if code in first:
                         self.join(("emitter", name, first[code]), (role, target, position))
 
@@ -483,7 +486,7 @@ def _group_disjoint(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
     """Layers in groups that share no place where their marks come."""
     groups: list[tuple[dict[str, _Places], set[tuple[str, str]]]] = []
     for name, places in layers.items():
-        fitting = (found for found in groups if found[1].isdisjoint(places))
+        fitting = (group for group in groups if group[1].isdisjoint(places))
         if (chosen := next(fitting, None)) is None:
             groups.append(chosen := ({}, set()))
         chosen[0][name] = places

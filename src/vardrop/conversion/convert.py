@@ -166,10 +166,10 @@ def all_or_nothing(modules: Iterable[nn.Module], values: bool = False) -> Iterat
     ...     layer.weight.shape
     torch.Size([1, 2])
     """
-    whole = {id(m): m for module in modules for m in module.modules()}.values()
-    before = [_Before(m) for m in whole]
-    own = {id(t): t for m in whole for t in (*m.parameters(False), *m.buffers(False))}.values()
-    tensors = [(t, t.requires_grad, t.detach().clone() if values else None) for t in own]
+    parts = {id(m): m for module in modules for m in module.modules()}.values()
+    before = [_Before(m) for m in parts]
+    owned = {id(t): t for m in parts for t in (*m.parameters(False), *m.buffers(False))}.values()
+    tensors = [(t, t.requires_grad, t.detach().clone() if values else None) for t in owned]
     try:
         yield
     except BaseException:

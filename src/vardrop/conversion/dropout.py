@@ -49,14 +49,14 @@ class Switched(ConversionRule):
         self.gates = None if gates is None else layer_rule(gates, modules, every)
 
     def observe(self, net: nn.Module, example_input: Any) -> None:
-        found = find_functional_dropout(net, example_input)
+        rates = find_functional_dropout(net, example_input)
         names = {id(m): name.replace("_orig_mod.", "") for name, m in net.named_modules()}
-        self.in_code = {key: found[name] for key, name in names.items() if name in found}
+        self.in_code = {key: rates[name] for key, name in names.items() if name in rates}
 
     def reason(self, module: nn.Module) -> str | None:
-        found = self._dropout_reason(module)
-        if self.there or found:
-            return found
+        why = self._dropout_reason(module)
+        if self.there or why:
+            return why
         if self.gates is not None:
             return self.gates.reason(module)
         return _NO_DROPOUT if has_parameters(module) else None

@@ -159,11 +159,11 @@ class _TakenOver(ConversionRule):
 
 def ties(net: nn.Module) -> Ties:
     """The noise that is there, by the weight or bias that it belongs to."""
-    found: Ties = {}
+    noise: Ties = {}
     for layer in modules_of(net, Variational).values():
         for tensor in layer.noisy_tensors().values():
-            found.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
-    return found
+            noise.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
+    return noise
 
 
 def _gate_of(module: nn.Module) -> Gate | None:

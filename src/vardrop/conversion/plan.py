@@ -35,9 +35,9 @@ def rule_of(
     """What answers for a recipe about these modules of a net."""
     make = RULES.get(type(recipe))
     if make is None:
-        known = ", ".join(kind.__name__ for kind in RULES)
+        types = ", ".join(kind.__name__ for kind in RULES)
         raise VardropError(
-            f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
+            f"Expected `recipe` to be a Recipe of a known kind ({types}), but got {recipe!r}."
         )
     for module in modules:
         load_integration(type(module))
@@ -83,11 +83,11 @@ class Plan:
 
     def skips_by_reason(self) -> list[str]:
         """Each reason to skip once, with the modules that it is about."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for s in self.skips:
             kind = type(s.module).__name__
-            found.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
-        return [f"{join_names(modules)}: {reason}" for reason, modules in found.items()]
+            names.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
+        return [f"{join_names(modules)}: {reason}" for reason, modules in names.items()]
 
     def __str__(self) -> str:
         unique = {id(w): w for s in self.changes for w in self.rule.weights(s.module)}
@@ -160,5 +160,5 @@ noisy_bias=False)
     tied = kind.tie_reasons(net, {s.name: s.module for s in steps if not s.reason})
     steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
     kind.check(net, {s.name: s.module for s in steps if not s.reason})
-    told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
-    return Plan(recipe, tuple(told), kind)
+    entries = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
+    return Plan(recipe, tuple(entries), kind)

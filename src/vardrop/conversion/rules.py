@@ -69,12 +69,12 @@ class ConversionRule(ABC):
 
 def own_weights(module: nn.Module) -> list[Tensor]:
     """The weights of a module that changes, those of its parts included."""
-    found = []
+    weights = []
     for part in module.modules():
         kind = NOISY_TYPES.get(type(part))
         names = ("weight",) if kind is None else kind.weights_of(part)
-        found += [w for name in names if (w := getattr(part, name, None)) is not None]
-    return found
+        weights += [w for name in names if (w := getattr(part, name, None)) is not None]
+    return weights
 
 
 def has_parameters(module: nn.Module) -> bool:

@@ -78,7 +78,7 @@ def noise_names(net: nn.Module) -> set[str]:
     """
     modules = net.named_modules(remove_duplicate=False)
     noisy = ((name, module) for name, module in modules if isinstance(module, Noisy))
-    return {f"{name}.{own}".lstrip(".") for name, module in noisy for own in module.noise_names()}
+    return {f"{name}.{key}".lstrip(".") for name, module in noisy for key in module.noise_names()}
 
 
 def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
@@ -124,14 +124,16 @@ def restore(
         for name in kinds.keys() - noisy.keys():
             kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
-        found, tied = _tensors(into, noise_alone)
-        _refuse(path, [*_differences(found, tensors), *_tie_differences(tied, values["tied"])])
+        net_tensors, tied = _tensors(into, noise_alone)
+        _refuse(
+            path, [*_differences(net_tensors, tensors), *_tie_differences(tied, values["tied"])]
+        )
         parameters = dict(into.named_parameters(remove_duplicate=False))
-        for name in set(found) - before:
+        for name in set(net_tensors) - before:
             if name in parameters:
                 parameters[name].requires_grad_(name not in values["frozen"])
         with torch.no_grad():
-            for name, tensor in found.items():
+            for name, tensor in net_tensors.items():
                 tensor.copy_(tensors[name])
     settle_fused_path(into)
 
@@ -193,10 +195,10 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 def is_description(values: Any) -> bool:
     """Whether a value is what `contents` says of a net, as far as its outline."""
-    known = isinstance(values, dict) and values.get("format") == _FORMAT
+    has_format = isinstance(values, dict) and values.get("format") == _FORMAT
     wanted = {"modules": dict, "tied": dict, "frozen": list}
-    whole = known and all(isinstance(values.get(k), t) for k, t in wanted.items())
-    return whole and all(isinstance(first, str) for first in values["tied"].values())
+    complete = has_format and all(isinstance(values.get(k), t) for k, t in wanted.items())
+    return complete and all(isinstance(first, str) for first in values["tied"].values())
 
 
 def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
@@ -215,22 +217,22 @@ def _misfits(
     kinds: dict[str, ConversionRule],
 ) -> list[str]:
     """The modules that are not there, or not what the file needs."""
-    found = []
+    misfits = []
     for name, entry in entries.items():
         module = modules.get(name)
         if module is None:
-            found.append(f"module '{name}' is missing")
+            misfits.append(f"module '{name}' is missing")
         elif name in noisy and noisy[name] != entry:
-            found.append(f"module '{name or '(net)'}' is noisy in another way")
+            misfits.append(f"module '{name or '(net)'}' is noisy in another way")
         elif name not in noisy and _noisy_name(kinds[name], module) != entry["type"]:
             kind = type(module).__name__
-            found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
+            misfits.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
-            found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
+            misfits.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
         elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
-            found.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
+            misfits.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
     extra = [name for name in noisy if name not in entries]
-    return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
+    return misfits + [f"module '{name}' is noisy, in the file plain" for name in extra]
 
 
 def _noisy_name(kind: ConversionRule, module: nn.Module) -> str | None:
@@ -247,11 +249,11 @@ def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:
             setattr(into.get_submodule(owner), name, tensors[first])
 
 
-def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    texts = [f"'{name}' is missing" for name in wanted if name not in found]
-    texts += [f"'{name}' is not in the file" for name in found if name not in wanted]
-    for name in sorted(set(found) & set(wanted)):
-        net, file = found[name], wanted[name]
+def _differences(net_tensors: dict[str, Tensor], file_tensors: dict[str, Tensor]) -> list[str]:
+    texts = [f"'{name}' is missing" for name in file_tensors if name not in net_tensors]
+    texts += [f"'{name}' is not in the file" for name in net_tensors if name not in file_tensors]
+    for name in sorted(set(net_tensors) & set(file_tensors)):
+        net, file = net_tensors[name], file_tensors[name]
         if net.shape != file.shape:
             texts.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
         elif net.dtype != file.dtype:
@@ -259,10 +261,10 @@ def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[st
     return texts
 
 
-def _tie_differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+def _tie_differences(net_ties: dict[str, str], file_ties: dict[str, str]) -> list[str]:
     texts = []
-    for alias, first in sorted(set(found.items()) ^ set(wanted.items())):
-        where = "net" if found.get(alias) == first else "file"
+    for alias, first in sorted(set(net_ties.items()) ^ set(file_ties.items())):
+        where = "net" if net_ties.get(alias) == first else "file"
         texts.append(f"'{alias}' and '{first}' are tied in the {where} only")
     return texts
 

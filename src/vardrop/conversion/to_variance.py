@@ -89,7 +89,7 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
         for t in new:
             sigma = t.variance().expand_as(t.mean).sqrt()
             sigmas[id(t.mean)] = {"sigma": nn.Parameter(sigma.clone())}
-        noise[name] = {own: sigmas[id(t.mean)] for own, t in tensors.items()}
+        noise[name] = {key: sigmas[id(t.mean)] for key, t in tensors.items()}
     for name, layer in layers.items():
         layer.replace_posterior(ZeroMean(), noise[name])
     return Swap(sizes, kl)

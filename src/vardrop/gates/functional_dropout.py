@@ -140,5 +140,5 @@ for _dropout in DROPOUT_TYPES:
 def is_custom(module: nn.Module) -> bool:
     """Whether the code of a module may have dropout that nobody told of."""
     kind = type(module)
-    known = package_of(kind) in ("torch", "vardrop") or kind in _rates_of.registry
-    return not known and drop_rate(module) == 0 and not _rates_of(module)
+    registered = package_of(kind) in ("torch", "vardrop") or kind in _rates_of.registry
+    return not registered and drop_rate(module) == 0 and not _rates_of(module)

@@ -149,8 +149,8 @@ def _dropout_rates(module: Any) -> dict[str, float]:
     children = module._modules
     projects = any(isinstance(c, nn.Linear | pytorch_utils.Conv1D) for c in children.values())
     if projects and "Attention" in type(module).__name__:
-        lent = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
-        rates |= {f"{name}.p": module.get_submodule(name).p for name in lent}
+        names = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
+        rates |= {f"{name}.p": module.get_submodule(name).p for name in names}
     if "layers" in children and hasattr(getattr(module, "config", None), "layerdrop"):
         rates["config.layerdrop"] = module.config.layerdrop
     return rates
@@ -208,7 +208,7 @@ def is_adapted(model: Any) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
+def write_noise(model: Any, path: str | os.PathLike[str], **extra: Any) -> None:
     """Write the noise of a model beside its means, with the checksums of their files.
 
     A save that is interrupted between the two is noticed by them. `more` are values to keep.
@@ -217,7 +217,7 @@ def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
     folder = Path(path)
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
-    write_tensors(folder / NOISE, tensors, {**values, **more, "weights": sums})
+    write_tensors(folder / NOISE, tensors, {**values, **extra, "weights": sums})
 
 
 def _checksum(file: Path) -> str:
@@ -264,9 +264,9 @@ def read_noise(
 
 def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
     """A file of a checkpoint on disk, from the Hub where it is there."""
-    given = {option: options[option] for option in _HUB if option in options}
+    hub_options = {option: options[option] for option in _HUB if option in options}
     try:
-        return Path(cached_file(path, name, **given))
+        return Path(cached_file(path, name, **hub_options))
     except OSError as missing:
         raise VardropError(
             f"Expected {name} in {path}, but it is not there. Copy it from where the model was "
@@ -334,16 +334,16 @@ def _sizes(model: Any, kind: str) -> dict[str, int]:
     """What the config should say, by the first layer that shows it."""
 
     def first_size(layers: str, size: str) -> int:
-        found = (m for name, m in model.named_modules() if name.endswith(layers))
-        return getattr(next(found), size)
+        matching = (m for name, m in model.named_modules() if name.endswith(layers))
+        return getattr(next(matching), size)
 
     config, sizes = model.config, {}
     if kind in _UNITS:
         name, layers, size = _UNITS[kind]
         sizes[name] = first_size(layers, size)
     if kind in _HEADS:
-        whole = config.hidden_size // config.num_attention_heads
-        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or whole
+        even_width = config.hidden_size // config.num_attention_heads
+        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or even_width
         sizes |= {n: first_size(at, "out_features") // width for n, at in _HEADS[kind].items()}
         sizes |= {} if kind == "t5" else {"head_dim": width}
     return sizes

@@ -96,8 +96,8 @@ class SlimAttention(Heads, nn.Module):
         biases = [p.bias for p in parts]
         zero = torch.zeros_like(q.weight[:, 0])
         some = any(b is not None for b in biases)
-        whole = join_parameters([zero if b is None else b for b in biases]) if some else None
-        layer.register_parameter("in_proj_bias", whole)
+        in_proj_bias = join_parameters([zero if b is None else b for b in biases]) if some else None
+        layer.register_parameter("in_proj_bias", in_proj_bias)
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
 
