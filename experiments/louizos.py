@@ -119,7 +119,7 @@ def fewer_channels(
         curve = _named("weights", watch.fit("weights", first, _measure(model, split), 0.5))
         model = _shrunk(model.eval(), split, max_drops[0])[1].net.train()
         # "3*", since a layer that drops inputs stands as 3.1 after its `Select`.
-        convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), where="3*")
+        convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), include="3*")
         convert(model, sparse_vd(), exclude="3*")
         torch.manual_seed(seed)
         second = _loop(model, split, channel_knots, seed, noise_rate=10.0)

@@ -22,7 +22,7 @@ class Adapted(nn.Module):
 
 def with_half_of_the_ranks_dead(recipe):
     torch.manual_seed(0)
-    net = vd.convert(Adapted().eval(), recipe, where="lora_B")
+    net = vd.convert(Adapted().eval(), recipe, include="lora_B")
     closed = {"log_sigma2": 1.0, "logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0}
     with torch.no_grad():
         for name, parameter in net.lora_B.gate.named_parameters():

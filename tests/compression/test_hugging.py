@@ -199,7 +199,7 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
 
 def test_a_noisy_model_loses_what_its_gates_close():
     torch.manual_seed(0)
-    net = vd.convert(bert(), vd.l0(), where="*.output.dense")
+    net = vd.convert(bert(), vd.l0(), include="*.output.dense")
     with torch.no_grad():
         for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
             gate.logit.fill_(5.0)

@@ -205,7 +205,7 @@ def test_reestimation_that_fails_changes_nothing(data, error, message):
 def test_layers_of_mean_zero_are_refused(verb):
     """A plain net of their means would know nothing."""
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    vd.convert(net, vd.variance_layer(), where="2")
+    vd.convert(net, vd.variance_layer(), include="2")
     with pytest.raises(
         VardropError, match=r"have means to .* but got '2' \(Linear\) with ZeroMean"
     ):

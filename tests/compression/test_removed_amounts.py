@@ -135,7 +135,7 @@ def test_dead_channels_go_in_one_and_three_dimensions(dims, pool):
     conv, norm = getattr(nn, f"Conv{dims}d"), getattr(nn, f"BatchNorm{dims}d")
     layers = conv(1, 8, 3), norm(8), nn.ReLU(inplace=True), getattr(nn, f"{pool}{dims}d")(2)
     net = nn.Sequential(*layers, conv(8, 6, 1), nn.Flatten()).eval()
-    vd.convert(net, vd.sparse_vd(), where="0")
+    vd.convert(net, vd.sparse_vd(), include="0")
     with torch.no_grad():
         net[0].log_sigma2[3:] = 8
     small = vd.shrink(net, torch.randn(2, 1, *(8,) * dims)).net

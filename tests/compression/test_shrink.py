@@ -276,7 +276,7 @@ def test_modes_and_random_state_stay():
 @pytest.mark.parametrize("spread", [2.0, 6.0])
 def test_gates_fold_into_a_smaller_net(spread):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
     with torch.no_grad():
         for parameter in net[2].gate.parameters():
             parameter.add_(torch.linspace(-spread, spread, 6))
@@ -352,7 +352,7 @@ def test_errors():
     with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules among"):
         shrink(net, torch.zeros(1, 2), threshold={"1": 0.0})
     two = nn.Sequential(nn.Linear(2, 2), vd.Gate(vd.gates.BetaBernoulli(), units=2))
-    vd.convert(two, vd.sparse_vd(), where="0")
+    vd.convert(two, vd.sparse_vd(), include="0")
     with pytest.raises(VardropError, match="Expected one threshold for modules with one rule"):
         shrink(two, torch.zeros(1, 2), threshold=1.0)
 

@@ -71,7 +71,7 @@ def test_a_sweep_traces_once(monkeypatch):
 
 def test_gates_are_kept_above():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
     with torch.no_grad():
         for parameter in net[2].gate.parameters():
             parameter.add_(torch.linspace(-2, 2, 4))

@@ -135,7 +135,7 @@ def test_dead_weights_of_both_are_masked():
 
 def test_the_swap_to_variances_takes_both():
     noisy = net()
-    assert vd.to_variance(noisy, where="0").weights == {"0": 48}
+    assert vd.to_variance(noisy, include="0").weights == {"0": 48}
     assert not noisy[0].value.any()
     assert not noisy[0].control.any()
 

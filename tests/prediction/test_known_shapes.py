@@ -52,7 +52,7 @@ def test_shapes_from_the_modules_are_those_of_a_pass(
 )
 def test_what_is_not_known_is_left_to_a_pass(module: nn.Module, shape: tuple[int, ...]) -> None:
     first = nn.Linear(shape[-1], shape[-1])
-    net = vd.convert(nn.Sequential(first, module), vd.sparse_vd(), where="0")
+    net = vd.convert(nn.Sequential(first, module), vd.sparse_vd(), include="0")
     assert chain(net, torch.zeros(1, *shape)) is None
 
 
@@ -60,7 +60,7 @@ def test_only_what_comes_after_noise_is_counted_once_per_draw() -> None:
     net = nn.Sequential(nn.Linear(3, 500), nn.Linear(500, 7), nn.Linear(7, 2))
     x = torch.zeros(2, 3)
     for where, largest in (("0", 500), ("1", 7), ("2", 2)):
-        copied = vd.convert(nn.Sequential(*net), vd.sparse_vd(), where=where)
+        copied = vd.convert(nn.Sequential(*net), vd.sparse_vd(), include=where)
         assert measured(prepared(copied, noise=True), x) == Size(largest)
         assert chain(copied, x).size == Size(largest)
         vd.revert(copied)

@@ -242,7 +242,7 @@ def test_what_comes_before_the_first_noise_runs_once() -> None:
             return super().forward(input)
 
     net = nn.Sequential(Counting(5, 6), nn.ReLU(), nn.Linear(6, 3))
-    vd.convert(net, RECIPES["posterior"], where="2")
+    vd.convert(net, RECIPES["posterior"], include="2")
     for wrapped in (net, Wrapped(net)):
         predict(wrapped, inputs(), 1)  # the first call looks for dropout in the code of Counting
         Counting.rows = 0

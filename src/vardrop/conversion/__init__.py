@@ -10,5 +10,5 @@ from vardrop.conversion.save_noisy import (
     restore as restore,
     save_noisy as save_noisy,
 )
-from vardrop.conversion.selection import Where as Where
+from vardrop.conversion.selection import Selection as Selection
 from vardrop.conversion.to_variance import Swap as Swap, to_variance as to_variance

@@ -18,7 +18,7 @@ from torch import nn
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import ties
 from vardrop.conversion.plan import NOT_SELECTED, Plan, plan
-from vardrop.conversion.selection import Where, join_names, selects
+from vardrop.conversion.selection import Selection, join_names, selects
 from vardrop.gates import DROPOUT_TYPES, SwitchedMode
 from vardrop.heads import Head
 from vardrop.layers import NOISY_TYPES, Variational
@@ -31,30 +31,30 @@ Net = TypeVar("Net", bound=nn.Module)
 def convert(
     net: Net,
     recipe: BaseRecipe,
-    where: Where | list[Where] | None = None,
-    exclude: Where | list[Where] | None = None,
+    include: Selection | list[Selection] | None = None,
+    exclude: Selection | list[Selection] | None = None,
 ) -> Net:
     """Make the weights (or features) of a net noisy, in place; its weights become the means.
 
     Args:
         net: any module; returned.
         recipe: the method, such as `vardrop.sparse_vd()`.
-        where: which modules: a glob on the name, a type, a predicate `(module, name) -> bool`, or
+        include: which modules: a glob on the name, a type, a predicate `(module, name) -> bool`, or
             a list of these. All that can be converted by default.
         exclude: which to leave out, likewise.
 
-    Weights that are frozen (`requires_grad` is False) stay plain unless `where` names them.
-    Several methods in one net: call it several times with different `where`. Where it raises, the
+    Weights that are frozen (`requires_grad` is False) stay plain unless `include` names them.
+    Several methods in one net: call it several times with different `include`. Where it raises, the
     net is as it was.
 
     >>> import torch, vardrop as vd
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    >>> type(vd.convert(net, vd.sparse_vd(), where="0")[0])
+    >>> type(vd.convert(net, vd.sparse_vd(), include="0")[0])
     <class 'vardrop.layers.dense.Linear'>
     """
-    todo = plan(net, recipe, where, exclude)
+    todo = plan(net, recipe, include, exclude)
     if not todo.changes:
-        raise VardropError(f"Expected something to convert, but {_nothing(net, todo, where)}.")
+        raise VardropError(f"Expected something to convert, but {_nothing(net, todo, include)}.")
     modules, noise = [step.module for step in todo.changes], ties(net)
     with all_or_nothing(modules, values=todo.rule.rewrites):
         for module in modules:
@@ -63,19 +63,19 @@ def convert(
     return net
 
 
-def _nothing(net: nn.Module, todo: Plan, where: Where | list[Where] | None) -> str:
+def _nothing(net: nn.Module, todo: Plan, include: Selection | list[Selection] | None) -> str:
     if not todo.skips:
         return "the net has no modules with parameters"
     about = {s.name for s in todo.steps}
     bare = [
         f"'{name}' ({type(m).__name__})"
         for name, m in net.named_modules()
-        if where is not None and name not in about and selects(where, m, name)
+        if include is not None and name not in about and selects(include, m, name)
     ]
     if bare and not any(s.reason != NOT_SELECTED for s in todo.skips):
         return (
-            f"`where` selects {join_names(bare)}, without weights or heads of their own that could "
-            "be noisy or gated. Name the layers inside"
+            f"`include` selects {join_names(bare)}, without weights or heads of their own that "
+            "could be noisy or gated. Name the layers inside"
         )
     return f"every module is skipped: {'; '.join(todo.skips_by_reason())}"
 

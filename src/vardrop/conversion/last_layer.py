@@ -17,7 +17,7 @@ from vardrop.recipes import HeadRecipe
 
 
 class LastLayer(ConversionRule):
-    """One linear layer becomes a head: the last, or the one that `where` names."""
+    """One linear layer becomes a head: the last, or the one that `include` names."""
 
     def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
         self.recipe, self.everywhere = recipe, everywhere
@@ -30,7 +30,7 @@ class LastLayer(ConversionRule):
         if self.noisy_type(module) is None:
             return "a head takes the place of a linear layer"
         if id(module) not in self.allowed:
-            return "not the last linear layer; name another with `where`"
+            return "not the last linear layer; name another with `include`"
         linear = cast(nn.Linear, module)
         if linear.out_features < 2:
             return "one output; a head needs at least 2 classes"
@@ -46,7 +46,7 @@ class LastLayer(ConversionRule):
         super().check(net, changes)
         if len(changes) > 1:
             raise VardropError(
-                f"Expected `where` to select one linear layer for the head, but got "
+                f"Expected `include` to select one linear layer for the head, but got "
                 f"{join_names(list(changes))}. Name the last one."
             )
 

@@ -18,7 +18,7 @@ from vardrop.noisy import Noisy, modules_of
 from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
-FROZEN = "its weights are frozen; name it with `where` if it is meant"
+FROZEN = "its weights are frozen; name it with `include` if it is meant"
 # Why modules of these types, or of subclasses, stay; a noisy layer is refused where it is selected.
 _UNSUPPORTED: dict[type, str] = {
     Variational: "",

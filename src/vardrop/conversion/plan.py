@@ -17,11 +17,11 @@ from vardrop.conversion.dropout import Switched
 from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_rule
 from vardrop.conversion.rules import ConversionRule
-from vardrop.conversion.selection import Where, check_selection, join_names, selects
+from vardrop.conversion.selection import Selection, check_selection, join_names, selects
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
-# By the exact type of a recipe: its rule, for these modules, with or without `where`.
+# By the exact type of a recipe: its rule, for these modules, with or without `include`.
 RULES: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], ConversionRule]] = {
     Recipe: layer_rule,
     HeadRecipe: LastLayer,
@@ -44,7 +44,7 @@ def rule_of(
     return make(recipe, modules, everywhere)
 
 
-NOT_SELECTED = "not selected by `where`"
+NOT_SELECTED = "not selected by `include`"
 _MANY = 24  # modules, beyond which a plan is printed in groups
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
 
@@ -64,7 +64,7 @@ class Plan:
     """What `convert` would do; print it to read it.
 
     Of many modules, those whose names differ only in numbers, and which fare alike, are printed as
-    one pattern with their count; `where` takes such a pattern. `steps` has every one of them.
+    one pattern with their count; `include` takes such a pattern. `steps` has every one of them.
     """
 
     recipe: BaseRecipe
@@ -117,8 +117,8 @@ class Plan:
 def plan(
     net: nn.Module,
     recipe: BaseRecipe,
-    where: Where | list[Where] | None = None,
-    exclude: Where | list[Where] | None = None,
+    include: Selection | list[Selection] | None = None,
+    exclude: Selection | list[Selection] | None = None,
     example_input: Any = None,
 ) -> Plan:
     """Say what `convert` would do to a net, without doing it.
@@ -126,7 +126,7 @@ def plan(
     Args:
         net: any module.
         recipe: the method.
-        where: which modules: a glob on the name, a type, a predicate, or a list of these.
+        include: which modules: a glob on the name, a type, a predicate, or a list of these.
         exclude: which to leave out, likewise.
         example_input: a batch, with which `mc_dropout()` finds dropout in code of your own: it runs
             one pass of a copy. Without it such dropout is not join_names.
@@ -143,16 +143,16 @@ noisy_bias=False)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
-    check_selection("where", where, list(modules))
+    check_selection("include", include, list(modules))
     check_selection("exclude", exclude, list(modules))
-    kind = rule_of(recipe, list(modules.values()), where is None)
+    kind = rule_of(recipe, list(modules.values()), include is None)
     if example_input is not None:
         kind.observe(net, example_input)
     steps = []
     for name, module in modules.items():
         if (why := kind.reason(module)) is None:
             continue
-        if not selects(where, module, name):
+        if not selects(include, module, name):
             why = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"

@@ -264,8 +264,8 @@ def _differences(net_tensors: dict[str, Tensor], file_tensors: dict[str, Tensor]
 def _tie_differences(net_ties: dict[str, str], file_ties: dict[str, str]) -> list[str]:
     texts = []
     for alias, first in sorted(set(net_ties.items()) ^ set(file_ties.items())):
-        where = "net" if net_ties.get(alias) == first else "file"
-        texts.append(f"'{alias}' and '{first}' are tied in the {where} only")
+        place = "net" if net_ties.get(alias) == first else "file"
+        texts.append(f"'{alias}' and '{first}' are tied in the {place} only")
     return texts
 
 

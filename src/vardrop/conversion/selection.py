@@ -12,29 +12,30 @@ from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 
 _SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
-Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
+Selection = str | type[nn.Module] | Callable[[nn.Module, str], bool]
 
 
-def selects(where: Any, module: nn.Module, name: str) -> bool:
+def selects(include: Any, module: nn.Module, name: str) -> bool:
     """Whether a selection (name pattern, type, predicate, list of these; None: all) has a module.
 
     >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
     (True, False)
     """
-    if where is None:
+    if include is None:
         return True
-    if isinstance(where, list | tuple):
-        return any(selects(part, module, name) for part in where)
-    if isinstance(where, str):
-        return fnmatchcase(name, where)
-    return isinstance(module, where) if isinstance(where, type) else bool(where(module, name))
+    if isinstance(include, list | tuple):
+        return any(selects(part, module, name) for part in include)
+    if isinstance(include, str):
+        return fnmatchcase(name, include)
+    return isinstance(module, include) if isinstance(include, type) else bool(include(module, name))
 
 
 def check_selection(
-    argument: str, where: Where | list[Where] | None, names: list[str] | None = None
+    argument: str, include: Selection | list[Selection] | None, names: list[str] | None = None
 ) -> None:
-    """Refuse what is no selection, and a pattern that matches none of the names, where given."""
-    for pattern in () if where is None else where if isinstance(where, list | tuple) else (where,):
+    """Refuse what is no selection, and a pattern that matches none of the names, if given."""
+    patterns: Any = include if isinstance(include, list | tuple) else [include]
+    for pattern in () if include is None else patterns:
         check_type(argument, pattern, str | Callable, _SELECTION)
         if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
             continue

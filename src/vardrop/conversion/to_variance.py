@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import shown
 from vardrop._core.errors import VardropError
-from vardrop.conversion.selection import Where, check_selection, join_names, selects
+from vardrop.conversion.selection import Selection, check_selection, join_names, selects
 from vardrop.layers import Variational, check_method
 from vardrop.noisy import modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
@@ -38,7 +38,7 @@ class Swap:
 
 
 @torch.no_grad()
-def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swap:
+def to_variance(net: nn.Module, include: Selection | list[Selection] | None = None) -> Swap:
     """Drop the means of Gaussian weights and keep their variances, in place.
 
         N(mu, sigma^2) -> N(0, sigma^2),   KL between the two = mu^2 / (2 sigma^2) = 1 / (2 alpha)
@@ -48,7 +48,7 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
 
     Args:
         net: a net with Gaussian posteriors.
-        where: which noisy layers, as for `convert`; all by default.
+        include: which noisy layers, as for `convert`; all by default.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.variational_dropout(per="layer"))
@@ -59,22 +59,22 @@ def to_variance(net: nn.Module, where: Where | list[Where] | None = None) -> Swa
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 5.
     """
     noisy = noisy_modules(net)
-    check_selection("where", where)
+    check_selection("include", include)
     layers = {
         name: m
         for name, m in modules_of(net, Variational).items()
-        if m.posterior is not None and selects(where, m, name)
+        if m.posterior is not None and selects(include, m, name)
     }
     if not layers:
         raise VardropError(
-            f"Expected `where` to select layers with noisy weights, but got {shown(where)}. "
+            f"Expected `include` to select layers with noisy weights, but got {shown(include)}. "
             f"The noisy modules are {join_names([n or '(net)' for n in noisy])}."
         )
     for name, layer in layers.items():
         if not isinstance(layer.posterior, AdditiveGaussian | MultiplicativeGaussian):
             raise VardropError(
                 f"Expected module '{name or '(net)'}' to have a Gaussian posterior, but got "
-                f"{layer.posterior!r}. Select others with `where`."
+                f"{layer.posterior!r}. Select others with `include`."
             )
         check_method(ZeroMean(), layer.prior, layer.estimator)
     # Everything is read before anything is written: tied layers lose their mean with the first.
