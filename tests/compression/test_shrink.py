@@ -1,4 +1,5 @@
 import copy
+import importlib
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, Separable, sparsen
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan, shrink
 
@@ -360,9 +362,14 @@ def test_errors():
 def test_missing_package_is_named(monkeypatch, tmp_path):
     from vardrop._core import errors
 
+    missing, import_module = "safetensors", importlib.import_module
+
     def absent(name):
-        raise ImportError(f"No module named '{name}'")
+        if name.startswith(missing):
+            raise ImportError(f"No module named '{name}'")
+        return import_module(name)
 
     monkeypatch.setattr(errors.importlib, "import_module", absent)
-    with pytest.raises(VardropError, match=r"safetensors to be installed.*vardrop\[compress\]"):
-        vd.compression.save(nn.Linear(2, 2), tmp_path / "net.safetensors")
+    for missing in ("safetensors", "numpy"):
+        match = rf"{missing} to be installed.*vardrop\[compress\]"
+        assert_refused(match, vd.compression.save, nn.Linear(2, 2), tmp_path / "net.safetensors")
