@@ -20,6 +20,8 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import write_tensors
 from vardrop.compression import Select, SparseLinear, load, pack, save, shrink, sparsify, unpack
 
+FORMATS = pytest.mark.parametrize(("write", "read"), [(save, load), (pack, unpack)])
+
 
 def small_net(name="residual", recipe=False, drop_inputs=False):
     small, _, make, shape = planned_net(name, recipe, drop_inputs)
@@ -179,10 +181,9 @@ class Bomb:
         return open, (str(self.target), "w")
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
-def test_malicious_pickle_is_refused(tmp_path, kind):
-    path, target = tmp_path / f"net.{kind}", tmp_path / "owned"
-    read = load if kind == "safetensors" else unpack
+@FORMATS
+def test_malicious_pickle_is_refused(tmp_path, write, read):
+    path, target = tmp_path / "net", tmp_path / "owned"
     path.write_bytes(pickle.dumps(Bomb(target)))
     with pytest.raises(VardropError, match=r"Expected .* to be (a safetensors file|written by)"):
         read(path, into=nn.Linear(2, 1))
@@ -192,12 +193,11 @@ def test_malicious_pickle_is_refused(tmp_path, kind):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
-def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, kind):
+@FORMATS
+def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, write, read):
     small, make, _ = small_net("residual", recipe=True)
-    path = tmp_path / f"net.{kind}"
-    save(small, path) if kind == "safetensors" else pack(small, path)
-    read = load if kind == "safetensors" else unpack
+    path = tmp_path / "net"
+    write(small, path)
     raw = path.read_bytes()
     into = make()
     before = {k: v.clone() for k, v in into.state_dict().items()}
@@ -215,12 +215,11 @@ def test_damaged_files_are_refused_and_into_is_untouched(tmp_path, kind):
     assert all(torch.equal(before[k], v) for k, v in into.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "vdp"])
-def test_wrong_nets_and_missing_files_are_named(tmp_path, kind):
+@FORMATS
+def test_wrong_nets_and_missing_files_are_named(tmp_path, write, read):
     small, _, _ = small_net("residual", recipe=True)
-    path = tmp_path / f"net.{kind}"
-    save(small, path) if kind == "safetensors" else pack(small, path)
-    read = load if kind == "safetensors" else unpack
+    path = tmp_path / "net"
+    write(small, path)
     with pytest.raises(VardropError, match="Expected `into` to have the module 'stem'"):
         read(path, into=nn.Sequential(nn.Linear(2, 2)))
     assert_refused("but it is not there", read, tmp_path / "absent", into=small)
