@@ -12,7 +12,7 @@ import torch
 
 from nets import lenet5, mlp
 from vardrop.compression import shrink, sparsify
-from vardrop.compression.probes import race
+from vardrop.compression.probes import time_interleaved
 
 NETS = {
     "LeNet-300-100": lambda: mlp(784, 300, 100, 10),
@@ -39,7 +39,7 @@ def main(kept: float = 0.02) -> None:
         for batch in (256, 1):
             x = torch.randn(batch, 1, 28, 28, generator=generator)
             nets = {"dense": dense, "shrunken": small, "chosen": sparsify(small, x)}
-            times = race({n: partial(net, x) for n, net in nets.items()})
+            times = time_interleaved({n: partial(net, x) for n, net in nets.items()})
             for n, t in times.items():
                 print(f"  batch {batch:3}  {n:9} {t * 1e6:9.1f} us  {times['dense'] / t:6.2f} x")
 

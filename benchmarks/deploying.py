@@ -15,7 +15,7 @@ from pruned_nets import NETS, pruned
 from torch import Tensor, nn
 
 import vardrop as vd
-from vardrop.compression import SparseLinear, masked
+from vardrop.compression import SparseLinear, zero_pruned_weights
 
 
 def _sparse(net: nn.Module) -> nn.Module:
@@ -55,7 +55,7 @@ def latency(settings: Settings) -> list[Row]:
         noisy = pruned(name)
         for batch in (256,) if settings.quick and name == "LeNet-5" else (256, 1):
             x = torch.rand(batch, 1, 28, 28)
-            dense, thin = make().eval(), masked(noisy)[0]
+            dense, thin = make().eval(), zero_pruned_weights(noisy)[0]
             small = vd.shrink(noisy, x[:1], drop_inputs=True).net
             nets = {
                 "dense": dense, "masked": thin, "CSR": _sparse(thin), "shrunken": small,

@@ -143,7 +143,7 @@ def variance() -> Any:
         *(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100, bias=False)),
         *(nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 10)),
     )
-    _trained(vd.convert(net, vd.variance_layer(), where="3"), data, 30)
+    _trained(vd.convert(net, vd.variance_layer(), include="3"), data, 30)
 
     def accuracy(net: nn.Module, samples: int = 64, mode: Any = "sample") -> float:
         p = vd.predict(net, data.test.x, samples, mode=mode, seed=0)

@@ -342,7 +342,7 @@ def _moments(layer: Variational, inputs: tuple[Any, ...]) -> tuple[Tensor, Tenso
     if len(layer.weight_axes) > 1:
         raise VardropError(
             f"Expected layers that are one product, but got {type(layer).__name__} with the "
-            f"weights {', '.join(layer.weight_axes)}. Convert the others alone, with `where`."
+            f"weights {', '.join(layer.weight_axes)}. Convert the others alone, with `include`."
         )
     if not all(t.adds_variances() for t in tensors):
         raise VardropError(

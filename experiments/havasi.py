@@ -111,8 +111,8 @@ def _noisy(model: nn.Module) -> nn.Module:
     """
     recipe = partial(Recipe, AdditiveGaussian(-6.0), Normal(std=0.2, learned=True), noisy_bias=True)
     if any(isinstance(m, nn.Conv2d) for m in model.modules()):
-        convert(model, recipe(weight_sample), where=nn.Conv2d)
-    return convert(model, recipe(local_reparameterization), where=nn.Linear)
+        convert(model, recipe(weight_sample), include=nn.Conv2d)
+    return convert(model, recipe(local_reparameterization), include=nn.Linear)
 
 
 class CodedELBO(ELBO):

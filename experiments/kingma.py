@@ -57,7 +57,7 @@ def kl_approximations(seed: int) -> dict[str, Any]:
 
 def _type_b(width: int) -> nn.Module:
     net = mlp(784, width, width, width, 10)
-    convert(net, variational_dropout("B", drop_rate=0.2), where="1")
+    convert(net, variational_dropout("B", drop_rate=0.2), include="1")
     return convert(net, variational_dropout("B", drop_rate=0.5), exclude="1")
 
 
@@ -178,7 +178,7 @@ def width_errors(
             torch.manual_seed(seed)
             net, recipes = mlp(784, width, width, width, 10), METHODS[name]
             if recipes is not None:
-                convert(convert(net, recipes[0], where="1"), recipes[1], exclude="1")
+                convert(convert(net, recipes[0], include="1"), recipes[1], exclude="1")
             elbo = ELBO(net, Categorical(), examples, beta=0.0 if recipes is None else 1.0)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             loop = Loop(
@@ -228,7 +228,7 @@ def averaged_errors(
             torch.manual_seed(seed)
             net, recipes = mlp(784, width, width, width, 10), METHODS[name]
             if recipes is not None:
-                convert(convert(net, recipes[0], where="1"), recipes[1], exclude="1")
+                convert(convert(net, recipes[0], include="1"), recipes[1], exclude="1")
             elbo = ELBO(net, Categorical(), len(x), beta=0.0 if recipes is None else 1.0)
             optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3), fused=True)
             rate = partial(_last_third, total)

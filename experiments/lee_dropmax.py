@@ -150,7 +150,7 @@ def trained(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = lenet5()
-        convert(net, METHODS[method](), where="9")
+        convert(net, METHODS[method](), include="9")
         elbo = ELBO(net, Categorical(), num_data=len(data.x))
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, weight_decay=1e-4), fused=True)
         loop = Loop(

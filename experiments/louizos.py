@@ -32,7 +32,7 @@ from vardrop.compression import (
     sparsify,
     unpack,
 )
-from vardrop.compression.probes import accuracy, race
+from vardrop.compression.probes import accuracy, time_interleaved
 from vardrop.conversion import convert
 from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
@@ -119,7 +119,7 @@ def fewer_channels(
         curve = _named("weights", watch.fit("weights", first, _measure(model, split), 0.5))
         model = _shrunk(model.eval(), split, max_drops[0])[1].net.train()
         # "3*", since a layer that drops inputs stands as 3.1 after its `Select`.
-        convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), where="3*")
+        convert(model, Recipe(MultiplicativeGaussian(0.02, "input"), LogUniform()), include="3*")
         convert(model, sparse_vd(), exclude="3*")
         torch.manual_seed(seed)
         second = _loop(model, split, channel_knots, seed, noise_rate=10.0)
@@ -301,7 +301,7 @@ def _latencies(nets: dict[str, nn.Module], onnx: dict[str, Path], x: Tensor) -> 
         feed = {session.get_inputs()[0].name: x.numpy()}
         calls[f"onnx {name}"] = partial(session.run, None, feed)
     with torch.inference_mode():
-        return race(calls, rounds=20)
+        return time_interleaved(calls, rounds=20)
 
 
 def _speed_ups(latency: dict[str, dict[str, float]]) -> dict[str, float]:

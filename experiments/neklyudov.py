@@ -73,7 +73,7 @@ def variance_lenet5(
     data, test = images("mnist", count=examples), images("mnist", "test", tests)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = convert(lenet5_batchnorm(), variance_layer(noise), where=list(layers))
+        net = convert(lenet5_batchnorm(), variance_layer(noise), include=list(layers))
         elbo = ELBO(net, Categorical(), num_data=len(data.x))
         optimizer = torch.optim.Adam(learned(net), lr=1e-3, fused=True)
         rate = _falling(epochs)
@@ -179,7 +179,7 @@ def train_parameterisation(
         model, where = small_net(data.x[0].numel(), bottleneck, width), HIDDEN
         if net == "lenet5":
             model, where = lenet5_batchnorm(), DENSE1
-        convert(model, Recipe(PARAMETERISATIONS[kind], PRIORS[prior]), where=where)
+        convert(model, Recipe(PARAMETERISATIONS[kind], PRIORS[prior]), include=where)
         elbo = ELBO(model, Categorical(), num_data=len(data.x))
         optimizer = torch.optim.Adam(parameter_groups(elbo, lr=1e-3, noise_lr=noise_lr), fused=True)
 
@@ -237,7 +237,7 @@ def selective_propagation(
     data, test = images("mnist", count=examples), images("mnist", "test", tests)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = convert(small_net(784, 100, 100), variance_layer(), where=HIDDEN)
+        net = convert(small_net(784, 100, 100), variance_layer(), include=HIDDEN)
         elbo = ELBO(net, Categorical(), len(data.x), beta=0.0)
         optimizer, rate = torch.optim.Adam(learned(net), lr=1e-3), _falling(epochs)
         loop = Loop(elbo, optimizer, *data, epochs, batch_size=200, rate=rate, seed=seed)
@@ -307,9 +307,9 @@ def _tolerant_net(kind: Kind, alpha: float) -> nn.Module:
     if kind == "stand-in":
         return net
     if alpha == math.inf:
-        return convert(net, variance_layer(), where="4")
+        return convert(net, variance_layer(), include="4")
     q = MultiplicativeGaussian(alpha, per="layer", learned=False)
-    return convert(net, Recipe(q, estimator=local_reparameterization), where="4")
+    return convert(net, Recipe(q, estimator=local_reparameterization), include="4")
 
 
 def noise_tolerance(

@@ -75,7 +75,7 @@ def regression_band(
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 200), nn.ReLU())
         net.append(nn.Linear(200, 1))
-        convert(net, variance_layer(), where="2")
+        convert(net, variance_layer(), include="2")
         x = torch.rand(200, 1) * 2 - 1
         y = torch.sin(3 * x) + noise_std * torch.randn_like(x)
         elbo = ELBO(net, Gaussian(noise_std, learned=True), num_data=len(x))
@@ -117,7 +117,7 @@ Explorer = Literal["variance", "entropy"]
 def policy(explorer: Explorer) -> nn.Sequential:
     """A net 4-64-64-2; its middle layer is a variance layer where that is the explorer."""
     net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-    return convert(net, variance_layer(), where="2") if explorer == "variance" else net
+    return convert(net, variance_layer(), include="2") if explorer == "variance" else net
 
 
 def play(env: Any, net: nn.Module, seed: int) -> tuple[Tensor, Tensor, float]:
@@ -244,7 +244,7 @@ def attack_curves(
     for name, recipe in methods.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = convert(small_net(data.x[0].numel(), 300, 300), recipe, where=HIDDEN)
+            net = convert(small_net(data.x[0].numel(), 300, 300), recipe, include=HIDDEN)
             elbo = ELBO(net, Categorical(), num_data=len(data.x))
             optimizer = torch.optim.Adam(learned(net), lr=1e-3)
             loop = Loop(elbo, optimizer, *data, epochs, seed=seed)

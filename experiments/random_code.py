@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically
-from vardrop.compression import masked
-from vardrop.compression.save import describe, load_tensors, rebuild
+from vardrop.compression import zero_pruned_weights
+from vardrop.compression.save import layer_sizes, load_tensors, resize_to
 from vardrop.functional import normal_kl, uniform, wide
 from vardrop.noisy import NoisyTensor, noisy_modules
 from vardrop.posteriors import AdditiveGaussian
@@ -506,8 +506,8 @@ def write_code(code: RandomCode, path: Path) -> int:
         raise VardropError(
             f"Expected all blocks to be closed, but {code.open} are open. Call code.close()."
         )
-    layout, levels, plain = code.layout, code.levels(), masked(code.net)[0]
-    plan = describe(plain)
+    layout, levels, plain = code.layout, code.levels(), zero_pruned_weights(code.net)[0]
+    plan = layer_sizes(plain)
     if changed := [key for key, found in plan.items() if key not in ("sizes", "unfused") and found]:
         raise VardropError(f"Expected a net that differs in sizes alone, but got {changed}.")
     tensors = {name: t.detach().cpu() for name, t in plain.state_dict().items()}
@@ -531,7 +531,7 @@ def read_code(path: Path, into: nn.Module) -> nn.Module:
     body, check = raw[:-_CHECK], raw[-_CHECK:]
     if body[:4] != _MARK or hashlib.blake2b(body, digest_size=_CHECK).digest() != check:
         raise VardropError(f"Expected {path} to be a random code, but its mark or checksum differ.")
-    plan, at = describe(into), len(_MARK)
+    plan, at = layer_sizes(into), len(_MARK)
     layers, tensors = plan["sizes"], into.state_dict()
     count = sum(len(sizes) for sizes in layers.values())
     header, at = _varints(body, at, 4 + len(tensors) + count)
@@ -539,7 +539,7 @@ def read_code(path: Path, into: nn.Module) -> nn.Module:
     held = dict(zip(tensors, header[4:], strict=False))
     levels = {name: _unzigzag(level - 1) for name, level in held.items() if level}
     plan["sizes"] = {name: [next(sizes) for _ in old] for name, old in layers.items()}
-    net = rebuild(into, plan)
+    net = resize_to(into, plan)
     empty = net.state_dict()
     shapes = [empty[name].shape for name in levels]
     weights = sum(math.prod(shape) for shape in shapes)

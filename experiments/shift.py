@@ -55,7 +55,7 @@ METHODS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "variational dropout": partial(convert, recipe=variational_dropout("B"), exclude="1"),
     "sparse VD": partial(convert, recipe=sparse_vd()),
     "Bayes by Backprop": partial(convert, recipe=bayes_by_backprop(Normal(learned=True))),
-    "variance layer": partial(convert, recipe=variance_layer(), where="4"),
+    "variance layer": partial(convert, recipe=variance_layer(), include="4"),
 }
 
 

@@ -257,7 +257,7 @@ class _Training(NamedTuple):
 
     def gated(self, start: nn.Module, penalty: float, epochs: int) -> _Small:
         """A copy with gates on heads and feed-forward units, trained on and made smaller."""
-        net = convert(copy.deepcopy(start), l0(penalty), where=["*self_attn", "*linear2"])
+        net = convert(copy.deepcopy(start), l0(penalty), include=["*self_attn", "*linear2"])
         net = self.fit(f"gates {penalty:g}", net, epochs)
         left = [_left(net, kind) for kind in ("self_attn", "linear2")]
         small = shrink(net, self.data.validation[0][:16]).net

@@ -75,7 +75,7 @@ def encoder() -> nn.Module:
 
 
 def test_an_encoder_layer_with_a_gate_keeps_the_means_of_the_gate_without_gradients() -> None:
-    layer = vd.convert(encoder(), vd.Recipe(gate=vd.LogNormal(mu=-1.0)), where="linear2")
+    layer = vd.convert(encoder(), vd.Recipe(gate=vd.LogNormal(mu=-1.0)), include="linear2")
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         quiet = layer(x)
@@ -85,7 +85,7 @@ def test_an_encoder_layer_with_a_gate_keeps_the_means_of_the_gate_without_gradie
 def test_encoder_layers_leave_torchs_fused_path_only_while_they_are_noisy() -> None:
     layer, x = encoder(), torch.randn(2, 3, 8)
     assert layer.activation_relu_or_gelu == 1
-    vd.convert(layer, vd.sparse_vd(), where="linear*")
+    vd.convert(layer, vd.sparse_vd(), include="linear*")
     assert layer.activation_relu_or_gelu == 0
     assert torch.backends.mha.get_fastpath_enabled()
     with torch.no_grad(), vd.sampling(layer):
@@ -99,7 +99,7 @@ def test_a_stack_of_encoder_layers_makes_no_nested_tensor_while_it_is_noisy() ->
     stack = nn.TransformerEncoder(encoder(), 2).eval()
     x, mask = torch.randn(2, 3, 8), torch.tensor([[False, False, True]] * 2)
     assert stack.use_nested_tensor
-    vd.convert(stack, vd.sparse_vd(), where="*linear*")
+    vd.convert(stack, vd.sparse_vd(), include="*linear*")
     with torch.no_grad(), vd.sampling(stack):
         assert not torch.equal(*[stack(x, src_key_padding_mask=mask) for _ in range(2)])
     vd.revert(stack)

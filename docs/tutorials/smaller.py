@@ -124,7 +124,9 @@ print("accuracy", accuracy(plain), "->", accuracy(thin.net))
 
 # %%
 vd.export_onnx(thin.net, "thin.onnx", example_input=x[:1])
-vd.export_onnx(vd.freeze(net.eval(), mode="moments"), "sure.onnx", x[:1], outputs=("probs", "epistemic"))
+vd.export_onnx(
+    vd.freeze(net.eval(), mode="moments"), "sure.onnx", x[:1], outputs=("probs", "epistemic")
+)
 
 images = data.test.x.numpy()
 thin_session = onnxruntime.InferenceSession("thin.onnx")

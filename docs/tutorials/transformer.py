@@ -74,8 +74,8 @@ vd.revert(net)
 # The penalty is the price of a weight, and may differ from one kind of unit to the other.
 
 # %%
-vd.convert(net.train(), vd.l0(penalty=1.0), where="*self_attn")
-vd.convert(net, vd.l0(penalty=0.3), where="*linear2")
+vd.convert(net.train(), vd.l0(penalty=1.0), include="*self_attn")
+vd.convert(net, vd.l0(penalty=0.3), include="*linear2")
 elbo = vd.ELBO(net, vd.Categorical(), num_data=len(data.train.x))
 left = []
 

@@ -27,8 +27,8 @@ from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
 from vardrop.compression.mask import check_means
-from vardrop.compression.probes import Inputs, as_inputs, check_runs
-from vardrop.compression.save import as_path, densify
+from vardrop.compression.probes import Inputs, check_runs, to_arguments
+from vardrop.compression.save import as_path, to_dense
 from vardrop.noisy import evaluating
 from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
@@ -60,7 +60,7 @@ def export_program(
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
     check_means(net, "to export")
-    return _program(densify(net)[0], inputs, batch_axes=None)
+    return _program(to_dense(net)[0], inputs, batch_axes=None)
 
 
 def export_package(
@@ -127,7 +127,7 @@ def _check_no_answers(outputs: object, noise: object) -> None:
 def _checked(net: nn.Module, example_input: Any) -> Inputs:
     """The arguments of a net with two examples at least, after a try."""
     check_net(net)
-    inputs = as_inputs(example_input)
+    inputs = to_arguments(example_input)
     check_runs(net, inputs)
     return _batched(inputs)
 
@@ -203,7 +203,7 @@ def export_onnx(
         return _written(model, target)
     _check_no_answers(outputs, noise)
     inputs = _checked(net, example_input)
-    dense: nn.Module = densify(net)[0]
+    dense: nn.Module = to_dense(net)[0]
     check_means(net, "to export")
     program = _program(dense, inputs, (0,) * len(inputs))
     return _written(_converted(program, None, None), target)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 
 
 class Adapted(nn.Module):
@@ -22,7 +22,7 @@ class Adapted(nn.Module):
 
 def with_half_of_the_ranks_dead(recipe):
     torch.manual_seed(0)
-    net = vd.convert(Adapted().eval(), recipe, where="lora_B")
+    net = vd.convert(Adapted().eval(), recipe, include="lora_B")
     closed = {"log_sigma2": 1.0, "logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0}
     with torch.no_grad():
         for name, parameter in net.lora_B.gate.named_parameters():
@@ -37,7 +37,7 @@ def test_ranks_go_exactly(recipe):
     small, plan = vd.shrink(net, x)
     assert (small.lora_A.out_features, small.lora_B.in_features) == (4, 4)
     with torch.no_grad():
-        zeroed, whole = masked(net)[0](x), net(x)
+        zeroed, whole = zero_pruned_weights(net)[0](x), net(x)
         assert torch.allclose(small(x), zeroed, atol=1e-6)
     assert plan.change == pytest.approx(float((whole - zeroed).abs().max()), abs=1e-6)
     assert f"outputs of the example by at most {plan.change:.2g}." in str(plan)

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.compression.nets import Residual
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.tuning import fine_tune, reestimate_batchnorm
 
@@ -38,5 +39,4 @@ def test_batchnorm_statistics_are_those_of_the_data():
     assert torch.allclose(net.norm.running_var, variance, rtol=1e-4)
     assert not net.norm.training
     assert net.norm.momentum == 0.1
-    with pytest.raises(VardropError, match="Expected `net` to have BatchNorm"):
-        reestimate_batchnorm(nn.Linear(2, 2), [])
+    assert_refused("Expected `net` to have BatchNorm", reestimate_batchnorm, nn.Linear(2, 2), [])

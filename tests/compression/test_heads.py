@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import Classifier
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 from vardrop.compression.modules.attention import SlimAttention
 
 
@@ -31,8 +31,8 @@ def close_gates(net, *units):
 def test_an_encoder_loses_heads_and_units_and_is_read_again(norm_first, pool, tmp_path):
     torch.manual_seed(0)
     net = Classifier(norm_first, pool)
-    vd.convert(net, vd.l0(), where="*self_attn")
-    vd.convert(net, vd.l0(), where="*linear2")
+    vd.convert(net, vd.l0(), include="*self_attn")
+    vd.convert(net, vd.l0(), include="*linear2")
     close_gates(net, 1)
     x = sentences()
     small, plan = vd.shrink(net, x)
@@ -65,8 +65,8 @@ GATES = {
 def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
     torch.manual_seed(0)
     net, x = Classifier(), sentences()
-    vd.convert(net, GATES[recipe], where="*self_attn")
-    vd.convert(net, GATES[recipe], where="*linear*")
+    vd.convert(net, GATES[recipe], include="*self_attn")
+    vd.convert(net, GATES[recipe], include="*linear*")
     with torch.no_grad():
         for gate in (m for m in net.modules() if isinstance(m, vd.Gate)):
             for tensor in gate.parameters():
@@ -78,7 +78,7 @@ def test_every_kind_of_gate_takes_heads_and_units_out(recipe):
         assert layer.self_attn.num_heads < 4
         assert layer.linear1.out_features < 20
     with torch.no_grad():
-        torch.testing.assert_close(small(x), masked(net, middle)[0](x))
+        torch.testing.assert_close(small(x), zero_pruned_weights(net, middle)[0](x))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -101,7 +101,7 @@ def test_an_encoder_that_keeps_its_heads_keeps_torchs_attention_and_its_fused_pa
 
 def test_a_small_encoder_is_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    net, x = vd.convert(Classifier(), vd.l0(), where="*self_attn"), sentences()
+    net, x = vd.convert(Classifier(), vd.l0(), include="*self_attn"), sentences()
     close_gates(net, 0)
     small = vd.shrink(net, x).net
     program = vd.export_program(small, x)
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_decoder_loses_heads_of_both_attentions(batch_first):
     torch.manual_seed(0)
-    net = vd.convert(Decoder(batch_first), vd.l0(), where="layer.*_at*n")
+    net = vd.convert(Decoder(batch_first), vd.l0(), include="layer.*_at*n")
     close_gates(net, 0, 3)
     inputs = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
     small = vd.shrink(net, inputs).net

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.compression import choose_threshold, masked, pack, shrink, unpack
+from vardrop.compression import choose_threshold, pack, shrink, unpack, zero_pruned_weights
 from vardrop.compression.probes import accuracy
 
 
@@ -43,12 +43,12 @@ def test_sparse_net_of_digits_gets_small_and_stays_good(tmp_path):
     chosen = choose_threshold(net, validation, accuracy, max_drop=0.01)
     small, plan = shrink(net, x[:1], chosen, drop_inputs=True)
     assert plan.compression > 10
-    assert torch.allclose(small(x), masked(net, chosen)[0](x), atol=1e-5)
+    assert torch.allclose(small(x), zero_pruned_weights(net, chosen)[0](x), atol=1e-5)
     report = pack(
         vd.Shrunk(small, plan), tmp_path / "net.vdp", validation=validation, metric=accuracy
     )
     assert report.ratio > 25
     decoded = unpack(tmp_path / "net.vdp", into=fresh())
-    full = accuracy(masked(net, math.inf)[0](test[0]), test[1])
+    full = accuracy(zero_pruned_weights(net, math.inf)[0](test[0]), test[1])
     assert full > 0.93
     assert accuracy(decoded(test[0]), test[1]) > full - 0.04

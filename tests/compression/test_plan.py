@@ -1,12 +1,14 @@
 """The plan of a shrunken net: a value that prints, is carried out, and says what was proven."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan
 
@@ -40,6 +42,8 @@ def test_plan_is_a_value_that_apply_carries_out(drop_inputs):
     assert plan.layers[0].after.outputs == one.get_submodule("2").in_features == 5
     lines = str(plan).splitlines()
     assert lines[0].startswith("MACs 106 -> ")
+    assert re.fullmatch(r"latency \S+ -> \S+ ms for the example", lines[1])
+    assert min(plan.latency) > 0
     assert plan.proof in lines
     assert lines[-1].startswith("weights that are not zero: ")
 
@@ -50,12 +54,10 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     trained = copy.deepcopy(net)
     with torch.no_grad():
         trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
-    with pytest.raises(VardropError, match="Expected `net` to be the one that was planned for"):
-        plan.apply(trained)
+    assert_refused("Expected `net` to be the one that was planned for", plan.apply, trained)
     with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules"):
         plan.apply(vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
-    with pytest.raises(VardropError, match="Expected `net` to be a torch.nn.Module, but got None"):
-        plan.apply(None)
+    assert_refused("Expected `net` to be a torch.nn.Module, but got None", plan.apply, None)
 
 
 def test_threshold_of_a_net_without_a_rule_is_refused():

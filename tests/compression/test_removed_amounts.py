@@ -15,12 +15,16 @@ POOLS = {
     "adaptive max": lambda: nn.AdaptiveMaxPool2d(3),
     "adaptive average": lambda: nn.AdaptiveAvgPool2d(3),
     "power average": lambda: nn.LPPool2d(2, 2),
+    "max, and its places": lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), Values()),
+    "bilinear": lambda: nn.Upsample(scale_factor=0.5, mode="bilinear"),
+    "padding": lambda: nn.ZeroPad2d(1),
 }
 NORMS = {
     "none": nn.Identity,
     "batch": lambda: nn.BatchNorm2d(8),
     "batch, not affine": lambda: nn.BatchNorm2d(8, affine=False),
     "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "instance, tracked": lambda: nn.InstanceNorm2d(8, track_running_stats=True),
 }
 ACTIVATIONS = {
     "relu": nn.ReLU,
@@ -28,6 +32,12 @@ ACTIVATIONS = {
     "gelu": nn.GELU,
     "tanh": nn.Tanh,
     "hardswish": nn.Hardswish,
+    "silu": nn.SiLU,
+    "elu in place": lambda: nn.ELU(inplace=True),
+    "leaky": nn.LeakyReLU,
+    "prelu": nn.PReLU,
+    "prelu by channel": lambda: nn.PReLU(8),
+    "softshrink": nn.Softshrink,
 }
 RECIPES = {
     "sparse_vd": vd.sparse_vd(),
@@ -37,6 +47,13 @@ RECIPES = {
     "bayesian_compression": vd.bayesian_compression(),
 }
 _CLOSED = {"logit": -8.0, "log_sigma": 3.0, "raw_a": -9.0, "log_sigma2": 8.0}
+
+
+class Values(nn.Module):
+    """The first of several outputs."""
+
+    def forward(self, outputs):
+        return outputs[0]
 
 
 class Net(nn.Module):
@@ -102,3 +119,24 @@ def test_dead_channels_go_through_every_norm_and_activation(norm, activation):
 def test_dead_channels_go_in_front_of_a_maximum_over_positions(recipe):
     torch.manual_seed(0)
     check(with_dead_channels(GlobalMax(nn.Identity, nn.ReLU, nn.Identity), RECIPES[recipe]))
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.LocalResponseNorm(3)])
+def test_channels_that_a_norm_takes_together_stay_and_the_plan_says_why(norm):
+    net = with_dead_channels(Net(lambda: norm, nn.ReLU, POOLS["max"]), vd.sparse_vd())
+    small, plan = vd.shrink(net, torch.randn(4, 1, 12, 12))
+    assert small.first.out_channels == 8
+    assert any("units of 'first' stay: " in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+@pytest.mark.parametrize("pool", ["MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"])
+def test_dead_channels_go_in_one_and_three_dimensions(dims, pool):
+    conv, norm = getattr(nn, f"Conv{dims}d"), getattr(nn, f"BatchNorm{dims}d")
+    layers = conv(1, 8, 3), norm(8), nn.ReLU(inplace=True), getattr(nn, f"{pool}{dims}d")(2)
+    net = nn.Sequential(*layers, conv(8, 6, 1), nn.Flatten()).eval()
+    vd.convert(net, vd.sparse_vd(), include="0")
+    with torch.no_grad():
+        net[0].log_sigma2[3:] = 8
+    small = vd.shrink(net, torch.randn(2, 1, *(8,) * dims)).net
+    assert (small[0].out_channels, small[1].num_features, small[4].in_channels) == (3, 3, 3)

@@ -1,4 +1,5 @@
 import copy
+import importlib
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, Separable, sparsen
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan, shrink
 
@@ -276,7 +278,7 @@ def test_modes_and_random_state_stay():
 @pytest.mark.parametrize("spread", [2.0, 6.0])
 def test_gates_fold_into_a_smaller_net(spread):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
     with torch.no_grad():
         for parameter in net[2].gate.parameters():
             parameter.add_(torch.linspace(-spread, spread, 6))
@@ -352,7 +354,7 @@ def test_errors():
     with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules among"):
         shrink(net, torch.zeros(1, 2), threshold={"1": 0.0})
     two = nn.Sequential(nn.Linear(2, 2), vd.Gate(vd.gates.BetaBernoulli(), units=2))
-    vd.convert(two, vd.sparse_vd(), where="0")
+    vd.convert(two, vd.sparse_vd(), include="0")
     with pytest.raises(VardropError, match="Expected one threshold for modules with one rule"):
         shrink(two, torch.zeros(1, 2), threshold=1.0)
 
@@ -360,9 +362,14 @@ def test_errors():
 def test_missing_package_is_named(monkeypatch, tmp_path):
     from vardrop._core import errors
 
+    missing, import_module = "safetensors", importlib.import_module
+
     def absent(name):
-        raise ImportError(f"No module named '{name}'")
+        if name.startswith(missing):
+            raise ImportError(f"No module named '{name}'")
+        return import_module(name)
 
     monkeypatch.setattr(errors.importlib, "import_module", absent)
-    with pytest.raises(VardropError, match=r"safetensors to be installed.*vardrop\[compress\]"):
-        vd.compression.save(nn.Linear(2, 2), tmp_path / "net.safetensors")
+    for missing in ("safetensors", "numpy"):
+        match = rf"{missing} to be installed.*vardrop\[compress\]"
+        assert_refused(match, vd.compression.save, nn.Linear(2, 2), tmp_path / "net.safetensors")

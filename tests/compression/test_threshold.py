@@ -1,13 +1,16 @@
 import math
+from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import Threshold, choose_threshold, shrink
 from vardrop.compression.probes import accuracy
+from vardrop.compression.trace_units import trace_units
 
 
 def net_and_data():
@@ -50,9 +53,25 @@ def test_budgets():
     assert next(p for p in few.points if p.threshold == float(few)).bytes <= 160
 
 
+def test_a_sweep_traces_once(monkeypatch):
+    traced = []
+
+    def trace(*args):
+        traced.append(1)
+        return trace_units(*args)
+
+    for name in ("threshold", "shrink"):
+        monkeypatch.setattr(import_module(f"vardrop.compression.{name}"), "trace_units", trace)
+    net, data = net_and_data()
+    assert len(choose_threshold(net, data, accuracy, macs=12).points) > 5
+    assert len(traced) == 1
+    assert vd.shrink(net, data[0]).plan.total("macs")[0] == 20
+    assert len(traced) == 2
+
+
 def test_gates_are_kept_above():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), where="2").eval()
+    vd.convert(net, vd.Recipe(gate=vd.gates.BetaBernoulli()), include="2").eval()
     with torch.no_grad():
         for parameter in net[2].gate.parameters():
             parameter.add_(torch.linspace(-2, 2, 4))
@@ -87,8 +106,7 @@ def test_errors():
         choose_threshold(nn.Linear(10, 2), data, accuracy, sparsity=0.5)
     with pytest.raises(VardropError, match="Expected inputs and targets of one length"):
         choose_threshold(net, (data[0], data[1][:3]), accuracy, sparsity=0.5)
-    with pytest.raises(VardropError, match="Expected data to score on"):
-        choose_threshold(net, [], accuracy, sparsity=0.5)
+    assert_refused("Expected data to score on", choose_threshold, net, [], accuracy, sparsity=0.5)
 
 
 def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():

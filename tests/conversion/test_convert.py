@@ -99,7 +99,7 @@ def test_plan_says_what_and_why_not():
     (None, nn.Linear, {"conv", "attention", "lstm"}),
 ])  # fmt: skip
 def test_selection(where, exclude, expected):
-    changes = vd.plan(mixed(), vd.sparse_vd(), where=where, exclude=exclude).changes
+    changes = vd.plan(mixed(), vd.sparse_vd(), include=where, exclude=exclude).changes
     assert {s.name for s in changes} == expected
 
 
@@ -110,7 +110,7 @@ def nan_net():
 
 
 BAD = [
-    (lambda: nn.Linear(2, 2), {"where": "fc9"}, "`where` to match a module, but got 'fc9'"),
+    (lambda: nn.Linear(2, 2), {"include": "fc9"}, "`include` to match a module, but got 'fc9'"),
     (lambda: nn.Linear(2, 2), {"exclude": "x"}, "`exclude` to match a module, but got 'x'"),
     (lambda: nn.Sequential(), {}, "no modules with parameters"),
     (lambda: nn.BatchNorm1d(3), {}, "every module is skipped.*no weights that can be noisy"),
@@ -159,11 +159,11 @@ def adapted():
 def test_frozen_weights_stay_plain_unless_they_are_named(recipe):
     text = str(vd.plan(adapted(), recipe))
     assert "2 modules, 22 weights become noisy" in text
-    assert "base   Linear  skip: its weights are frozen; name it with `where`" in text
+    assert "base   Linear  skip: its weights are frozen; name it with `include`" in text
     net = vd.convert(adapted(), recipe)
     assert type(net.base) is nn.Linear
     assert isinstance(net.a, vd.Linear)
-    named = vd.convert(adapted(), recipe, where=["base", "b"])
+    named = vd.convert(adapted(), recipe, include=["base", "b"])
     assert isinstance(named.base, vd.Linear)
     assert not named.base.weight.requires_grad
     assert type(named.a) is nn.Linear
@@ -173,7 +173,7 @@ def test_a_frozen_head_is_named_or_left():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
     net[2].requires_grad_(False)
     assert_refused("'2' .Linear.: its weights are frozen", vd.convert, net, vd.dropmax())
-    assert isinstance(vd.convert(net, vd.dropmax(), where="2")[2], vd.Head)
+    assert isinstance(vd.convert(net, vd.dropmax(), include="2")[2], vd.Head)
 
 
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
@@ -196,7 +196,7 @@ def test_the_plan_of_many_layers_is_printed_by_kind():
     assert rows == [
         "layers.0.map, layers.1.map and 16 more 18 Linear -> vardrop.Linear",
         "layers.*.norm 20 LayerNorm skip: no weights that can be noisy",
-        "layers.3.map, layers.5.map 2 Linear skip: its weights are frozen; name it with `where` if it is meant",
+        "layers.3.map, layers.5.map 2 Linear skip: its weights are frozen; name it with `include` if it is meant",
         "last Linear -> vardrop.Linear",
     ]
-    assert len(vd.plan(net, vd.sparse_vd(), where="layers.*.map").changes) == 20
+    assert len(vd.plan(net, vd.sparse_vd(), include="layers.*.map").changes) == 20

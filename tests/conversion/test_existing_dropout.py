@@ -197,7 +197,7 @@ def test_a_function_is_not_drawn_where_code_draws_for_every_call(name, recipe, k
 
 def test_the_switch_of_code_is_seen_by_the_compiler():
     net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
-    vd.convert(net, vd.mc_dropout(), where="self_attn").eval()
+    vd.convert(net, vd.mc_dropout(), include="self_attn").eval()
     compiled, x = torch.compile(net, backend="eager", fullgraph=True), torch.randn(2, 3, 8)
     with vd.sampling(net):
         assert not torch.equal(compiled(x), compiled(x))

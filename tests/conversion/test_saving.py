@@ -74,16 +74,16 @@ def test_every_recipe_comes_back(name, tmp_path):
 
 def test_several_recipes_and_dropout_under_the_switch(tmp_path):
     net = trained(plain(), vd.mc_dropout())
-    trained(net, vd.bayesian_compression(), where="0")
-    trained(net, vd.variance_layer("sign"), where="4")
-    trained(net, vd.dropmax(), where="5")
+    trained(net, vd.bayesian_compression(), include="0")
+    trained(net, vd.variance_layer("sign"), include="4")
+    trained(net, vd.dropmax(), include="5")
     vd.save_noisy(net, str(tmp_path / "net"))
     same(net, vd.load_noisy(str(tmp_path / "net"), into=plain()))
 
 
 def test_dependent_gates_come_back_with_a_frozen_base(tmp_path):
-    net = trained(plain(), vd.beta_bernoulli(), where=["0", "4"])
-    trained(net, vd.dependent_beta_bernoulli(), where="4")
+    net = trained(plain(), vd.beta_bernoulli(), include=["0", "4"])
+    trained(net, vd.dependent_beta_bernoulli(), include="4")
     net[0].gate.raw_b.requires_grad_(False)
     vd.save_noisy(net, tmp_path / "net")
     again = vd.load_noisy(tmp_path / "net", into=plain())
@@ -139,7 +139,7 @@ class Own(nn.Module):
 
 
 def test_layers_that_the_class_makes_noisy(tmp_path):
-    net = trained(Own(), vd.sparse_vd(), where="last")
+    net = trained(Own(), vd.sparse_vd(), include="last")
     vd.save_noisy(net, tmp_path / "net")
     same(net, vd.load_noisy(tmp_path / "net", into=Own()))
     with pytest.raises(vd.VardropError, match="module 'layer' is noisy in another way"):
@@ -185,7 +185,7 @@ UNFIT = [
     (lambda: plain().double(), "'0.weight' is torch.float64, in the file torch.float32"),
     (lambda: plain().to("meta"), "tensors with values, but got a meta tensor at '0.weight'"),
     (lambda: vd.convert(plain(), vd.ard()), "module '0' is noisy in another way"),
-    (lambda: vd.convert(plain(), vd.ard(), where="5"), "module '5' is noisy in another way"),
+    (lambda: vd.convert(plain(), vd.ard(), include="5"), "module '5' is noisy in another way"),
     (other_rate, "the rate of '3' is 0.4, in the file 0.3"),
     (lambda: None, "`into` to be a torch.nn.Module"),
 ]
@@ -195,7 +195,7 @@ UNFIT = [
 @pytest.mark.parametrize("recipe", [vd.sparse_vd(), vd.variance_layer()])
 def test_a_net_that_does_not_fit_is_refused_and_left(make, match, recipe, tmp_path):
     net = trained(plain(), vd.mc_dropout())
-    vd.save_noisy(trained(net, recipe, where=nn.Linear), tmp_path / "net")
+    vd.save_noisy(trained(net, recipe, include=nn.Linear), tmp_path / "net")
     into = make()
     before = copy.deepcopy(into)
     assert_refused(match, vd.load_noisy, tmp_path / "net", into=into)

@@ -30,7 +30,7 @@ FOUR = {
 @pytest.mark.parametrize("noisy_bias", [False, True])
 def test_swap_keeps_variances_and_reports_the_kl(name: str, noisy_bias: bool) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
-    vd.convert(net, vd.Recipe(FOUR[name], vd.LogUniform(), noisy_bias=noisy_bias), where="0")
+    vd.convert(net, vd.Recipe(FOUR[name], vd.LogUniform(), noisy_bias=noisy_bias), include="0")
     layer = net[0]
     assert isinstance(layer, Variational)
     mean, std = layer.weight.detach().clone(), layer.variance().detach().sqrt()
@@ -84,14 +84,14 @@ def test_swapped_net_trains_and_reverts() -> None:
 
 def test_where_selects_layers() -> None:
     net = vd.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), vd.sparse_vd())
-    assert list(to_variance(net, where="1").kl) == ["1"]
+    assert list(to_variance(net, include="1").kl) == ["1"]
     assert noisy_modules(net)["0"].posterior == vd.AdditiveGaussian()
 
 
 def test_swap_refuses_what_has_no_gaussian() -> None:
     net = vd.convert(nn.Linear(2, 2), vd.dropconnect())
     assert_refused(r"Expected module '\(net\)' to have a Gaussian", to_variance, net)
-    assert_refused("Expected `where` to select layers with noisy", to_variance, net, where="x")
+    assert_refused("Expected `include` to select layers with noisy", to_variance, net, include="x")
     assert_refused("Expected `net` to have noisy modules", to_variance, nn.Linear(2, 2))
 
 

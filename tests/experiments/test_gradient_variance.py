@@ -73,7 +73,7 @@ def test_num_data_scales_by_its_square_and_repeats_add_pairs() -> None:
 
 def test_net_stays_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    vd.convert(net, vd.sparse_vd(), where="0")
+    vd.convert(net, vd.sparse_vd(), include="0")
     net[2].weight.grad = torch.ones(2, 4)
     before = copy.deepcopy(net.state_dict())
     data = [(torch.randn(6, 3), torch.randint(2, (6,))) for _ in range(4)]

@@ -64,8 +64,8 @@ def test_layer_matches_its_samples(kind: str, activation: str) -> None:
 
 def test_a_net_of_variance_layers_and_its_state() -> None:
     net = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
-    vd.convert(net, vd.variance_layer("sign"), where="0")
-    vd.convert(net, vd.sparse_vd(), where="3")
+    vd.convert(net, vd.variance_layer("sign"), include="0")
+    vd.convert(net, vd.sparse_vd(), include="3")
     found = noise_level(net, torch.randn(3, 4))
     assert {k: tuple(v.shape) for k, v in found.items()} == {"0": (3, 5), "3": (3, 2)}
     assert torch.allclose(found["0"], torch.tensor(math.pi - 1), atol=1e-4)

@@ -37,7 +37,7 @@ def test_batches_of_different_size_are_weighted() -> None:
 def test_variance_layer_is_blind_by_its_mean() -> None:
     # |w x| tells |x|, and the mean tells nothing: every logit is the bias.
     net = nn.Sequential(nn.Linear(1, 400, bias=False), nn.ReLU(), nn.Linear(400, 2))
-    vd.convert(net, vd.variance_layer(), where="0")
+    vd.convert(net, vd.variance_layer(), include="0")
     with torch.no_grad():
         net[0].sigma.fill_(1.0)
         net[2].weight.copy_(torch.tensor([[-1.0], [1.0]]).expand(2, 400))
@@ -48,7 +48,7 @@ def test_variance_layer_is_blind_by_its_mean() -> None:
 
 def test_batchnorm_and_modes_stay() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    vd.convert(net, vd.sparse_vd(), where="0")
+    vd.convert(net, vd.sparse_vd(), include="0")
     net[1].eval()
     accuracies(net, [(torch.randn(5, 3), torch.zeros(5).long())], samples=2)
     assert ([m.training for m in net], net[1].num_batches_tracked) == ([True, False, True], 0)

@@ -125,7 +125,7 @@ def test_switched_dropout_draws_what_torch_would_draw() -> None:
 
 def test_gates_are_inserted_where_the_net_has_no_dropout() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    vd.convert(net, recipes.mc_dropout(drop_rate=0.25), where="2")
+    vd.convert(net, recipes.mc_dropout(drop_rate=0.25), include="2")
     assert net[2].gate.noise == vd.BinaryDropout(0.25)
     assert type(net[0]) is nn.Linear
 

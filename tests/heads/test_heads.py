@@ -223,8 +223,8 @@ def test_elbo_drives_the_head_and_logs_its_parts(rule: ClassRule) -> None:
 
 def test_elbo_drives_noisy_layers_below_a_head() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
-    vd.convert(net, recipes.dropmax(), where="2")
-    vd.convert(net, vd.sparse_vd(), where="0")
+    vd.convert(net, recipes.dropmax(), include="2")
+    vd.convert(net, vd.sparse_vd(), include="0")
     out = vd.ELBO(net, vd.Categorical(), num_data=8)(H, Y)
     assert out.kl > 0
     torch.testing.assert_close(out.loss, out.head.loss + out.kl / 8)
@@ -245,7 +245,7 @@ def test_elbo_with_a_head_compiles_into_one_graph(rule: ClassRule) -> None:
 def test_convert_replaces_the_named_layer_and_keeps_its_weights() -> None:
     net = nn.Sequential(OrderedDict(body=nn.Linear(5, 6), relu=nn.ReLU(), fc=nn.Linear(6, 4)))
     weight, state = net.fc.weight, copy.deepcopy(net.state_dict())
-    vd.convert(net, recipes.dropmax(), where="fc")
+    vd.convert(net, recipes.dropmax(), include="fc")
     assert [type(m) for m in net] == [nn.Linear, nn.ReLU, Head]
     assert net.fc.rule == heads.DropMaxRule()
     assert net.fc.weight is weight

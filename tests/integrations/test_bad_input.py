@@ -67,12 +67,14 @@ def test_a_mask_of_torchs_attention_that_hides_everything(name, hidden):
 def test_a_gate_on_a_layer_without_heads():
     net = MODELS["bert"]()
     state, modules = snapshot(net)
-    match = r"`where` selects 'bert.encoder.layer.0.attention.self' \(BertSelfAttention\), .* without weights or heads of their own.* Name the layers inside"
-    assert_refused(match, vd.convert, net, vd.l0(), where="*.attention.self")
+    match = r"`include` selects 'bert.encoder.layer.0.attention.self' \(BertSelfAttention\), .* without weights or heads of their own.* Name the layers inside"
+    assert_refused(match, vd.convert, net, vd.l0(), include="*.attention.self")
     with pytest.raises(vd.VardropError, match="an index has no features to gate"):
-        vd.convert(net, vd.l0(), where="*.word_embeddings")
-    assert_refused("no weights that can be noisy", vd.convert, net, vd.l0(), where="*.LayerNorm")
-    assert_refused("not selected by `where`", vd.convert, net, vd.l0(), where=nn.MultiheadAttention)
+        vd.convert(net, vd.l0(), include="*.word_embeddings")
+    assert_refused("no weights that can be noisy", vd.convert, net, vd.l0(), include="*.LayerNorm")
+    assert_refused(
+        "not selected by `include`", vd.convert, net, vd.l0(), include=nn.MultiheadAttention
+    )
     now, kinds = snapshot(net)
     assert kinds == modules
     assert all(torch.equal(v, state[k]) for k, v in now.items())

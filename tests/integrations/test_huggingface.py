@@ -199,7 +199,7 @@ def test_prediction_draws_the_attention_dropout_that_training_has():
 
     config = transformers.BertConfig(**{**MODELS["bert"]().config.to_dict(), **quiet})
     model, batch = transformers.BertForSequenceClassification(config), batch_of("bert")
-    vd.convert(model, vd.bayes_by_backprop(log_sigma2=-60.0), where="classifier")
+    vd.convert(model, vd.bayes_by_backprop(log_sigma2=-60.0), include="classifier")
     assert vd.predict(model, batch, samples=8, likelihood=vd.Values()).std.max() > 1e-6
 
 

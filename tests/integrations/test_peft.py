@@ -23,10 +23,10 @@ def base():
     return MODELS["bert"]()
 
 
-def adapted(where=None):
+def adapted(include=None):
     """A model with adapters of rank 2, whose classifier PEFT trains and saves as well."""
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
-    return vd.convert(peft.get_peft_model(base(), config), vd.bayes_by_backprop(), where=where)
+    return vd.convert(peft.get_peft_model(base(), config), vd.bayes_by_backprop(), include=include)
 
 
 def trainer_of(folder, model, **options):

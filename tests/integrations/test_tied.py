@@ -89,6 +89,6 @@ def test_a_tied_weight_is_noisy_in_both_places_or_in_none():
 
 def test_a_head_with_a_plain_embedding_cannot_be_chosen():
     with pytest.raises(vd.VardropError, match="'lm_head' .*: its weight is tied to 'model.embed_"):
-        vd.convert(gemma(), vd.bayes_by_backprop(), where="lm_head")
-    gated = vd.plan(gemma(), vd.concrete_dropout(), where="lm_head")  # not on the weight
+        vd.convert(gemma(), vd.bayes_by_backprop(), include="lm_head")
+    gated = vd.plan(gemma(), vd.concrete_dropout(), include="lm_head")  # not on the weight
     assert [s.name for s in gated.changes] == ["lm_head"]

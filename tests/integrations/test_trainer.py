@@ -302,7 +302,7 @@ def test_a_checkpoint_with_means_of_another_save_is_refused(tmp_path):
 def test_a_checkpoint_of_another_conversion_is_refused(tmp_path):
     trainer_of(tmp_path, num_train_epochs=1, save_strategy="epoch").train()
     (folder,) = tmp_path.glob("checkpoint-*")
-    other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), where="classifier")
+    other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), include="classifier")
     again = ELBOTrainer(other, arguments(tmp_path), train_dataset=examples())
     with pytest.raises(vd.VardropError, match="Expected a model with the noise of .*log_sigma2"):
         again.train(resume_from_checkpoint=str(folder))

@@ -9,7 +9,7 @@ from torch import nn
 import vardrop as vd
 from tests.refusals import assert_refused
 from tests.statistics import assert_mean, assert_variance
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 from vardrop.noisy import noisy_modules
 
 QUIET = vd.Recipe(vd.AdditiveGaussian(log_sigma2=-80.0), vd.Normal(), vd.weight_sample)
@@ -110,7 +110,7 @@ def test_a_dead_head_leaves_the_plain_layer():
     with torch.no_grad():
         next(noisy.gate.parameters())[1] = -20.0
     x = torch.randn(3, 4, 8).double()
-    small, _ = masked(nn.ModuleDict({"a": noisy}).eval())
+    small, _ = zero_pruned_weights(nn.ModuleDict({"a": noisy}).eval())
     assert type(small["a"]) is nn.MultiheadAttention
     assert not small["a"].out_proj.weight[:, 4:].any()
     torch.testing.assert_close(small["a"](x, x, x)[0], noisy(x, x, x)[0])

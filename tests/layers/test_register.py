@@ -8,7 +8,7 @@ from torch.nn import functional
 import vardrop as vd
 from experiments.diagnostics import noise_level
 from tests.refusals import assert_refused
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 from vardrop.layers import NOISY_TYPES
 from vardrop.layers.alpha import sparsity
 from vardrop.prediction.kappa import kappa
@@ -127,7 +127,7 @@ def test_it_is_saved_and_loaded(tmp_path):
 def test_dead_weights_of_both_are_masked():
     noisy = net()
     noisy[0].control_log_sigma2.data[0] = 20.0
-    plain, _ = masked(noisy)
+    plain, _ = zero_pruned_weights(noisy)
     assert type(plain[0]) is GatedLinear
     assert (plain[0].control[0] == 0).all()
     assert (plain[0].value != 0).all()
@@ -135,7 +135,7 @@ def test_dead_weights_of_both_are_masked():
 
 def test_the_swap_to_variances_takes_both():
     noisy = net()
-    assert vd.to_variance(noisy, where="0").weights == {"0": 48}
+    assert vd.to_variance(noisy, include="0").weights == {"0": 48}
     assert not noisy[0].value.any()
     assert not noisy[0].control.any()
 

@@ -25,7 +25,7 @@ def pair(bias=False):
 
 def convert(net, recipe, made):
     for where in [None] if made == "at once" else ["0", "2"]:
-        vd.convert(net, recipe, where=where)
+        vd.convert(net, recipe, include=where)
     return net
 
 
@@ -87,8 +87,10 @@ def test_what_gates_say_of_a_tied_weight_is_averaged(recipe, made):
 
 
 def test_a_second_method_for_one_weight_is_refused():
-    net = vd.convert(pair(), vd.sparse_vd(), where="0")
-    assert_refused("one posterior and one prior.*same recipe", vd.convert, net, vd.ard(), where="2")
+    net = vd.convert(pair(), vd.sparse_vd(), include="0")
+    assert_refused(
+        "one posterior and one prior.*same recipe", vd.convert, net, vd.ard(), include="2"
+    )
     assert type(net[2]) is nn.Linear
 
 

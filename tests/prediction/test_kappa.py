@@ -19,8 +19,8 @@ def small_net() -> nn.Sequential:
     net = nn.Sequential(
         nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
     ).double()
-    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0), where="0")
-    return vd.convert(net, vd.variational_dropout(per="layer"), where="4")
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0), include="0")
+    return vd.convert(net, vd.variational_dropout(per="layer"), include="4")
 
 
 def drawn_weight(layer: vd.Linear) -> Tensor:
@@ -120,7 +120,7 @@ def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
     """Price: Var w E d^2 f / dw^2 = E (w - E w) df / dw, which needs first derivatives only."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0), where="0")
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=0.0), include="0")
     x, y, runs = torch.randn(1, 3).double(), torch.tensor([1]), 20_000
     layer = net[0]
     weights = torch.stack([drawn_weight(layer) for _ in range(runs)])
@@ -140,7 +140,7 @@ def test_a_variance_layer_before_a_relu_is_seen() -> None:
     """At the means every unit is shut; prediction, which draws too, measures the same kappa."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
-    vd.convert(net, vd.variance_layer(), where="0")
+    vd.convert(net, vd.variance_layer(), include="0")
     x, runs = torch.randn(6, 3), 60
     batch = [(x, torch.zeros(6, 1))]
     half_square = lambda output, y: 0.5 * (output - y).square().sum(1).mean()

@@ -74,7 +74,7 @@ def test_linear_parts_are_exact() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
     net[1].running_mean.normal_()
     net[1].running_var.uniform_(0.5, 2)
-    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0), where="0")
+    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-2.0), include="0")
     x = torch.randn(5, 3).double()
     found = propagate(net, x)
     torch.testing.assert_close(found.mean, net(x))

@@ -245,7 +245,7 @@ def test_what_comes_before_the_first_noise_runs_once() -> None:
     seen: list[int] = []
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
     net[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
-    vd.convert(net, RECIPES["posterior"], where="2")
+    vd.convert(net, RECIPES["posterior"], include="2")
     for wrapped in (net, Wrapped(net)):
         predictor = vd.Predictor(wrapped)
         predictor(inputs())  # the first call makes the plan
@@ -278,7 +278,7 @@ def test_draws_are_further_examples_only_if_examples_are_independent() -> None:
 
 
 def test_noise_in_front_of_the_first_noisy_layer_is_not_shared() -> None:
-    net = vd.convert(nn.Sequential(OwnNoise(), nn.Linear(5, 5)), RECIPES["posterior"], where="1")
+    net = vd.convert(nn.Sequential(OwnNoise(), nn.Linear(5, 5)), RECIPES["posterior"], include="1")
     first, second = predict(net, inputs(), 2, likelihood=vd.Values(), seed=0).draws
     assert isinstance(strategy_of(net, inputs()), LoopDraws)
     assert (first - second).abs().min() > 1e-3

@@ -84,7 +84,9 @@ def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(
 ) -> None:
     net = nn.Sequential(Jitter(), nn.Linear(6, 1)) if name == "module" else Functional(name)
     layer = net[1] if name == "module" else net.layer
-    vd.convert(net, vd.bayes_by_backprop(log_sigma2=-20.0), where="1" if name == "module" else None)
+    vd.convert(
+        net, vd.bayes_by_backprop(log_sigma2=-20.0), include="1" if name == "module" else None
+    )
     with torch.no_grad():
         layer.weight.fill_(1.0)
         layer.bias.zero_()
@@ -176,7 +178,7 @@ def test_encoder_layers_draw_past_torchs_fused_path(rate: float) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=rate, batch_first=True).eval()
     net = nn.Sequential(layer, nn.Flatten())
     if rate == 0:
-        vd.convert(net, vd.sparse_vd(log_sigma2=-3.0), where="*linear*")
+        vd.convert(net, vd.sparse_vd(log_sigma2=-3.0), include="*linear*")
     p = predict(net, torch.randn(2, 3, 8), 32, likelihood=vd.Values(), seed=0)
     assert (p.std > 1e-3).all()
     assert torch.backends.mha.get_fastpath_enabled()
@@ -228,7 +230,7 @@ class TestLogSpace:
 def test_classes_of_probability_zero_have_finite_uncertainties() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 4))
-    vd.convert(vd.convert(net, vd.sparsemax(), where="2"), vd.sparse_vd(-2.0), where="0")
+    vd.convert(vd.convert(net, vd.sparsemax(), include="2"), vd.sparse_vd(-2.0), include="0")
     p = predict(net, 3 * torch.randn(4, 5), 64, seed=0)
     probs = p.draws.double().exp()
     assert (probs == 0).any()

@@ -30,7 +30,7 @@ def variance_net() -> nn.Module:
         nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(),
         nn.Linear(64, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 10),
     )  # fmt: skip
-    vd.convert(net, vd.variance_layer(), where="3")
+    vd.convert(net, vd.variance_layer(), include="3")
     x, y, *_ = digits()
     elbo = vd.ELBO(net, vd.Categorical(), num_data=len(x), beta=0.0)
     optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)

@@ -13,7 +13,7 @@ from tests.compression.nets import NETS as SHRINKABLE, Classifier
 from tests.nets import Parts
 from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
-from vardrop.compression.mask import decompose
+from vardrop.compression.mask import decompose_layers
 from vardrop.compression.probes import Probes, run
 from vardrop.compression.unit_gates import UnitGates
 from vardrop.tuning import latencies, slim_report as slimmed
@@ -123,8 +123,8 @@ def test_a_recurrent_net_keeps_its_budget_with_as_many_units_in_every_layer():
 
 
 def test_multiples_count_units_not_heads():
-    gates = UnitGates(decompose(Classifier()), (torch.randint(1, 20, (1, 6)),))
-    kept = gates.kept(lambda kept: float(gates.cost(kept)) <= 0.6, multiple=3)
+    gates = UnitGates(decompose_layers(Classifier()), (torch.randint(1, 20, (1, 6)),))
+    kept = gates.choose(lambda kept: float(gates.cost(kept)) <= 0.6, multiple=3)
     heads = sum(bool(k) for k, u in zip(kept, gates.units, strict=True) if len(u[0].emitters) == 9)
     assert heads not in (0, 8)  # three units are one head
 

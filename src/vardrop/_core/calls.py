@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vardrop._core.errors import VardropError
+from vardrop._core.integrations import check_input
 
 
 def call(net: nn.Module, x: Any) -> Any:
@@ -30,6 +31,8 @@ def call(net: nn.Module, x: Any) -> Any:
 
 def arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional and the named arguments that a batch is."""
+    if isinstance(x, tuple) and len(x) == 1 and isinstance(x[0], Mapping):
+        x = x[0]
     if isinstance(x, Mapping):
         return ((), dict(x)) if _has_names(net, x) else ((x,), {})
     return (x if isinstance(x, tuple) else (x,)), {}
@@ -80,22 +83,11 @@ def rows(x: Any, name: str = "x") -> int:
 
 
 def check_named(x: Any) -> None:
-    """Refuse named tensors of other numbers of rows, and a mask that hides a whole sequence.
-
-    Masks are looked at where that costs nothing, on a CPU.
-    """
-    if not isinstance(x, Mapping):
-        return
-    rows(x)
-    for name, mask in x.items():
-        if "attention_mask" not in str(name) or not isinstance(mask, Tensor) or mask.dim() != 2:
-            continue
-        hidden = (mask == 0).all(1) if mask.device.type == "cpu" else torch.zeros(1)
-        if bool(hidden.any()):
-            raise VardropError(
-                f"Expected `{name}` to leave a token in every row, but got one that hides all of "
-                f"row {int(hidden.nonzero()[0])}. Leave out empty sequences."
-            )
+    """Refuse named tensors of other numbers of rows, and what an integration refuses."""
+    if isinstance(x, Mapping):
+        rows(x)
+        for name, value in x.items():
+            check_input(name, value)
 
 
 def parts(x: Any, size: int) -> Iterator[Any]:

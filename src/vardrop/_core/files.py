@@ -266,6 +266,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         ) from broken
     if metadata.get("sha256") != digest(text, tensors):
         raise VardropError(
-            f"Expected the checksum of {path} to match, but got another. The file is damaged."
+            f"Expected the checksum of {path} to match, but got another. The file is damaged, or "
+            "vardrop did not write it."
         )
     return tensors, values

@@ -1,25 +1,73 @@
-"""Modules of other libraries, which an integration knows: it is loaded where a net has one."""
+"""Hooks for modules of other libraries.
+
+An integration registers what it knows about its classes. It is loaded when a net has a module of
+its library: the entry point group `vardrop.integrations` maps the package of a class to the module
+that registers it, so that any package can bring its own.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
 
-_INTEGRATIONS = dict.fromkeys(
-    ("transformers", "transformers_modules"), "vardrop.integrations.huggingface"
-)
+from torch import Tensor, nn
+
+_GROUP = "vardrop.integrations"
+Span = Callable[[tuple[Any, ...], dict[str, Any]], tuple[int, int | None]]
+_positions: list[tuple[Callable[[nn.Module], bool], Span]] = []
+_input_checks: dict[str, Callable[[str, Tensor], None]] = {}
 
 
 def load_integration(kind: type) -> None:
-    """Load what knows the package of a class, where there is such an integration."""
-    integration = _INTEGRATIONS.get(package(kind))
-    if integration is not None:
-        import_module(integration)
+    """Load the integration of the library that a class comes from, if there is one."""
+    _load(kind.__module__.partition(".")[0])
 
 
-def package(kind: type) -> str:
+@cache  # the search for entry points takes a tenth of a second
+def _load(package: str) -> None:
+    if package not in ("torch", "vardrop", "__main__"):
+        for entry_point in entry_points(group=_GROUP, name=package):
+            entry_point.load()
+
+
+def package_of(kind: type) -> str:
     """The package that a class comes from.
 
-    >>> package(dict), package(dict[str, int])
+    >>> package_of(dict), package_of(dict[str, int])
     ('builtins', 'builtins')
     """
     return kind.__module__.partition(".")[0]
+
+
+def register_positions(applies: Callable[[nn.Module], bool], span: Span) -> None:
+    """Say which positions of a sequence a call of a net is about.
+
+    Args:
+        applies: whether the net is one of yours, which can continue a sequence.
+        span: from the positional and the named arguments of a call, the position of the first
+            token, and the position after the last one if layers may see only the last ones.
+    """
+    _positions.append((applies, span))
+
+
+def position_span(net: nn.Module) -> Span | None:
+    """The function that finds the positions of a call of a net, if an integration has one."""
+    return next((span for applies, span in _positions if applies(net)), None)
+
+
+def register_input_check(name: str, check: Callable[[str, Tensor], None]) -> None:
+    """Check the named inputs of models.
+
+    Args:
+        name: of the input.
+        check: of a name and a tensor; it raises an error if the input cannot be right.
+    """
+    _input_checks[name] = check
+
+
+def check_input(name: str, value: Any) -> None:
+    """Run the check that an integration has registered for an input of this name."""
+    if name in _input_checks and isinstance(value, Tensor):
+        _input_checks[name](name, value)

@@ -1,31 +1,17 @@
 """Compression: mask, threshold, shrink, sparse execution, files."""
 
 from vardrop.compression.costs import LayerCost as LayerCost
-from vardrop.compression.mask import masked as masked
-from vardrop.compression.modules.select import (
-    Lookup as Lookup,
-    Scale as Scale,
-    Select as Select,
-)
-from vardrop.compression.pack import (
-    PackReport as PackReport,
-    pack as pack,
-    unpack as unpack,
-)
-from vardrop.compression.save import (
-    load as load,
-    save as save,
-)
+from vardrop.compression.mask import zero_pruned_weights as zero_pruned_weights
+from vardrop.compression.modules.select import Lookup as Lookup, Scale as Scale, Select as Select
+from vardrop.compression.pack import PackReport as PackReport, pack as pack, unpack as unpack
+from vardrop.compression.save import load as load, save as save
 from vardrop.compression.shrink import (
     LayerReport as LayerReport,
     ShrinkPlan as ShrinkPlan,
     Shrunk as Shrunk,
     shrink as shrink,
 )
-from vardrop.compression.sparse import (
-    SparseLinear as SparseLinear,
-    sparsify as sparsify,
-)
+from vardrop.compression.sparse import SparseLinear as SparseLinear, sparsify as sparsify
 from vardrop.compression.threshold import (
     Point as Point,
     Threshold as Threshold,

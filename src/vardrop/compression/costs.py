@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
-from vardrop._core.modules import clone_modules
-from vardrop.compression.layer_views import affine, join_name
-from vardrop.compression.mask import decompose
+from vardrop.compression.layer_views import affine_layers, join_name
+from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
 from vardrop.noisy import modules_of
@@ -79,21 +79,22 @@ class CountedPass(TorchDispatchMode):
             for part in ("k_proj", "v_proj"):
                 macs[join_name(name, part)] += products // 2
         batch = next((len(t) for t in tensors_in(self.inputs) if t.dim()), 1)
+        layers = affine_layers(self.net)
         costs: dict[str, LayerCost] = {}
         others: dict[str, LayerCost] = {}
         for name, module in self.net.named_modules():
-            view, own = affine(module), list(module.parameters(recurse=False))
+            view, parameters = layers.get(name), list(module.parameters(recurse=False))
             if view is not None or macs[name]:
                 (costs if view else others)[name] = LayerCost(
-                    weights=sum(int(p.count_nonzero()) for p in own if p.dim() > 1),
+                    weights=sum(int(p.count_nonzero()) for p in parameters if p.dim() > 1),
                     inputs=view.inputs if view else 0,
                     outputs=view.outputs if view else 0,
                     macs=macs[name] // max(batch, 1),
-                    bytes=sum(p.numel() * p.element_size() for p in own),
+                    bytes=sum(p.numel() * p.element_size() for p in parameters),
                 )
         return costs | others
 
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
     """The costs of a net by module; attention and recurrent layers count as dense layers."""
-    return CountedPass(decompose(clone_modules(net)), inputs).costs()
+    return CountedPass(decompose_layers(copy.deepcopy(net)), inputs).costs()

@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import singledispatch
 from typing import Any, SupportsFloat, cast
 
 import torch
@@ -15,14 +14,15 @@ from torch import Tensor, nn
 
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop.compression.layer_views import join_name, kind_of, replace_module
+from vardrop._core.integrations import load_integration
+from vardrop.compression.layer_views import LAYOUTS, join_name, replace_module
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.functional import wide
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
-from vardrop.noisy import NoisyTensor, Relevance, has_noise, modules_of, relevance, tensor_name
+from vardrop.noisy import Noisy, NoisyTensor, Relevance, modules_of, relevance, tensor_name
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -32,31 +32,32 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    found = relevance(net) if has_noise(net) else {}
+    relevances = relevance(net) if modules_of(net, Noisy) else {}
     if threshold is None:
-        return found
+        return relevances
     _check_thresholds(threshold)
-    if not found:
+    if not relevances:
         raise VardropError(
             "Expected `net` to have a method that tells dead weights or units, but got none. "
             "Use a recipe such as vardrop.sparse_vd(), or give no threshold."
         )
     if not isinstance(threshold, Mapping):
-        if len({(r.threshold, r.keep_above) for r in found.values()}) > 1:
-            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in found.items())
+        if len({(r.threshold, r.keep_above) for r in relevances.values()}) > 1:
+            signs = ((n, ">" if r.keep_above else "<", r.threshold) for n, r in relevances.items())
             texts = ", ".join(f"'{n}' {sign} {value}" for n, sign, value in signs)
             raise VardropError(
                 "Expected one threshold for modules with one rule, but got "
                 f"{threshold} for the rules {texts}. Give thresholds by module name."
             )
-        threshold = dict.fromkeys(found, float(threshold))
-    if unknown := sorted(set(threshold) - set(found)):
+        threshold = dict.fromkeys(relevances, float(threshold))
+    if unknown := sorted(set(threshold) - set(relevances)):
         raise VardropError(
-            f"Expected `threshold` to name noisy modules among {sorted(found)}, but got {unknown}."
+            f"Expected `threshold` to name noisy modules among {sorted(relevances)}, but got "
+            f"{unknown}."
         )
     return {
         name: dataclasses.replace(r, threshold=float(threshold.get(name, r.threshold)))
-        for name, r in found.items()
+        for name, r in relevances.items()
     }
 
 
@@ -85,16 +86,18 @@ def check_means(net: nn.Module, what: str) -> None:
             )
 
 
-def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dict[str, Tensor]]:
+def zero_pruned_weights(
+    net: nn.Module, threshold: Thresholds = None
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """A plain copy of a noisy net with its dead weights at zero, in evaluation mode.
 
     Returns the copy and the posterior standard deviation of every noisy weight by its name. The
     given net stays as it is. Weights of a plain net that are zero already count as dead.
     """
-    kept = {name: r.kept for name, r in rules(net, threshold).items()}
+    alive = {name: r.kept for name, r in rules(net, threshold).items()}
     plain = copy.deepcopy(net).eval()
     deviations: dict[str, Tensor] = {}
-    for name in gated_ties(plain):
+    for name in find_gated_ties(plain):
         layer = cast(Variational, plain.get_submodule(name))
         for key, tensor in list(layer.named_parameters(recurse=False)):
             if key in (*layer.weight_axes, *layer.bias_names):
@@ -103,12 +106,16 @@ def masked(net: nn.Module, threshold: Thresholds = None) -> tuple[nn.Module, dic
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
-        if (other := _plain(module, name, kept, deviations)) is not module:
-            plain = replace_module(plain, name, other)
+        if isinstance(module, Variational):
+            _make_layer_plain(module, name, alive, deviations)
+        elif isinstance(module, SwitchableDropout):
+            plain = replace_module(plain, name, nn.Identity())
+        elif isinstance(module, Gate):
+            plain = replace_module(plain, name, _plain_gate(module, alive.get(name)))
     return plain, deviations
 
 
-def gated_ties(net: nn.Module) -> list[str]:
+def find_gated_ties(net: nn.Module) -> list[str]:
     """Layers with a gate whose weights others use too: their gate cannot be folded into those."""
     owners = parameter_owners(net)
     return [
@@ -127,12 +134,14 @@ _DECOMPOSED: dict[type[nn.Module], Callable[..., SlimAttention | Unrolled]] = {
 }
 
 
-def decompose(net: nn.Module) -> nn.Module:
+def decompose_layers(net: nn.Module) -> nn.Module:
     """A net with its attention and recurrent layers as dense layers, in place.
 
     Layers that share their weights, and those with keys of their own (`add_bias_kv`), stay whole.
     """
     named = list(net.named_modules(remove_duplicate=False))
+    for _, module in named:
+        load_integration(type(module))
     owners, names = parameter_owners(net), Counter(id(m) for _, m in named)
     for name, module in named:
         make = _DECOMPOSED.get(type(module))
@@ -144,12 +153,12 @@ def decompose(net: nn.Module) -> nn.Module:
     return net
 
 
-def recompose(net: nn.Module) -> nn.Module:
+def recompose_layers(net: nn.Module) -> nn.Module:
     """The net with torch's recurrent layers, and its attention where no head is missing."""
     parts: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
     for name, layer in parts.items():
-        if (whole := layer.recompose()) is not None:
-            net = replace_module(net, name, whole)
+        if (torch_layer := layer.recompose()) is not None:
+            net = replace_module(net, name, torch_layer)
     return net
 
 
@@ -158,64 +167,54 @@ def parameter_owners(net: nn.Module) -> Counter[int]:
     return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
 
 
-@singledispatch
-def _plain(
-    module: nn.Module, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    """What takes the place of a module in a plain net: itself, unless it is noisy."""
-    return module
-
-
-@_plain.register
-def _(
-    module: SwitchableDropout, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    return nn.Identity()
-
-
-@_plain.register
 @torch.no_grad()
-def _(module: Gate, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]) -> nn.Module:
-    """The mean of a gate that stands on its own, with dead units at zero."""
-    mean, alive = module.unit_mean(), kept.get(name)
+def _plain_gate(gate: Gate, alive: Tensor | None) -> nn.Module:
+    """The mean of a gate between layers, with dead units at zero."""
+    mean = gate.unit_mean()
     if mean is None and alive is None:
         return nn.Identity()
-    factor = torch.ones(module.units) if mean is None else mean.expand(module.units).clone()
-    return Scale(factor if alive is None else factor * alive, module.axis)
+    factor = torch.ones(gate.units) if mean is None else mean.expand(gate.units).clone()
+    return Scale(factor if alive is None else factor * alive, gate.axis)
 
 
-@_plain.register
 @torch.no_grad()
-def _(
-    module: Variational, name: str, kept: dict[str, Tensor], deviations: dict[str, Tensor]
-) -> nn.Module:
-    """The layer itself: dead weights and those of dead gate units at zero, without the noise."""
-    layers = {name: module, **{join_name(name, own): part for own, part in module.parts().items()}}
+def _make_layer_plain(
+    module: Variational, name: str, masks: dict[str, Tensor], deviations: dict[str, Tensor]
+) -> None:
+    """Zero the dead weights and those of dead gate units, and take the noise away."""
+    layers = {
+        name: module,
+        **{join_name(name, part_name): part for part_name, part in module.parts().items()},
+    }
     for layer_name, layer in layers.items():
-        for own in layer.weight_axes:
-            if (alive := kept.get(tensor_name(layer_name, own))) is not None:
-                getattr(layer, own).mul_(alive)
-    if module.gate is not None and (alive := kept.get(join_name(name, "gate"))) is not None:
+        for weight_name in layer.weight_axes:
+            if (alive := masks.get(tensor_name(layer_name, weight_name))) is not None:
+                getattr(layer, weight_name).mul_(alive)
+    if module.gate is not None and (alive := masks.get(join_name(name, "gate"))) is not None:
         module.scale_units(alive, module.gate.side)
-    gated = {id(weight): key for key, weight in module.gated_weights().items()}
+    gated = {}
+    if module.gate is not None:
+        gated = {id(weight): key for key, weight in module.gated_weights().items()}
     for layer_name, layer in layers.items():
-        for own, tensor in layer.noisy_tensors().items():
+        for weight_name, tensor in layer.noisy_tensors().items():
             if tensor.axes.input:
-                key = gated.get(id(tensor.mean))
-                deviations[join_name(layer_name, own)] = _variance(tensor, module, key).sqrt()
+                variance = tensor.variance().expand_as(tensor.mean)
+                if (key := gated.get(id(tensor.mean))) is not None:
+                    variance = _variance_with_gate(tensor, variance, module, key)
+                deviations[join_name(layer_name, weight_name)] = variance.sqrt()
     module.make_plain()
     module.__class__ = plain_types()[type(module)]  # type: ignore[assignment]
-    return module
 
 
-def _variance(tensor: NoisyTensor, layer: Variational, key: str | None) -> Tensor:
+def _variance_with_gate(
+    tensor: NoisyTensor, variance: Tensor, layer: Variational, key: str
+) -> Tensor:
     """Var(z w) of every weight, z being a layer's gate: Var w (E z)^2 + Var z E(w^2).
 
-    `key` is the weight's name among those that see the gate; None where it does not.
+    `key` is the weight's name among those that see the gate.
     """
-    variance, gate = tensor.variance().expand_as(tensor.mean), layer.gate
-    if gate is None or key is None:
-        return variance
+    gate = layer.gate
+    assert gate is not None
     unit_mean, log_alpha = gate.unit_mean(), gate.get_log_alpha()
     mean = torch.ones_like(variance)
     if unit_mean is not None:
@@ -238,27 +237,30 @@ def grid_steps(
     Where no deviation is known, it is taken as a fraction of the weights' size.
     """
     tensors = net.state_dict()
-    known = deviations or _assumed(net)
-    if unknown := sorted(set(known) - set(tensors)):
+    known_deviations = deviations or _assume_deviations(net)
+    if unknown := sorted(set(known_deviations) - set(tensors)):
         raise VardropError(
             f"Expected `standard_deviations` to name tensors of the net, but got "
             f"{', '.join(unknown)}. Pack the result of vardrop.shrink as it is."
         )
     return {
         name: _step_for(name, deviation.to(tensors[name].device), tensors[name], tolerance)
-        for name, deviation in known.items()
+        for name, deviation in known_deviations.items()
     }
 
 
-def _assumed(net: nn.Module) -> dict[str, Tensor]:
-    found = {}
+def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
+    deviations = {}
     for name, module in net.named_modules():
-        if kind_of(module) is not None and (weight := module._parameters.get("weight")) is not None:
-            kept = weight.detach()[weight != 0].double()
-            size = float(kept.square().mean().sqrt()) if kept.numel() else 1.0
+        if (
+            LAYOUTS.get(type(module)) is not None
+            and (weight := module._parameters.get("weight")) is not None
+        ):
+            nonzero = weight.detach()[weight != 0].double()
+            size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
             if weight.dim() > 1:
-                found[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
-    return found
+                deviations[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+    return deviations
 
 
 def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) -> float:
@@ -276,10 +278,10 @@ def _step_for(name: str, deviation: Tensor, weight: Tensor, tolerance: float) ->
             f"Expected '{name}' to hold finite numbers, but got NaN or infinity. "
             "Such a net cannot be packed."
         )
-    kept = weight != 0
-    if not bool(kept.any()):
+    nonzero = weight != 0
+    if not bool(nonzero.any()):
         return 1.0
-    chosen = deviation[kept].double()
+    chosen = deviation[nonzero].double()
     if not bool((chosen.isfinite() & (chosen > 0)).all()):
         raise VardropError(
             f"Expected the standard deviations of '{name}' to be positive and finite, but got "

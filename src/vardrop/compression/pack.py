@@ -29,12 +29,11 @@ from vardrop.compression.probes import Data, Metric, check_plain, score
 from vardrop.compression.save import (
     PACKED,
     as_path,
-    check_file,
-    densify,
-    describe,
+    layer_sizes,
     load_tensors,
-    malformed_file,
-    rebuild,
+    report_malformed_file,
+    resize_to,
+    to_dense,
 )
 from vardrop.compression.shrink import Shrunk
 
@@ -111,7 +110,7 @@ def pack(
     net, plan = model if isinstance(model, Shrunk) else (model, None)
     target = as_path(path)
     check_plain(net)
-    dense, _ = densify(net)
+    dense, _ = to_dense(net)
     if standard_deviations is None:
         standard_deviations = plan.standard_deviations if plan else {}
     steps = grid_steps(dense, standard_deviations, tolerance)
@@ -126,7 +125,7 @@ def pack(
     return PackReport(len(raw), size, per_weight, *scores)
 
 
-def packed_bytes(shrunk: Shrunk) -> int:
+def count_packed_bytes(shrunk: Shrunk) -> int:
     """The size of the file that `pack` would write."""
     return len(
         _to_bytes(shrunk.net, grid_steps(shrunk.net, shrunk.plan.standard_deviations, 1.0))[0]
@@ -135,9 +134,9 @@ def packed_bytes(shrunk: Shrunk) -> int:
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
     """Refuse a file whose tensors are not those of the net within half a step."""
-    found = decoded.state_dict()
+    tensors = decoded.state_dict()
     for name, value in net.state_dict().items():
-        tensor, back = value.detach().cpu(), found[name].cpu()
+        tensor, back = value.detach().cpu(), tensors[name].cpu()
         if name in steps:
             off = (tensor.double() - back.double()).abs()
             # Half a step, and what the tensor's own precision rounds away.
@@ -177,7 +176,7 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             bits = abs(float((count * (count / count.sum()).log2()).sum()))
             per_weight[name] = bits / max(int(tensor.count_nonzero()), 1)
     payload = _encode(parts)
-    header = [describe(net), codes, len(payload)]
+    header = [layer_sizes(net), codes, len(payload)]
     packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
     body = _MARK + struct.pack("<I", len(packed)) + packed + payload + b"".join(plain)
     return body + hashlib.blake2b(body, digest_size=_CHECK).digest(), per_weight
@@ -196,7 +195,8 @@ def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     """
     check_net(into, "into")
     source = as_path(path)
-    check_file(source)
+    if not source.is_file():
+        raise VardropError(f"Expected the file {source}, but it is not there.")
     return _from_bytes(source.read_bytes(), str(path), into)
 
 
@@ -213,11 +213,11 @@ def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
         raise VardropError(
             f"Expected the checksum of {path} to match, but got another. The file is damaged."
         )
-    with malformed_file(path):
+    with report_malformed_file(path):
         (length,) = struct.unpack_from("<I", body, len(start))
         begin = len(start) + 4
         plan, *codes = json.loads(_inflate(body[begin : begin + length], into))
-        net = rebuild(into, plan)
+        net = resize_to(into, plan)
         load_tensors(net, _decode(net, codes, body[begin + length :]))
     return net
 
@@ -256,8 +256,8 @@ def _decode(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tens
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
         integers = decoder.read(*table)
-        found = integers.cumsum(0) if step is None else integers.double() * step
-        tensors[name] = found.to(like.dtype).view(like.shape)
+        numbers = integers.cumsum(0) if step is None else integers.double() * step
+        tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors
 
 

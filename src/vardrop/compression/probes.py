@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +27,18 @@ Metric = Callable[[Tensor, Tensor], Any]
 # Two tensors (inputs, targets), or an iterable of such batches, to be read more than once.
 Data = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
 
+# What the code of a net raises for inputs, or sizes of its layers, that it was not written for.
+CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _BATCH = 1000
+_BUDGET = 0.02  # seconds, of a call in a round of timing
 _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
@@ -39,15 +50,9 @@ class Removable(Protocol):
         """Take the hook away."""
 
 
-def as_inputs(example_input: Any) -> Inputs:
+def to_arguments(example_input: Any) -> Inputs:
     """The arguments of a net: those of a tuple, or one, which may be a dictionary of named ones."""
     return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
-
-
-def called(net: Any, inputs: Inputs) -> Any:
-    """What a net returns for its arguments."""
-    named = len(inputs) == 1 and isinstance(inputs[0], dict)
-    return call(net, inputs[0] if named else inputs)
 
 
 def first_rows(inputs: Inputs) -> Inputs:
@@ -75,15 +80,15 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
             f"at least one row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
         )
     for tensor in tensors:
-        if is_float(tensor) and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
     try:
-        found = run(net, inputs)
-    except Exception as failure:
+        returned = run(net, inputs)
+    except Exception as failure:  # named in one error, whatever the code of the net raises
         raise VardropError(
             f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
         ) from failure
-    if not found:
+    if not returned:
         raise VardropError(
             "Expected `net` to return tensors, in tuples, lists or dictionaries, but got none to "
             "compare. Wrap it in a module that returns the tensors."
@@ -117,7 +122,7 @@ class PlainAttention(TorchFunctionMode):
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(called(net, untouched(inputs)))
+        return tensors_in(call(net, untouched(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -129,36 +134,36 @@ def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
             raise VardropError(
                 f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
             )
-        found: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+        pairs: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
     else:
-        found = list(data)
-    for batch in found:
+        pairs = list(data)
+    for batch in pairs:
         check_type(name, batch, (tuple, list), "batches of (inputs, targets)")
         if len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise VardropError(f"Expected `{name}` to give (inputs, targets), but got {batch!r}.")
-    if sum(len(y) for _, y in found) == 0:
+    if sum(len(y) for _, y in pairs) == 0:
         raise VardropError(f"Expected data to score on, but got no rows in `{name}`.")
-    return found
+    return pairs
 
 
 def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a net in evaluation mode, and the targets."""
     check_net(net)
-    found = batches(data, name)
+    examples = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [one_tensor(called(net, untouched(as_inputs(x)))) for x, _ in found]
-    return torch.cat(predicted), torch.cat([y for _, y in found])
+        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
+    return torch.cat(predicted), torch.cat([y for _, y in examples])
 
 
 def score(net: nn.Module, data: Data, metric: Metric) -> float:
     """The metric of a net's outputs against the targets."""
-    found = metric(*outputs(net, data))
+    result = metric(*outputs(net, data))
     try:
-        value = float(found)
+        value = float(result)
     except (TypeError, ValueError):
         value = math.nan
     if math.isnan(value):
-        raise VardropError(f"Expected `metric` to return a number, but got {found!r}.")
+        raise VardropError(f"Expected `metric` to return a number, but got {result!r}.")
     return value
 
 
@@ -172,22 +177,21 @@ def accuracy(output: Tensor, target: Tensor) -> float:
     return float((output.argmax(1) == target).double().mean())
 
 
-def seconds(call: Callable[[], Any], budget: float = 0.02) -> float:
-    """The best time of a call, over as many tries as fit into the budget, at least five."""
-    call()
-    best, tries, start = float("inf"), 0, time.perf_counter()
-    while tries < 5 or time.perf_counter() - start < budget:
-        begin = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - begin)
-        tries += 1
+def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
+    """The best time of each of several calls, taken in turns so that other load hits all alike.
+
+    In every round a call is tried at least five times, and as often as fits into 20 ms.
+    """
+    best = dict.fromkeys(calls, math.inf)
+    for name, function in [*calls.items()] * rounds:
+        function()
+        tries, start = 0, time.perf_counter()
+        while tries < 5 or time.perf_counter() - start < _BUDGET:
+            begin = time.perf_counter()
+            function()
+            best[name] = min(best[name], time.perf_counter() - begin)
+            tries += 1
     return best
-
-
-def race(calls: dict[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
-    """The best time of each of several calls, taken in turns so that other load hits all alike."""
-    times = [{name: seconds(call) for name, call in calls.items()} for _ in range(rounds)]
-    return {name: min(t[name] for t in times) for name in calls}
 
 
 class Probes:
@@ -208,7 +212,7 @@ class Probes:
             probe = tree_map_only(Tensor, draw, example)
             try:
                 self.expected.append((probe, run(net, probe)))
-            except Exception:  # some code takes no other integers
+            except CODE_ERRORS:  # some code takes no other integers
                 continue
 
     def equal(self, other: nn.Module) -> bool:
@@ -220,18 +224,18 @@ class Probes:
             for probe, expected in self.expected:
                 if _close(expected, run(other, probe)):
                     continue
-                wide = tree_map_only(Tensor, lambda t: t.double() if is_float(t) else t, probe)
+                wide = tree_map_only(Tensor, _to_double, probe)
                 nets = (copy.deepcopy(net).double() for net in (self.net, other))
                 if not _close(*(run(net, wide) for net in nets)):
                     return False
-        except Exception:
+        except CODE_ERRORS:
             return False
         return True
 
     def change(self, other: nn.Module) -> float:
         """The largest difference between the outputs of both nets on the example."""
         pairs = zip(self.expected[0][1], run(other, self.example), strict=True)
-        differences = [(a.double() - b.double()).abs() for a, b in pairs if is_float(a)]
+        differences = [(a.double() - b.double()).abs() for a, b in pairs if a.is_floating_point()]
         return max((float(d.max()) for d in differences if d.numel()), default=0.0)
 
     def __str__(self) -> str:
@@ -239,16 +243,15 @@ class Probes:
         if not count:
             return "Equal on the example alone: the net takes no random input like it."
         words = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        whole = [t for t in tensors_in(self.example) if not is_float(t)]
-        if whole:
-            low, high = min(int(t.min()) for t in whole), max(_largest(t) for t in whole)
+        integers = [t for t in tensors_in(self.example) if not t.is_floating_point()]
+        if integers:
+            low, high = min(int(t.min()) for t in integers), max(_largest(t) for t in integers)
             words += f", integers from {low} to {high}"
         return f"Equal on the example and on {count} random inputs {words}."
 
 
-def is_float(value: Any) -> bool:
-    """Whether a value is a tensor of real numbers."""
-    return isinstance(value, Tensor) and value.is_floating_point()
+def _to_double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 def _largest(integers: Tensor) -> int:
@@ -259,7 +262,7 @@ def _largest(integers: Tensor) -> int:
 
 
 def _random(value: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    if is_float(value):
+    if value.is_floating_point():
         return (scale * torch.randn(value.shape, generator=generator)).to(value)
     if value.is_complex():
         return value
@@ -267,12 +270,12 @@ def _random(value: Tensor, scale: float, generator: torch.Generator) -> Tensor:
     return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
 
 
-def _close(expected: list[Tensor], found: list[Tensor]) -> bool:
-    if [t.shape for t in expected] != [t.shape for t in found]:
+def _close(expected: list[Tensor], actual: list[Tensor]) -> bool:
+    if [t.shape for t in expected] != [t.shape for t in actual]:
         return False
-    for a, b in zip(expected, found, strict=True):
-        size = float(a.nan_to_num(0, 0, 0).abs().max()) if is_float(a) and a.numel() else 0.0
-        allowed = _TOLERANCE * max(1.0, size)
+    for a, b in zip(expected, actual, strict=True):
+        finite = a.double().nan_to_num(0, 0, 0) if a.is_floating_point() else torch.zeros(1)
+        allowed = _TOLERANCE * max(1.0, float(finite.abs().max()) if a.numel() else 0.0)
         if not torch.allclose(a, b, rtol=0.0, atol=allowed, equal_nan=True):
             return False
     return True

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
@@ -25,8 +26,8 @@ from vardrop.compression.layer_views import (
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
-from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, is_float, run
-from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, unmarked
+from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, run
+from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, remove_marks
 from vardrop.noisy import modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
@@ -41,39 +42,37 @@ class _Data(TorchDispatchMode):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__()
-        self.known = {id(t): t for t in tensors_in(inputs) if not is_float(t)}
+        self.known = {id(t): t for t in tensors_in(inputs) if not t.is_floating_point()}
         self.looking = True
 
-    def aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook whose own operations are not those of the net."""
-
-        def quiet(*args: Any) -> Any:
-            self.looking = False
-            try:
-                return hook(*args)
-            finally:
-                self.looking = True
-
-        return quiet
+    def run_aside(self, hook: Callable[..., Any], *args: Any) -> Any:
+        """Run a hook, whose operations are not those of the net."""
+        self.looking = False
+        try:
+            return hook(*args)
+        finally:
+            self.looking = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.looking:
-            made, given = tensors_in(result), tensors_in((args, kwargs))
-            self._look(func.overloadpacket.__name__, made, given)
+            made, sources = tensors_in(result), tensors_in((args, kwargs))
+            self._look(func.overloadpacket.__name__, made, sources)
         return result
 
-    def _look(self, name: str, made: list[Tensor], given: list[Tensor]) -> None:
-        counted = any(id(t) in self.known for t in given)
-        hides = "attention" in name or not all(map(is_float, made))
+    def _look(self, name: str, made: list[Tensor], sources: list[Tensor]) -> None:
+        counted = any(id(t) in self.known for t in sources)
+        hides = "attention" in name or not all(t.is_floating_point() for t in made)
         if name.endswith("_like") or name.startswith("new_") or not (counted or hides):
             return  # the shape alone counts, or marks show by themselves
-        if not counted and not any(is_float(t) and bool(t.isnan().any()) for t in given):
+        if not counted and not any(
+            t.is_floating_point() and bool(t.isnan().any()) for t in sources
+        ):
             return
         for tensor in made:
-            if not is_float(tensor):
+            if not tensor.is_floating_point():
                 self.known[id(tensor)] = tensor
             elif counted or not name.startswith(_EXTREMES):
                 tensor.fill_(torch.nan)
@@ -83,20 +82,15 @@ class _Data(TorchDispatchMode):
 _EXTREMES = ("max", "min", "cummax", "cummin", "adaptive_max", "fractional_max")
 
 
-def _pass_on(layer: Any, seen: list[Tensor], mode: _Data) -> Iterator[Removable]:
-    """Let marks through an affine layer by its weights that are not zero, and note its input."""
-    arrival = _product(layer, layer.weight.detach().ne(0).to(layer.weight.dtype))
+def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tensor) -> Tensor:
+    """Let marks through an affine layer by its weights that are not zero, and note its input.
 
-    def before(_: nn.Module, args: Inputs) -> Inputs:
-        seen.append(args[0].detach().clone())
-        return (unmarked(args[0]), *args[1:])
-
-    def after(_: nn.Module, args: Inputs, output: Tensor) -> Tensor:
-        marks = arrival(seen[-1].isnan().to(output.dtype), *args[1:])  # positive where one arrives
-        return output.masked_fill(marks > 0.5, torch.nan)
-
-    yield layer.register_forward_pre_hook(mode.aside(before))
-    yield layer.register_forward_hook(mode.aside(after))
+    `arrival` is the layer with a one instead of every weight that is not zero.
+    """
+    seen.append(args[0].detach().clone())
+    output = layer.forward(remove_marks(args[0]), *args[1:])
+    marks = arrival(args[0].isnan().to(output.dtype), *args[1:])  # positive where one arrives
+    return output.masked_fill(marks > 0.5, torch.nan)
 
 
 def _product(layer: Any, weight: Tensor) -> Any:
@@ -139,6 +133,10 @@ _FLOW: dict[type[nn.Module], Callable[..., Any]] = {
 }
 
 
+def _mark_all(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
+
+
 def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     """The input of every affine layer at each of its calls: NaN where it depends on the data.
 
@@ -148,18 +146,17 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     """
     seen: dict[str, list[Tensor]] = {}
     handles: list[Removable] = []
-    marked = tree_map(lambda t: torch.full_like(t, torch.nan) if is_float(t) else t, inputs)
+    marked = tree_map_only(Tensor, _mark_all, inputs)
     mode = _Data(marked)
     for name, view in affine_layers(net).items():
-        handles += _pass_on(view.layer, seen.setdefault(name, []), mode)
+        arrival = _product(view.layer, view.weight.ne(0).to(view.weight.dtype))
+        hook = partial(mode.run_aside, _pass_on, arrival, seen.setdefault(name, []))
+        handles.append(view.layer.register_forward_hook(hook))
     for module in net.modules():
         if (flow := _FLOW.get(type(module))) is not None:
-            handles.append(module.register_forward_hook(mode.aside(flow)))
-    try:
-        with hooks(*handles), PlainAttention(), mode:
-            run(net, marked)
-    except Exception as failure:
-        raise VardropError(str(failure)) from failure
+            handles.append(module.register_forward_hook(partial(mode.run_aside, flow)))
+    with hooks(*handles), PlainAttention(), mode:
+        run(net, marked)
     return seen
 
 
@@ -170,24 +167,22 @@ class Removal:
     that have to stay by layer and reason.
     """
 
+    @torch.no_grad()
     def __init__(
-        self, net: nn.Module, inputs: Inputs, found: list[Unit], flow: dict[str, list[Tensor]]
+        self, net: nn.Module, inputs: Inputs, waiting: list[Unit], flow: dict[str, list[Tensor]]
     ) -> None:
         self.net, self.inputs = net, inputs
         self.layers, self.modules = affine_layers(net), unit_modules(net)
         self.removed: list[Unit] = []
         self.stays: Counter[tuple[str, str]] = Counter()
         self._flow: dict[str, Tensor] = {}
-        self._unread: dict[str, list[bool]] = {}
-        self._constant: dict[str, list[bool]] = {}
-        with torch.no_grad():
-            self._search(found, flow)
-
-    def _search(self, waiting: list[Unit], flow: dict[str, list[Tensor]]) -> None:
-        """Rounds, because a unit without readers leaves the units before it without readers."""
-        while True:
+        self._unread: dict[str, Tensor] = {}
+        self._constant: dict[str, Tensor] = {}
+        recurring = [n for n, view in self.layers.items() if type(view.layer) is Recurring]
+        while True:  # a unit without readers leaves the units before it without readers
             self._look(flow)
-            self._look_at_states(waiting)
+            for name in recurring:
+                self._look_at_state(name, waiting)
             self.stays.clear()
             start = len(self.removed)
             waiting = [unit for unit in waiting if not self._remove(unit)]
@@ -200,47 +195,45 @@ class Removal:
         for name, seen in flow.items():
             view = self.layers[name]
             marked = [s.isnan().movedim(view.axis, 0).flatten(1).any(1) for s in seen]
-            never = torch.zeros(view.inputs, dtype=torch.bool)
-            self._constant[name] = (~torch.stack(marked).any(0) if marked else never).tolist()
-            self._unread[name] = view.unread()
+            never = torch.ones(1, view.inputs, dtype=torch.bool)
+            self._constant[name] = ~(torch.stack(marked) if marked else never).any(0).cpu()
+            self._unread[name] = view.unread().cpu()
             if seen:
                 alike = len({s.shape for s in seen}) == 1
                 self._flow[name] = torch.stack(seen) if alike and len(seen) > 1 else seen[0]
 
-    def _look_at_states(self, waiting: list[Unit]) -> None:
+    def _look_at_state(self, name: str, waiting: list[Unit]) -> None:
         """Units of a state that only such units read, themselves among them, are unread."""
-        recurring = [n for n, view in self.layers.items() if type(view.layer) is Recurring]
-        for name in recurring:
-            weight = self.layers[name].weight.ne(0)
-            dead = [u for u in waiting if u.reason is None and self._feeds_itself_only(u, name)]
-            while dead:
-                own = [i for u in dead for n, i in u.emitters if n == name]
-                others = weight.index_fill(0, torch.tensor(own, dtype=torch.long), False).any(0)
-                left = [u for u in dead if not any(others[i] for n, i in u.readers if n == name)]
-                if len(left) == len(dead):
-                    break
-                dead = left
-            for unit in dead:
-                for i in self._readers(unit)[name]:
-                    self._unread[name][i] = True
+        weight = self.layers[name].weight.ne(0)
+        dead = [u for u in waiting if u.reason is None and self._feeds_itself_only(u, name)]
+        while dead:
+            outputs = [i for u in dead for n, i in u.emitters if n == name]
+            others = weight.index_fill(0, torch.tensor(outputs, dtype=torch.long), False).any(0)
+            left = [u for u in dead if not any(others[i] for n, i in u.readers if n == name)]
+            if len(left) == len(dead):
+                break
+            dead = left
+        for unit in dead:
+            self._unread[name][self._readers(unit)[name]] = True
 
     def _feeds_itself_only(self, unit: Unit, name: str) -> bool:
         """Whether a layer reads a unit of the state that it feeds, and no other layer does."""
         readers = self._readers(unit)
         fed = any(n == name for n, _ in unit.emitters)
-        own = readers.pop(name, None) is not None
-        return fed and own and all(self._unread[n][i] for n, at in readers.items() for i in at)
+        reads = readers.pop(name, None) is not None
+        return fed and reads and all(self._unread[n][at].all() for n, at in readers.items())
 
     def _remove(self, unit: Unit) -> bool:
         """Whether a unit goes; a dead one that has to stay is counted with the reason."""
         readers = self._readers(unit)
-        unseen = not readers and unit.reason is not None  # nothing is known about it
-        if unseen or not self._is_dead(readers):
+        if not readers and unit.reason is not None:  # nothing is known about it
             return False
         obstacle, folds = unit.reason, []
-        for name, indices in readers.items():
-            if obstacle is None and not all(self._unread[name][i] for i in indices):
-                effect = _effect(self.layers[name], self._flow[name], indices)
+        for name, at in readers.items():
+            if not bool((self._unread[name][at] | self._constant[name][at]).all()):
+                return False  # it is not dead
+            if obstacle is None and not bool(self._unread[name][at].all()):
+                effect = _effect(self.layers[name], self._flow[name], at)
                 if effect is None:
                     step = type(self.layers[name].layer) is Recurring
                     how = "changes from step to step in" if step else "meets the padding border of"
@@ -248,7 +241,8 @@ class Removal:
                 else:
                     folds.append((self.layers[name], effect))
         if obstacle is None:
-            self._fold(folds)
+            for view, effect in folds:
+                view.add_to_bias(effect)
             self.removed.append(unit)
         elif obstacle != TO_THE_OUTPUT:
             self.stays[unit.emitters[0][0], obstacle] += 1
@@ -256,42 +250,18 @@ class Removal:
 
     def _readers(self, unit: Unit) -> dict[str, list[int]]:
         """The inputs where a unit ends; a depthwise layer only passes it on."""
-        found: dict[str, list[int]] = {}
-        for name, index in unit.readers:
-            if not self.layers[name].is_depthwise:
-                found.setdefault(name, []).append(index)
-        return found
-
-    def _is_dead(self, readers: dict[str, list[int]]) -> bool:
-        """Whether nothing reads a unit, or only what does not depend on the data."""
-        return all(
-            self._unread[name][i] or self._constant[name][i]
-            for name, indices in readers.items()
-            for i in indices
-        )
-
-    def _fold(self, folds: list[tuple[Affine, Tensor]]) -> None:
-        """Add what constant inputs say to the biases."""
-        for view, effect in folds:
-            if view.bias is None and bool(effect.any()):
-                view.layer.bias = nn.Parameter(torch.zeros_like(effect))
-            if view.bias is not None:
-                view.bias.add_(effect)
+        return _places(p for p in unit.readers if not self.layers[p[0]].is_depthwise)
 
     def _zero(self, gone: list[Unit]) -> None:
         """Zero what reads units and what feeds them."""
-        read: dict[str, list[int]] = defaultdict(list)
-        fed: dict[str, list[int]] = defaultdict(list)
-        for unit in gone:
-            for name, indices in self._readers(unit).items():
-                read[name] += indices
-            for name, i in unit.emitters:
-                fed[name].append(i)
+        read = _places(p for u in gone for p in u.readers if not self.layers[p[0]].is_depthwise)
+        fed = _places(place for unit in gone for place in unit.emitters)
         for name, indices in fed.items():
             if name in self.modules:
                 self.modules[name].zero(indices)
         for name, view in self.layers.items():
-            view.zero(read.get(name, []), fed.get(name, []))
+            if read[name] or fed[name]:
+                view.zero(read[name], fed[name])
 
 
 def _effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
@@ -340,10 +310,10 @@ def _unit_to_return(
             if (back := _first_missing(widths, fed)) is not None:
                 return back
         for part in layer.projections():  # torch wants fewer outputs of these than inputs
-            own = join_name(name, part)
-            unread = [place for place in read if place[0] == own]
-            width = layers[own].outputs - sum(place[0] == own for place in fed)
-            if unread and layers[own].inputs - len(unread) <= width:
+            full_name = join_name(name, part)
+            unread = [place for place in read if place[0] == full_name]
+            width = layers[full_name].outputs - sum(place[0] == full_name for place in fed)
+            if unread and layers[full_name].inputs - len(unread) <= width:
                 return read[unread[0]]
     return None
 
@@ -364,19 +334,30 @@ def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | N
 
 def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Take units that are zero by now out of a net, in place."""
-    read = {place for unit in gone for place in unit.readers}
-    emitted = {place for unit in gone for place in unit.emitters}
-    carried = {place for unit in gone for place in unit.carriers} | emitted
+    read = _places(place for unit in gone for place in unit.readers)
+    emitted = _places(place for unit in gone for place in unit.emitters)
+    carried = _places(place for unit in gone for place in (*unit.carriers, *unit.emitters))
     for name, attention in modules_of(net, SlimAttention).items():
-        attention.keep(_left(join_name(name, "q_proj"), attention.q_proj.out_features, emitted))
+        projection = attention.q_proj
+        attention.keep(_mask(projection.out_features, emitted[join_name(name, "q_proj")]))
     for name, view in affine_layers(net).items():
-        view.resize(_left(name, view.inputs, read), _left(name, view.outputs, emitted))
-    touched = {name for name, _ in carried}
+        if read[name] or emitted[name]:
+            view.resize(_mask(view.inputs, read[name]), _mask(view.outputs, emitted[name]))
     for name, module in unit_modules(net).items():
-        if name in touched:
-            module.resize(_left(name, module.outputs, carried))
+        if carried[name]:
+            module.resize(_mask(module.outputs, carried[name]))
     settle_sizes(net)
 
 
-def _left(name: str, count: int, gone: set[Place]) -> list[int]:
-    return [i for i in range(count) if (name, i) not in gone]
+def _places(places: Iterable[Place]) -> dict[str, list[int]]:
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for name, index in places:
+        by_name[name].append(index)
+    return by_name
+
+
+def _mask(count: int, gone: list[int]) -> Tensor:
+    """True for all but these units."""
+    mask = torch.ones(count, dtype=torch.bool)
+    mask[gone] = False
+    return mask

@@ -1,13 +1,12 @@
 """A small net as a file: safetensors and JSON without pickle.
 
-The description of a saved net holds numbers and names only. `rebuild` gives a copy of the user's
+The description of a saved net holds numbers and names only. `resize_to` gives a copy of the user's
 own net those sizes, so that loading needs no code from a file.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -25,28 +24,29 @@ from vardrop._core.encoder import (
     is_encoder_fastpath_disabled,
     update_encoder_fastpath,
 )
-from vardrop._core.errors import VardropError, needed
-from vardrop._core.files import digest, tensor_bytes, write_atomically
+from vardrop._core.errors import VardropError
+from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
+    LAYOUTS,
     Affine,
-    UnitKind,
+    AffineLayout,
     Units,
     affine,
     affine_layers,
-    kind_of,
     replace_module,
     replace_tensor,
     settle_sizes,
 )
 from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import resized
+from vardrop.compression.modules.recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
 from vardrop.noisy import Noisy, modules_of
 
 PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
-_FORMAT = "1"
+_FORMAT = "vardrop net 1"
 
 
 def save(net: nn.Module, path: str | PathLike[str]) -> int:
@@ -70,16 +70,12 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
     >>> bool((same.weight == net.weight).all())
     True
     """
-    needed("safetensors.torch", "compress")
     check_net(net)
     target = as_path(path)
-    dense, sparse = densify(net)
-    tensors = dense.state_dict()
-    plan = json.dumps({**describe(dense), "sparse": sparse})
-    metadata = {"vardrop": _FORMAT, "plan": plan, "sha256": digest(plan, tensors)}
-    raw = tensor_bytes(tensors, metadata)
-    write_atomically(target, raw)
-    return len(raw)
+    dense, sparse = to_dense(net)
+    plan = {"format": _FORMAT, **layer_sizes(dense), "sparse": sparse}
+    write_tensors(target, dense.state_dict(), plan)
+    return target.stat().st_size
 
 
 def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
@@ -94,47 +90,27 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
         damaged, from elsewhere or of another version is an error.
     """
     check_net(into, "into")
-    plan, tensors = _read(as_path(path))
-    with malformed_file(str(path)):
-        net = rebuild(into, plan)
+    source = as_path(path)
+    if source.is_file():
+        with open(source, "rb") as file:
+            if file.read(len(PACKED)) == PACKED:
+                raise VardropError(
+                    f"Expected {path} to be written by vardrop.save, but it was packed. "
+                    "Read it with vardrop.unpack(path, into=net)."
+                )
+    tensors, plan = read_tensors(source)
+    if not isinstance(plan, dict) or plan.get("format") != _FORMAT:
+        raise VardropError(
+            f"Expected {path} to be written by vardrop.save, but got another file. "
+            "Read what vardrop.save_noisy wrote with vardrop.load_noisy."
+        )
+    with report_malformed_file(str(path)):
+        net = resize_to(into, plan)
         load_tensors(net, tensors)
         for name in plan["sparse"]:
             layer: Any = net.get_submodule(name)
             net = replace_module(net, name, SparseLinear(layer))
     return net.eval()
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    library = needed("safetensors", "compress")
-    needed("safetensors.torch", "compress")
-    check_file(path)
-    with open(path, "rb") as file:
-        packed = file.read(len(PACKED)) == PACKED
-    if packed:
-        raise VardropError(
-            f"Expected {path} to be written by vardrop.save, but it was packed. "
-            "Read it with vardrop.unpack(path, into=net)."
-        )
-    try:
-        with library.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as broken:
-        raise VardropError(
-            f"Expected {path} to be a safetensors file, but got: {broken}. "
-            "It is damaged, or it comes from elsewhere."
-        ) from broken
-    if metadata.get("vardrop") != _FORMAT or "plan" not in metadata:
-        raise VardropError(
-            f"Expected {path} to be written by vardrop.save in format {_FORMAT}, but got "
-            f"{metadata.get('vardrop', 'no such mark')!r}."
-        )
-    if digest(metadata["plan"], tensors) != metadata.get("sha256"):
-        raise VardropError(
-            f"Expected the checksum of {path} to match, but got another. The file is damaged."
-        )
-    with malformed_file(str(path)):
-        return json.loads(metadata["plan"]), tensors
 
 
 def as_path(path: Any) -> Path:
@@ -143,27 +119,21 @@ def as_path(path: Any) -> Path:
     return Path(path)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a path where there is no file."""
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
-
-
 @contextmanager
-def malformed_file(path: str) -> Iterator[None]:
+def report_malformed_file(path: str) -> Iterator[None]:
     """Turn what a forged description stumbles over into the library's error."""
     try:
         yield
     except VardropError:
         raise
-    except Exception as failure:
+    except Exception as failure:  # a forged description can make any code fail
         raise VardropError(
             f"Expected the description in {path} to be sound, but got: {failure!r}. "
             "The file was not written by vardrop."
         ) from failure
 
 
-def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
+def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
     """The net with its CSR layers dense again (a copy, if there are any), and their names."""
     names = list(modules_of(net, SparseLinear))
     if names:
@@ -173,54 +143,54 @@ def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
     return net, names
 
 
-def describe(net: nn.Module) -> dict[str, Any]:
+def layer_sizes(net: nn.Module) -> dict[str, Any]:
     """The sizes of a plain net, and the modules that are none of its class."""
-    sizes: dict[str, list[int]] = {}
-    select, lookup, identity = {}, {}, []
+    plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
+    rare: dict[str, Any] = {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}}
     for name, module in net.named_modules():
-        kind = kind_of(module)
-        if kind is not None and kind.sizes:
-            sizes[name] = [getattr(module, key) for key in kind.sizes]
+        layout = LAYOUTS.get(type(module))
+        if layout is not None and layout.sizes:
+            plan["sizes"][name] = [getattr(module, key) for key in layout.sizes]
             if (view := affine(module)) is not None:
-                sizes[name].append(int(view.bias is not None))
+                plan["sizes"][name].append(int(view.bias is not None))
         elif (pair := selecting(module, Select)) is not None:
-            select[name] = [len(pair[0].index), pair[0].axis]
+            plan["select"][name] = [len(pair[0].index), pair[0].axis]
         elif (pair := selecting(module, Lookup)) is not None:
-            lookup[name] = len(pair[0].index)
+            rare["lookup"][name] = len(pair[0].index)
+        elif isinstance(module, Scale):
+            plan["scale"][name] = [len(module.factor), module.axis]
+        elif isinstance(module, nn.RNNBase):
+            sizes = module.input_size, module.hidden_size, module.proj_size, int(module.bias)
+            rare["recurrent"][name] = list(sizes)
+        elif isinstance(module, SlimAttention):
+            rare["attention"].append(name)
         elif type(module) is nn.Identity:
-            identity.append(name)
-    scale = {n: [len(m.factor), m.axis] for n, m in modules_of(net, Scale).items()}
-    recurrent = {
-        name: [m.input_size, m.hidden_size, m.proj_size, int(m.bias)]
-        for name, m in modules_of(net, nn.RNNBase).items()
-    }
-    where_any = {
-        "lookup": lookup,
-        "attention": list(modules_of(net, SlimAttention)),
-        "unfused": [name for name, m in net.named_modules() if is_encoder_fastpath_disabled(m)],
-        "recurrent": recurrent,
-    }
-    plan = {"sizes": sizes, "select": select, "scale": scale, "identity": identity}
-    return plan | {key: names for key, names in where_any.items() if names}
+            plan["identity"].append(name)
+        if is_encoder_fastpath_disabled(module):
+            rare["unfused"].append(name)
+    return plan | {key: names for key, names in rare.items() if names}
 
 
-def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
+def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """A copy of `into` with the sizes of a description; its tensors still have to be loaded.
 
     Nothing gets larger than it is in `into`, so a forged file cannot ask for memory.
     """
     net = copy.deepcopy(into).eval()
+    for module in net.modules():
+        load_integration(type(module))
     widest = max((max(v.inputs, v.outputs) for v in affine_layers(net).values()), default=0)
     dtype = next((p.dtype for p in net.parameters()), None)
     for name, count in plan.get("lookup", {}).items():
-        net = replace_module(net, name, _with_lookup(name, _find(net, name), count))
+        net = replace_module(net, name, _prepend_selection(Lookup, name, _find(net, name), count))
     for name in plan.get("attention", []):
         attention = _find(net, name)
         if type(attention) is not SlimAttention:
             _check_kind(name, attention, nn.MultiheadAttention)
             net = replace_module(net, name, SlimAttention(attention))
     for name, (count, axis) in plan["select"].items():
-        net = replace_module(net, name, _with_select(name, _find(net, name), count, int(axis)))
+        selected = _prepend_selection(Select, name, _find(net, name), count, int(axis))
+        net = replace_module(net, name, selected)
     for name, (count, axis) in plan["scale"].items():
         most = getattr(_find(net, name), "units", widest)
         factor = torch.zeros(_count(name, count, most), dtype=dtype)
@@ -254,7 +224,7 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
     """A recurrent layer with these sizes, none larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, projected, bias = sizes
-    smaller = resized(
+    smaller = resize_recurrent(
         layer,
         input_size=_count(name, inputs, layer.input_size),
         hidden_size=_count(name, units, layer.hidden_size),
@@ -265,25 +235,23 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
     return smaller.to_empty(device=weight.device).to(weight.dtype).eval()
 
 
-def _with_lookup(name: str, module: nn.Module, count: Any) -> nn.Module:
-    """An embedding behind a `Lookup` of so many entries."""
-    there = selecting(module, Lookup)
-    inner: Any = module if there is None else there[1]
-    _check_kind(name, inner, nn.Embedding)
-    most = inner.num_embeddings if there is None else len(there[0].index)
-    inner.padding_idx = None
-    index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(Lookup(index), inner).eval()
+def _prepend_selection(
+    first: type[Select] | type[Lookup], name: str, module: nn.Module, count: Any, *axis: int
+) -> nn.Module:
+    """A layer behind a `Select` of so many inputs, or an embedding behind a `Lookup`.
 
-
-def _with_select(name: str, module: nn.Module, count: Any, axis: int) -> nn.Module:
-    """A layer behind a `Select` of so many inputs; one that was shrunk twice has two of them."""
-    if (pair := selecting(module, Select)) is not None:
-        most, module = len(pair[0].index), pair[1]
+    A layer that has one already, of a net that was shrunk twice, gets a smaller one.
+    """
+    pair = selecting(module, first)
+    layer: Any = module if pair is None else pair[1]
+    if first is Lookup:
+        _check_kind(name, layer, nn.Embedding)
+        most, layer.padding_idx = layer.num_embeddings, None
     else:
-        most = view.inputs if (view := affine(module)) else 0
+        most = view.inputs if (view := affine(layer)) else 0
+    most = most if pair is None else len(pair[0].index)
     index = torch.zeros(_count(name, count, most), dtype=torch.long)
-    return nn.Sequential(Select(index, axis), module).eval()
+    return nn.Sequential(first(index, *axis), layer).eval()
 
 
 def _find(net: nn.Module, name: str) -> Any:
@@ -307,17 +275,17 @@ def _count(name: str, value: Any, most: int) -> int:
 
 def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
     """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
-    kind = kind_of(module)
-    if kind is None or not kind.sizes:
+    layout = LAYOUTS.get(type(module))
+    if layout is None or not layout.sizes:
         _check_kind(name, module)
         return
-    for key, value in zip(kind.sizes, sizes, strict=False):
+    for key, value in zip(layout.sizes, sizes, strict=False):
         setattr(module, key, _count(name, value, getattr(module, key)))
     shapes: Mapping[str, tuple[int, ...] | None]
-    if isinstance(kind, UnitKind):
-        shapes = Units(module, kind).shapes()
+    if isinstance(layout, AffineLayout):
+        shapes = Affine(module, layout).shapes(bias=sizes[len(layout.sizes) :] == [1])
     else:
-        shapes = Affine(module, kind).shapes(bias=sizes[len(kind.sizes) :] == [1])
+        shapes = Units(module, layout).shapes()
     for key, shape in shapes.items():
         old = getattr(module, key)
         if shape is None:

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import untouched
+from vardrop._core.calls import call, untouched
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import disable_encoder_fastpath, update_encoder_fastpath
 from vardrop._core.errors import VardropError
@@ -26,19 +27,27 @@ from vardrop.compression.layer_views import (
 from vardrop.compression.mask import (
     Thresholds,
     check_means,
-    decompose,
-    gated_ties,
-    masked,
+    decompose_layers,
+    find_gated_ties,
     parameter_owners,
-    recompose,
+    recompose_layers,
     rules,
+    zero_pruned_weights,
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.select import Lookup, Select
-from vardrop.compression.probes import Inputs, Probes, as_inputs, check_runs, run
+from vardrop.compression.probes import (
+    CODE_ERRORS,
+    Inputs,
+    Probes,
+    check_runs,
+    run,
+    time_interleaved,
+    to_arguments,
+)
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
-from vardrop.noisy import Noisy, has_noise, modules_of, sampling
+from vardrop.noisy import Noisy, evaluating, modules_of, sampling
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
 _NO_COST = LayerCost(0, 0, 0, 0, 0)
@@ -64,6 +73,8 @@ class ShrinkPlan:
         proof: the inputs on which the small net was compared with the masked one.
         change: the largest change of an output of the example by the threshold: the small net
             against the noisy net in evaluation mode. 0 for a net without noise.
+        latency: the best time of a call with the example, in seconds, of the net without its noise
+            and of the small net, measured in turns; None in a sweep of thresholds.
         standard_deviations: of the posterior, of the weights that are left, by name, for `pack`.
         thresholds: on each module's relevance, by name.
         units: what goes, and what is zero but stays to keep shapes whole.
@@ -76,6 +87,7 @@ class ShrinkPlan:
     notes: tuple[str, ...]
     proof: str
     change: float
+    latency: tuple[float, float] | None
     standard_deviations: Mapping[str, Tensor] = field(repr=False)
     thresholds: Mapping[str, float] = field(repr=False)
     units: tuple[Unit, ...] = field(repr=False)
@@ -98,11 +110,11 @@ class ShrinkPlan:
         Linear(in_features=20, out_features=2, bias=True)
         """
         check_net(net)
-        plain = masked(net, self.thresholds or None)[0]
+        plain = zero_pruned_weights(net, self.thresholds or None)[0]
         check_runs(plain, self.example)
-        whole = _decomposed_copy(plain)
-        flow = data_flow(whole, self.example) if self.units else {}
-        cut = _Cut(whole, self.example, self.units, flow, tied_parameters(net))
+        parts = _copy_decomposed(plain)
+        flow = data_flow(parts, self.example) if self.units else {}
+        cut = _Cut(parts, self.example, self.units, flow, find_tied_parameters(net))
         cut.net = _select_inputs(cut.net, self.selects)
         if len(cut.removed) != len(self.units) or not cut.equals(Probes(plain, self.example, ())):
             raise VardropError(
@@ -124,6 +136,10 @@ class ShrinkPlan:
 
     def __str__(self) -> str:
         totals = {q: "{} -> {}".format(*self.total(q)) for q in ("macs", "bytes", "weights")}
+        summary = [f"MACs {totals['macs']}, bytes {totals['bytes']}"]
+        if self.latency is not None:
+            before, after = (f"{1e3 * seconds:.3g}" for seconds in self.latency)
+            summary.append(f"latency {before} -> {after} ms for the example")
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
@@ -136,8 +152,7 @@ class ShrinkPlan:
         return "\n".join(
             line.rstrip()
             for line in (
-                f"MACs {totals['macs']}, bytes {totals['bytes']}",
-                *(*table, *self.notes, self.proof),
+                *(*summary, *table, *self.notes, self.proof),
                 *([change] if self.thresholds else []),
                 last,
             )
@@ -152,10 +167,7 @@ class Shrunk(NamedTuple):
 
 
 def shrink(
-    net: nn.Module,
-    example_input: Any,
-    threshold: Thresholds = None,
-    drop_inputs: bool = False,
+    net: nn.Module, example_input: Any, threshold: Thresholds = None, drop_inputs: bool = False
 ) -> Shrunk:
     """A plain, smaller net with the outputs of the noisy net's means without its dead weights.
 
@@ -187,8 +199,9 @@ def shrink(
       (1): ReLU()
       (2): Linear(in_features=1, out_features=2, bias=True)
     )
-    >>> print(plan)
+    >>> print(plan)  # doctest: +ELLIPSIS
     MACs 20 -> 5, bytes 104 -> 32
+    latency ... ms for the example
     layer  kind    MACs     bytes      inputs  outputs
     0      Linear  12 -> 3  64 -> 16   3 -> 3  4 -> 1
     2      Linear  8 -> 2   40 -> 16   4 -> 1  2 -> 2
@@ -200,7 +213,7 @@ def shrink(
     """
     check_net(net)
     check_type("drop_inputs", drop_inputs, bool, "True or False")
-    return shrink_traced(net, as_inputs(example_input), threshold, drop_inputs)
+    return shrink_traced(net, to_arguments(example_input), threshold, drop_inputs)
 
 
 @torch.inference_mode(mode=False)
@@ -220,23 +233,26 @@ def shrink_traced(
                 f"'{name}'. Train it again from an earlier checkpoint."
             )
     check_means(net, "to shrink")
-    plain, deviations = masked(net, threshold)
+    relevances = rules(net, threshold)
+    plain, deviations = zero_pruned_weights(net, threshold)
     check_runs(plain, inputs)
-    probes, whole = Probes(plain, inputs), _decomposed_copy(plain)
-    graph = trace_units(whole, inputs) if graph is None else graph
-    ties = tied_parameters(net)
-    cut = _cut_dead_units(whole, inputs, graph, probes, ties, drop_inputs)
-    change = 0.0
-    if has_noise(net):
+    probes, parts = Probes(plain, inputs), _copy_decomposed(plain)
+    traced = trace_units(parts, inputs) if graph is None else graph
+    cut = _cut_dead_units(parts, inputs, traced, probes, find_tied_parameters(net), drop_inputs)
+    change, latency = 0.0, None
+    if not all(bool(r.kept.all()) for r in relevances.values()):
         with sampling(net, on=False):
             change = probes.change(net)
+    if graph is None:
+        latency = _latencies(plain, cut.net, inputs)
     plan = ShrinkPlan(
-        layers=_layer_reports(whole, graph.costs, layer_costs(cut.net, inputs), cut.selects),
+        layers=_layer_reports(parts, traced.costs, layer_costs(cut.net, inputs), cut.selects),
         notes=(*cut.notes, *_notes_on_ties_and_noise(net, plain, cut.net)),
         proof=str(probes),
         change=change,
+        latency=latency,
         standard_deviations=_cut_deviations(plain, deviations, cut),
-        thresholds={name: r.threshold for name, r in rules(net, threshold).items()},
+        thresholds={name: r.threshold for name, r in relevances.items()},
         units=tuple(cut.removed),
         selects=cut.selects,
         example=inputs,
@@ -244,8 +260,17 @@ def shrink_traced(
     return Shrunk(cut.net, plan)
 
 
-def _decomposed_copy(plain: nn.Module) -> nn.Module:
-    net = decompose(copy.deepcopy(plain))
+def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
+    """The best time of a call of both nets."""
+    nets = {"before": plain, "after": small}
+    with torch.no_grad(), evaluating(plain), evaluating(small):
+        calls = {key: partial(call, net, untouched(inputs)) for key, net in nets.items()}
+        times = time_interleaved(calls, rounds=1)
+    return times["before"], times["after"]
+
+
+def _copy_decomposed(plain: nn.Module) -> nn.Module:
+    net = decompose_layers(copy.deepcopy(plain))
     for layer in modules_of(net, SlimAttention).values():
         layer.fold_constants()
     return net
@@ -260,17 +285,19 @@ class _Cut:
 
     def __init__(
         self,
-        whole: nn.Module,
+        parts: nn.Module,
         inputs: Inputs,
         units: tuple[Unit, ...],
         flow: dict[str, list[Tensor]],
         ties: list[list[str]],
         drop_inputs: bool = False,
     ) -> None:
-        net = copy.deepcopy(whole)
+        net = copy.deepcopy(parts)
         removal = Removal(net, inputs, list(units), flow)
-        self.removed, self.gone = removal.removed, keep_equal_widths(net, removal.removed)
-        cut_out(net, self.gone)
+        self.removed = self.gone = removal.removed
+        if self.removed:
+            self.gone = keep_equal_widths(net, self.removed)
+            cut_out(net, self.gone)
         self.notes = [
             f"'{name}' keeps {layer.num_heads} of {count} heads."
             for name, layer in modules_of(net, SlimAttention).items()
@@ -280,8 +307,9 @@ class _Cut:
             self.notes.append(f"{count} units of '{name}' stay: {why}.")
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep shapes whole.")
-        self.net = recompose(net)
-        _tie_equal(self.net, ties)
+        self.net = recompose_layers(net)
+        if ties:
+            _tie_equal(self.net, ties)
         update_encoder_fastpath(self.net, Noisy)
         self.selects = self._drop_inputs(inputs) if drop_inputs else {}
 
@@ -296,23 +324,25 @@ class _Cut:
     def _drop_inputs(self, inputs: Inputs) -> dict[str, tuple[int, ...]]:
         """Let layers that do not read all of their inputs take the others only."""
         attention = modules_of(self.net, SlimAttention).items()
-        whole = {join_name(name, part) for name, m in attention for part, _ in m.named_children()}
+        projections = {
+            join_name(name, part) for name, m in attention for part, _ in m.named_children()
+        }
         owners, wanted, selects = parameter_owners(self.net), {}, {}
         for name, view in affine_layers(self.net).items():
-            unread, own = view.unread(), owners[id(view.layer.weight)] == 1
-            if own and view.groups == 1 and any(unread) and name not in whole:
-                wanted[name] = tuple(i for i, u in enumerate(unread) if not u) or (0,)
+            unread, unshared = view.unread(), owners[id(view.layer.weight)] == 1
+            if unshared and view.groups == 1 and bool(unread.any()) and name not in projections:
+                wanted[name] = tuple((~unread).nonzero().flatten().tolist()) or (0,)
         for name, table in modules_of(self.net, nn.Embedding).items():
             keep = tuple(table.weight.detach().any(1).nonzero().flatten().tolist())
-            own = type(table) is nn.Embedding and owners[id(table.weight)] == 1
-            if own and table.max_norm is None and len(keep) < table.num_embeddings - 1:
+            unshared = type(table) is nn.Embedding and owners[id(table.weight)] == 1
+            if unshared and table.max_norm is None and len(keep) < table.num_embeddings - 1:
                 wanted[name] = keep
         for name, keep in wanted.items():
             layer = self.net.get_submodule(name)
             self.net = _select_inputs(self.net, {name: keep})
             try:
                 run(self.net, inputs)
-            except Exception as failure:  # other code reads what the layer has
+            except AttributeError as failure:  # other code reads what the layer has
                 self.notes.append(f"'{name}' keeps inputs that it does not read: {failure}.")
                 self.net = replace_module(self.net, name, layer)
                 continue
@@ -324,7 +354,7 @@ class _Cut:
 
 
 def _cut_dead_units(
-    whole: nn.Module,
+    parts: nn.Module,
     inputs: Inputs,
     graph: UnitGraph,
     probes: Probes,
@@ -335,15 +365,18 @@ def _cut_dead_units(
     obstacle, flow = graph.obstacle, {}
     if obstacle is None:
         try:
-            flow = data_flow(whole, inputs)
-        except VardropError as failure:
+            flow = data_flow(parts, inputs)
+        except CODE_ERRORS as failure:  # the code of the net lets no mark through
             obstacle = str(failure)
     units = () if obstacle else graph.units
 
     def attempt(reasons: Mapping[Any, str]) -> _Cut | None:
         """The cut of all units but those of these shapes, if the net stays equal."""
-        chosen = (dataclasses.replace(u, reason=u.reason or reasons.get(u.shape)) for u in units)
-        cut = _Cut(whole, inputs, tuple(chosen), flow, ties, drop_inputs)
+        chosen = units
+        if reasons:
+            reasoned = ((u, u.reason or reasons.get(u.shape)) for u in units)
+            chosen = tuple(dataclasses.replace(u, reason=reason) for u, reason in reasoned)
+        cut = _Cut(parts, inputs, chosen, flow, ties, drop_inputs)
         return cut if cut.equals(probes) else None
 
     if (cut := attempt({})) is None:
@@ -364,8 +397,8 @@ def _cut_dead_units(
 
 
 def _notes_on_ties_and_noise(net: nn.Module, plain: nn.Module, small: nn.Module) -> list[str]:
-    shared = {name for names in tied_parameters(small) for name in names}
-    untied = [name for name in gated_ties(net) if join_name(name, "weight") not in shared]
+    shared = {name for names in find_tied_parameters(small) for name in names}
+    untied = [name for name in find_gated_ties(net) if join_name(name, "weight") not in shared]
     return [f"'{n}' gets weights of its own: its gate is folded in." for n in untied] + [
         f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin."
         for name, module in modules_of(plain, Noisy).items()
@@ -385,9 +418,12 @@ def _cut_deviations(
     for name, deviation in deviations.items():
         owner, _, tensor = name.rpartition(".")
         replace_tensor(plain.get_submodule(owner), tensor, deviation)
-    net = decompose(plain)
-    cut_out(net, cut.gone)
-    net = _select_inputs(recompose(net), cut.selects)
+    net = decompose_layers(plain)
+    if cut.gone:
+        cut_out(net, cut.gone)
+    net = recompose_layers(net)
+    if cut.selects:
+        net = _select_inputs(net, cut.selects)
     named = net.named_parameters(remove_duplicate=False)
     return {n: p.detach() for n, p in named if p.dim() > 1 and bool((p != -1).any())}
 
@@ -399,7 +435,9 @@ def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn
         index = torch.tensor(keep, device=layer.weight.device, dtype=torch.long)
         first: nn.Module
         if (view := affine(layer)) is not None:
-            view.resize(keep, range(view.outputs))
+            read = torch.zeros(view.inputs, dtype=torch.bool)
+            read[index] = True
+            view.resize(read, torch.ones(view.outputs, dtype=torch.bool))
             first = Select(index, view.axis)
         else:  # an embedding keeps one of the other entries for all of them
             other = next(i for i in range(layer.num_embeddings) if i not in set(keep))
@@ -413,14 +451,14 @@ def _select_inputs(net: nn.Module, selects: Mapping[str, tuple[int, ...]]) -> nn
 
 
 def _layer_reports(
-    whole: nn.Module,
+    net: nn.Module,
     before: Mapping[str, LayerCost],
     after: Mapping[str, LayerCost],
     selects: Mapping[str, Any],
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():
-        module = whole.get_submodule(name)
+        module = net.get_submodule(name)
         weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         left = after.get(join_name(name, "1") if name in selects else name, _NO_COST)
         start = dataclasses.replace(cost, weights=weights)
@@ -428,12 +466,12 @@ def _layer_reports(
     return tuple(reports)
 
 
-def tied_parameters(net: nn.Module) -> list[list[str]]:
+def find_tied_parameters(net: nn.Module) -> list[list[str]]:
     """The names of every parameter that has several.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
-    >>> tied_parameters(net)
+    >>> find_tied_parameters(net)
     [['0.weight', '1.weight']]
     """
     names: dict[int, list[str]] = {}
@@ -446,13 +484,13 @@ def _tie_equal(net: nn.Module, ties: list[list[str]]) -> None:
     """Let parameters that were one be one again where they are still equal."""
     parameters = dict(net.named_parameters(remove_duplicate=False))
     for names in ties:
-        kept: list[nn.Parameter] = []
+        distinct: list[nn.Parameter] = []
         for name in names:
             if (mine := parameters.get(name)) is None:
                 continue
-            same = next((k for k in kept if torch.equal(k, mine)), None)
+            same = next((k for k in distinct if torch.equal(k, mine)), None)
             if same is None:
-                kept.append(mine)
+                distinct.append(mine)
             elif same is not mine:
-                owner, _, own = name.rpartition(".")
-                setattr(net.get_submodule(owner), own, same)
+                owner, _, tensor = name.rpartition(".")
+                setattr(net.get_submodule(owner), tensor, same)

@@ -11,9 +11,9 @@ from torch import nn
 
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, needed
-from vardrop.compression.mask import decompose, masked, rules
-from vardrop.compression.pack import packed_bytes
-from vardrop.compression.probes import Data, Metric, as_inputs, batches, first_rows, score
+from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
+from vardrop.compression.pack import count_packed_bytes
+from vardrop.compression.probes import Data, Metric, batches, first_rows, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
@@ -100,41 +100,41 @@ def choose_threshold(
     True
     """
     budget = {"max_drop": max_drop, "sparsity": sparsity, "bytes": bytes, "macs": macs}
-    given = {k: v for k, v in budget.items() if v is not None}
-    if len(given) != 1:
+    budgets = {k: v for k, v in budget.items() if v is not None}
+    if len(budgets) != 1:
         raise VardropError(
-            f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(given)}."
+            f"Expected one of `max_drop`, `sparsity`, `bytes` and `macs`, but got {list(budgets)}."
         )
-    ((kind, limit),) = given.items()
+    ((kind, limit),) = budgets.items()
     check_net(net)
     check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
     check_integer("points", points)
     data = batches(validation, "validation")
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
-    whole = masked(net, never)[0]  # nothing is dropped
-    reference = score(whole, data, metric)
-    example, graph = first_rows(as_inputs(data[0][0])), None
+    full = zero_pruned_weights(net, never)[0]  # nothing is dropped
+    reference = score(full, data, metric)
+    example, graph = first_rows(to_arguments(data[0][0])), None
     if kind in ("bytes", "macs"):  # the units are the same at every threshold
-        graph = trace_units(decompose(whole), example)
+        graph = trace_units(decompose_layers(full), example)
     curve = []
-    for threshold in _candidates(_pooled(net), points):
-        kept = [r.kept for r in rules(net, threshold).values()]
-        share = sum(int((~k).sum()) for k in kept) / sum(k.numel() for k in kept)
+    for threshold in _candidates(_pool_scores(net), points):
+        masks = [r.kept for r in rules(net, threshold).values()]
+        share = sum(int((~k).sum()) for k in masks) / sum(k.numel() for k in masks)
         if graph is None:
-            small = masked(net, threshold)[0]
+            small = zero_pruned_weights(net, threshold)[0]
             curve.append(Point(threshold, score(small, data, metric), share))
         else:
             shrunk = shrink_traced(net, example, threshold, True, graph)
-            size, left = packed_bytes(shrunk), shrunk.plan.total("macs")[1]
+            size, left = count_packed_bytes(shrunk), shrunk.plan.total("macs")[1]
             curve.append(Point(threshold, score(shrunk.net, data, metric), share, size, left))
     return Threshold(_best(curve, kind, limit, reference).threshold, reference, tuple(curve))
 
 
-def _pooled(net: nn.Module) -> Relevance:
+def _pool_scores(net: nn.Module) -> Relevance:
     """The scores of all modules together; an error where their rules differ."""
-    found = list(rules(net, 0.0).values())
-    scores = torch.cat([r.score.detach().flatten().double() for r in found])
-    return Relevance(scores, 0.0, found[0].keep_above, found[0].kind)
+    relevances = list(rules(net, 0.0).values())
+    scores = torch.cat([r.score.detach().flatten().double() for r in relevances])
+    return Relevance(scores, 0.0, relevances[0].keep_above, relevances[0].kind)
 
 
 def _candidates(pooled: Relevance, points: int) -> list[float]:
@@ -142,8 +142,8 @@ def _candidates(pooled: Relevance, points: int) -> list[float]:
     ordered = pooled.score.sort(descending=pooled.keep_above).values
     ordered = ordered[ordered.isfinite()]
     fractions = torch.logspace(0, math.log10(_SPARSEST), points, dtype=torch.float64)
-    kept = (fractions * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
-    return list(dict.fromkeys(float(ordered[k]) for k in kept))
+    counts = (fractions * len(pooled.score)).long().clamp(0, len(ordered) - 1).tolist()
+    return list(dict.fromkeys(float(ordered[k]) for k in counts))
 
 
 def _best(curve: list[Point], kind: str, limit: float, reference: float) -> Point:

@@ -11,8 +11,9 @@ survives the cut is tried afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import tensors_in
 from vardrop.compression.costs import CountedPass, LayerCost
-from vardrop.compression.layer_views import Affine, Units, affine_layers, kind_of, unit_modules
+from vardrop.compression.layer_views import LAYOUTS, Affine, Units, affine_layers, unit_modules
 from vardrop.compression.mask import parameter_owners
 from vardrop.compression.modules.recurrent import Recurring
-from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, is_float, run
+from vardrop.compression.probes import CODE_ERRORS, Inputs, PlainAttention, Removable, hooks, run
 
 Place = tuple[str, int]  # a module's name and a unit of it
 # The units of a module that marks came to, by role and module. As a reader or a carrier it tells
@@ -58,80 +59,80 @@ class _Tracer:
         self.net, self.inputs = net, inputs
         self.layers = affine_layers(net)
         modules = unit_modules(net)
-        self.carriers = {n: u for n, u in modules.items() if not u.kind.emits and u.outputs > 1}
-        tables = {n: u for n, u in modules.items() if u.kind.emits}
+        self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
+        tables = {n: u for n, u in modules.items() if u.layout.emits}
         self.emitters: dict[str, Affine | Units] = {**self.layers, **tables}
         self.units = {name: view.outputs for name, view in self.emitters.items()}
-        # Modules with tensors of their own that are of no known kind and hold none.
-        self.whole = {
-            n: m
-            for n, m in net.named_modules()
-            if _tensors(m) and all(kind_of(part) is None for part in m.modules())
-        }
+        # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
+        self.codes = {name: i ^ (i >> 1) for i, name in enumerate(self.emitters)}
+        # Modules with tensors of their own whose layout is not in the table, nor of any part.
+        self.whole: dict[str, nn.Module] = {}
+        self.bare: list[Tensor] = []  # tensors of modules that hold layers beside them
+        for name, module in net.named_modules():
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if tensors and all(LAYOUTS.get(type(part)) is None for part in module.modules()):
+                self.whole[name] = module
+            elif LAYOUTS.get(type(module)) is None:
+                self.bare += [t for t in tensors if t.is_floating_point() and t.numel() > 1]
 
     def follow(self, sources: dict[str, Tensor], until_whole: bool = False) -> _Marks:
         """Mark these units (a mask by layer) and see where they come before the next layers.
 
         With `until_whole` a module that takes units together ends all marks that come to it.
         """
-        found: _Marks = {}
+        marks: _Marks = {}
         handles: list[Removable] = []
         for name, module in self.whole.items():
-            handles += _keep_in_place(("whole", name), module, found, until_whole)
+            handles += _keep_in_place(("whole", name), module, marks, until_whole)
         for name, mask in sources.items():
             view = self.emitters[name]
-            handles.append(view.layer.register_forward_hook(_source(mask, view.axis)))
+            handles.append(view.layer.register_forward_hook(partial(_mark, mask, view.axis)))
         for name, carrier in self.carriers.items():
-            note = _note(("carriers", name), carrier.axis, found, stop=False)
+            note = partial(_note, ("carriers", name), carrier.axis, marks, False)
             handles.append(carrier.layer.register_forward_pre_hook(note))
         for name, layer in self.layers.items():
-            note = _note(("readers", name), layer.axis, found, stop=True)
+            note = partial(_note, ("readers", name), layer.axis, marks, True)
             handles.append(layer.layer.register_forward_pre_hook(note))
         with hooks(*handles), PlainAttention():
             results = run(self.net, self.inputs)
         if any(bool(r.isnan().any()) for r in results if r.is_floating_point()):
-            found["output", ""] = torch.ones(1, dtype=torch.bool)
-        return found
+            marks["output", ""] = torch.ones(1, dtype=torch.bool)
+        return marks
 
     def all_of(self, *names: str) -> _Marks:
         """Where the units of layers come."""
         return self.follow({n: torch.ones(self.units[n], dtype=torch.bool) for n in names})
 
-    def layer_numbers(self, names: list[str], until_whole: bool = False) -> _Numbers:
-        """Which of these layers comes to every place, by the Gray code of its position."""
-        codes = zip(names, _gray_codes(len(names)), strict=True)
-        every = {name: torch.full((self.units[name],), code) for name, code in codes}
-        return self._numbers(every, until_whole)
+    def layer_numbers(self, names: Iterable[str], until_whole: bool = False) -> _Numbers:
+        """Which of these layers comes to every place, by its code."""
+        codes = {name: torch.full((self.units[name],), self.codes[name]) for name in names}
+        return self.numbers(codes, until_whole)
 
-    def taken_together(self) -> dict[str, str]:
+    def layers_before_whole(self) -> dict[str, str]:
         """Layers that are the last ones before a module that takes units together, by that module.
 
         As marks end there, every module of a residual stream sees the layers since the one before.
         """
-        if not self.whole:
-            return {}
-        names = list(self.emitters)
-        alone = self.layer_numbers(names, until_whole=True).alone()
-        found = {}
-        for name, code in zip(names, _gray_codes(len(names)), strict=True):
+        alone, targets_by_layer = (
+            self.layer_numbers(self.emitters, until_whole=True).unique_places(),
+            {},
+        )
+        for name, code in self.codes.items():
             targets = (target for role, target in alone.get(code, {}) if role == "whole")
-            if (whole := next(targets, None)) is not None:
-                found[name] = whole
-        return found
+            if (target := next(targets, None)) is not None:
+                targets_by_layer[name] = target
+        return targets_by_layer
 
-    def unit_numbers(self, *names: str) -> _Numbers:
-        """Which unit comes to every place from these layers, all of them marked at once."""
-        return self._numbers({name: torch.arange(self.units[name]) for name in names})
-
-    def _numbers(self, codes: dict[str, Tensor], until_whole: bool = False) -> _Numbers:
-        found = _Numbers()
+    def numbers(self, codes: dict[str, Tensor], until_whole: bool = False) -> _Numbers:
+        """Which of the codes of these layers' units comes to every place, two passes per digit."""
+        numbers = _Numbers()
         largest = max((int(code.max()) for code in codes.values()), default=0)
         for digit in range(max(largest.bit_length(), 1) if codes else 0):
             bits = {n: (code >> digit) % 2 == 1 for n, code in codes.items()}
             ones = self.follow(bits, until_whole)
             zeros = self.follow({n: ~bit for n, bit in bits.items()}, until_whole)
-            found.add(digit, zeros, ones)
-        return found
+            numbers.add(digit, zeros, ones)
+        return numbers
 
     def blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
         """Layers whose units mix only in blocks of one size: numbers of places and of units.
@@ -151,30 +152,20 @@ class _Tracer:
                 if code is None or not any(bool((origin[p] & others[p]).any()) for p in both):
                     del waiting[name]
                     codes |= {} if code is None else {name: code}
-        numbers = self._numbers(codes)
+        numbers = self.numbers(codes)
         return {n: (numbers, c) for n, c in codes.items() if numbers.meeting(layers[n]) is None}
 
-    def bare_parameters(self) -> _Marks:
+    @torch.no_grad()
+    def bare_places(self) -> _Marks:
         """The places that a parameter of no layer takes part in."""
-        whole = self.whole.values()
-        owners = [m for m in self.net.modules() if kind_of(m) is None and m not in whole]
-        bare = [p for m in owners for p in _tensors(m) if is_float(p) and p.numel() > 1]
-        if not bare:
-            return {}
-        kept = [p.detach().clone() for p in bare]
-        with torch.no_grad():
-            try:
-                for p in bare:
-                    p.fill_(torch.nan)
-                return self.follow({})
-            finally:
-                for p, value in zip(bare, kept, strict=True):
-                    p.copy_(value)
-
-
-def _gray_codes(count: int) -> list[int]:
-    """Numbers of which neighbours differ in one binary digit: layers that meet are neighbours."""
-    return [i ^ (i >> 1) for i in range(count)]
+        values = [t.detach().clone() for t in self.bare]
+        try:
+            for tensor in self.bare:
+                tensor.fill_(torch.nan)
+            return self.follow({})
+        finally:
+            for tensor, value in zip(self.bare, values, strict=True):
+                tensor.copy_(value)
 
 
 def _partitions(units: int) -> Iterator[Tensor]:
@@ -183,35 +174,31 @@ def _partitions(units: int) -> Iterator[Tensor]:
     A block is a few units in a row, or as many in a row of each of two, three or four equal parts.
     """
     for parts in (n for n in (1, 2, 3, 4) if units % n == 0):
-        whole = units // parts
-        for size in range(1, whole // 2 + 1):
-            if whole % size == 0:
-                yield torch.arange(units) % whole // size
+        size_of_part = units // parts
+        for size in range(1, size_of_part // 2 + 1):
+            if size_of_part % size == 0:
+                yield torch.arange(units) % size_of_part // size
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
+@dataclass(frozen=True)
 class _Numbers:
     """The number that marks gave to every place, and its digits that are both zero and one."""
 
-    def __init__(self) -> None:
-        self.reached: _Marks = {}
-        self.numbers: _Marks = {}
-        self.unclear: _Marks = {}
+    reached: _Marks = field(default_factory=dict)
+    numbers: _Marks = field(default_factory=dict)
+    unclear: _Marks = field(default_factory=dict)
 
     def add(self, digit: int, zeros: _Marks, ones: _Marks) -> None:
         """Take one binary digit in."""
         for place in {**zeros, **ones}:
             none = torch.zeros_like(zeros[place] if place in zeros else ones[place])
             zero, one = zeros.get(place, none), ones.get(place, none)
-            for known, more in (
+            for table, bits in (
                 (self.reached, (zero | one).long()),
                 (self.numbers, one.long() << digit),
                 (self.unclear, (zero & one).long() << digit),
             ):
-                known[place] = known.get(place, none.long()) | more
+                table[place] = table.get(place, none.long()) | bits
 
     def meeting(self, marks: _Marks) -> str | None:
         """The first module where several numbers come to one of these places."""
@@ -221,58 +208,54 @@ class _Numbers:
                 return name
         return None
 
-    def alone(self) -> dict[int, _Marks]:
+    def unique_places(self) -> dict[int, _Marks]:
         """The places that only one number came to, by that number."""
-        found: dict[int, _Marks] = defaultdict(dict)
+        places: dict[int, _Marks] = defaultdict(dict)
         for place, reached in self.reached.items():
             clear = reached.bool() & (self.unclear[place] == 0)
             for number in self.numbers[place][clear].unique().tolist():
-                found[number][place] = clear & (self.numbers[place] == number)
-        return found
+                places[number][place] = clear & (self.numbers[place] == number)
+        return places
 
     def candidates(self, numbers: list[int]) -> list[dict[tuple[str, str], bool]]:
         """Where each of these numbers may have come, and whether with others."""
-        found: list[dict[tuple[str, str], bool]] = [{} for _ in numbers]
+        candidates: list[dict[tuple[str, str], bool]] = [{} for _ in numbers]
         for place, reached in self.reached.items():
             at = reached.bool()
             pairs = torch.stack([self.numbers[place][at], self.unclear[place][at]]).unique(dim=1)
             for value, mask in pairs.t().tolist():
-                for places, number in zip(found, numbers, strict=True):
+                for places, number in zip(candidates, numbers, strict=True):
                     if not (value ^ number) & ~mask:
                         places[place] = places.get(place, False) or mask > 0
-        return found
+        return candidates
 
 
 _ROLES = ("readers", "carriers")
 
 
-def unmarked(value: Tensor) -> Tensor:
+def remove_marks(value: Tensor) -> Tensor:
     """A tensor with zeros in place of its marks."""
     return value.masked_fill(value.isnan(), 0.0)
 
 
-def _source(mask: Tensor, axis: int) -> Callable[..., Tensor]:
-    def mark(_: nn.Module, args: Inputs, output: Tensor) -> Tensor:
-        index = mask.nonzero().flatten().to(output.device)
-        return output.index_fill(axis, index, torch.nan)
-
-    return mark
+def _mark(mask: Tensor, axis: int, module: nn.Module, args: Inputs, output: Tensor) -> Tensor:
+    """Mark units of a module's output."""
+    index = mask.nonzero().flatten().to(output.device)
+    return output.index_fill(axis, index, torch.nan)
 
 
-def _note(place: tuple[str, str], axis: int, found: _Marks, stop: bool) -> Callable[..., Inputs]:
+def _note(
+    place: tuple[str, str], axis: int, marks: _Marks, stop: bool, module: nn.Module, args: Inputs
+) -> Inputs:
     """Note the marked units of a module's input; take the marks off where the module ends them."""
-
-    def note(_: nn.Module, args: Inputs) -> Inputs:
-        units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
-        if bool(units.any()):
-            found[place] = units | found.get(place, torch.zeros_like(units))
-        return (unmarked(args[0]), *args[1:]) if stop else args
-
-    return note
+    units = args[0].isnan().movedim(axis, 0).flatten(1).any(1).cpu()
+    if bool(units.any()):
+        marks[place] = units | marks.get(place, torch.zeros_like(units))
+    return (remove_marks(args[0]), *args[1:]) if stop else args
 
 
 def _keep_in_place(
-    place: tuple[str, str], module: nn.Module, found: _Marks, end: bool
+    place: tuple[str, str], module: nn.Module, marks: _Marks, end: bool
 ) -> Iterator[Removable]:
     """Take a module that keeps the shape of its input for one that keeps units where they are.
 
@@ -280,17 +263,17 @@ def _keep_in_place(
     """
 
     def before(_: nn.Module, args: Inputs) -> None:
-        marked = [t for t in tensors_in(args) if is_float(t) and bool(t.isnan().any())]
+        marked = [t for t in tensors_in(args) if t.is_floating_point() and bool(t.isnan().any())]
         if marked:
-            found[place] = torch.ones(1, dtype=torch.bool)
+            marks[place] = torch.ones(1, dtype=torch.bool)
         for tensor in marked if end else ():
             if 0 not in tensor.stride():  # several positions of an expanded one are one number
-                tensor.copy_(unmarked(tensor))
+                tensor.copy_(remove_marks(tensor))
 
     def after(_: nn.Module, args: Inputs, output: Any) -> Any:
-        same = args and is_float(args[0]) and is_float(output)
-        if same and output.shape == args[0].shape and bool(args[0].isnan().any()):
-            return unmarked(output).masked_fill(args[0].isnan(), torch.nan)
+        same = all(isinstance(t, Tensor) and t.is_floating_point() for t in (*args[:1], output))
+        if args and same and output.shape == args[0].shape and bool(args[0].isnan().any()):
+            return remove_marks(output).masked_fill(args[0].isnan(), torch.nan)
         return output
 
     yield module.register_forward_pre_hook(before)
@@ -312,19 +295,19 @@ def trace_units(net: nn.Module, example: Inputs) -> UnitGraph:
     """
     counted = CountedPass(net, example)
     try:
-        units = _Coupling(_Tracer(net, example), _fixed_layers(net, counted.calls)).units()
-    except Exception as failure:  # the code of the net lets no mark through
+        units = _Coupling(_Tracer(net, example), _find_fixed_layers(net, counted.calls)).units()
+    except CODE_ERRORS as failure:  # the code of the net lets no mark through
         return UnitGraph((), counted.costs(), str(failure))
     return UnitGraph(tuple(units), counted.costs())
 
 
-def _fixed_layers(net: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
+def _find_fixed_layers(net: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
     """Layers that may not change, with the reason: used more than once, or with tied weights."""
     layers, owners, reasons = affine_layers(net), parameter_owners(net), {}
     for name, module in net.named_modules():
         if name in layers and calls[name] != 1 and type(module) is not Recurring:
             reasons[name] = f"'{name}' runs {calls[name]} times"
-        elif kind_of(module) and any(owners[id(p)] > 1 for p in module.parameters()):
+        elif LAYOUTS.get(type(module)) and any(owners[id(p)] > 1 for p in module.parameters()):
             reasons[name] = f"'{name}' shares its weights"
     return reasons
 
@@ -362,32 +345,34 @@ class _Coupling(DisjointSets[_Node]):
         self.tracer, self.fixed = tracer, fixed
         self.reasons: dict[_Node, str] = {}
         self.mixing: dict[str, _Marks] = {}  # layers whose units meet before a place
-        for (role, name), taken in tracer.bare_parameters().items():
+        for (role, name), taken in (tracer.bare_places() if tracer.bare else {}).items():
             for i in taken.nonzero().flatten().tolist():
                 self.reasons[role, name, i] = "a bare parameter takes part"
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
-        units, together = tracer.unit_numbers(*tracer.emitters), tracer.taken_together()
-        self._place_together(together, units)
+        together = tracer.layers_before_whole() if tracer.whole else {}
+        units = tracer.numbers({name: torch.arange(n) for name, n in tracer.units.items()})
+        if together:
+            self._place_together(together, units)
         rest = [name for name in tracer.emitters if name not in together]
         for name, marks in self._arrivals(rest).items():
             self._place(name, marks, units)
-        for group in _apart(self.mixing):
-            self._place_mixing(group, units)
+        if self.mixing:
+            self._place_mixing(units)
 
     def _arrivals(self, names: list[str]) -> dict[str, _Marks]:
         """Where the units of every one of these layers come."""
-        numbers, codes = self.tracer.layer_numbers(names), _gray_codes(len(names))
-        alone = numbers.alone()
+        numbers, codes = self.tracer.layer_numbers(names), [self.tracer.codes[n] for n in names]
+        alone = numbers.unique_places()
         maybe = zip(names, numbers.candidates(codes), strict=True)
-        found = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
+        arrivals = {name: alone.get(code, {}) for name, code in zip(names, codes, strict=True)}
         doubtful = {name: places for name, places in maybe if any(places.values())}
-        for group in _apart(doubtful):
+        for group in _group_disjoint(doubtful) if doubtful else ():
             marks = self.tracer.all_of(*group)
             for name, places in group.items():
-                found[name] = {place: marks[place] for place in places if place in marks}
-        return found
+                arrivals[name] = {place: marks[place] for place in places if place in marks}
+        return arrivals
 
     def _place_together(self, layers: dict[str, str], numbers: _Numbers) -> None:
         """Layers before modules that take units together: they stay, and so does what they reach.
@@ -408,49 +393,45 @@ class _Coupling(DisjointSets[_Node]):
             for name in names:
                 for i in range(self.tracer.units[name]):
                     self.join(("emitter", name, i), ("emitter", names[0], i))
-            self._join_places(names[0], marks, numbers, None)
+            self._join_places(names[0], marks, numbers, torch.arange(self.tracer.units[names[0]]))
 
     def _place(self, name: str, marks: _Marks, numbers: _Numbers) -> None:
         """Join every unit of a layer with the places where it arrives."""
         mixed = numbers.meeting(marks)
-        reason = self._obstacle(name, marks) or (None if mixed else self._fate(marks))
+        reason = self._obstacle(name, marks, mixed is not None)
         if mixed is not None and reason is None and self.tracer.units[name] > 1:
             self.mixing[name] = marks  # its units meet others: look at it without them
         elif mixed is not None:
             self._stay(name, marks, reason or "it is spread over several units")
         else:
-            self._join_places(name, marks, numbers, reason)
+            codes = torch.arange(self.tracer.units[name])
+            self._join_places(name, marks, numbers, codes, reason)
 
-    def _place_mixing(self, group: dict[str, _Marks], numbers: _Numbers) -> None:
+    def _place_mixing(self, numbers: _Numbers) -> None:
         """The same for layers with units that meet others, by blocks that do not."""
-        blocks = self.tracer.blocks(group)
-        for name, marks in group.items():
-            if name in blocks:
-                self._join_places(name, marks, blocks[name][0], self._fate(marks), blocks[name][1])
-            else:
-                where = numbers.meeting(marks)
-                self._stay(name, marks, f"it mixes with other units before '{where}'")
+        for group in _group_disjoint(self.mixing):
+            blocks = self.tracer.blocks(group)
+            for name, marks in group.items():
+                if name in blocks:
+                    self._join_places(name, marks, *blocks[name], self._obstacle(name, marks))
+                else:
+                    where = numbers.meeting(marks)
+                    self._stay(name, marks, f"it mixes with other units before '{where}'")
 
     def _join_places(
-        self,
-        name: str,
-        marks: _Marks,
-        numbers: _Numbers,
-        reason: str | None,
-        codes: Tensor | None = None,
+        self, name: str, marks: _Marks, numbers: _Numbers, codes: Tensor, reason: str | None = None
     ) -> None:
         """Join units with places by their numbers, or blocks of units by the numbers of these."""
         first: dict[int, int] = {}
-        known = range(self.tracer.units[name]) if codes is None else codes.tolist()
-        for unit, code in enumerate(known):
+        for unit, code in enumerate(codes.tolist()):
             self.join(("emitter", name, unit), ("emitter", name, first.setdefault(code, unit)))
             if reason is not None:
                 self.reasons["emitter", name, unit] = reason
         for (role, target), mask in marks.items():
             if role in _ROLES:
                 at = mask.nonzero().flatten()
-                found = numbers.numbers[role, target][at].tolist()
-                for position, code in zip(at.tolist(), found, strict=True):
+                codes_at = numbers.numbers[role, target][at].tolist()
+                for position, code in zip(at.tolist(), codes_at, strict=True):
                     if code in first:
                         self.join(("emitter", name, first[code]), (role, target, position))
 
@@ -469,17 +450,19 @@ class _Coupling(DisjointSets[_Node]):
                     unit = min(i // each, count - 1)
                     self.join(("emitter", name, unit), (role, target, position))
 
-    def _obstacle(self, name: str, marks: _Marks) -> str | None:
-        """Why a module that a layer's units come to forbids to take any out, where one does."""
+    def _obstacle(self, name: str, marks: _Marks, mixed: bool = False) -> str | None:
+        """Why the units of a layer have to stay; None if they may go.
+
+        If they are `mixed` with others, where they end is not known yet.
+        """
         for role, target in marks:
             if role == "whole":
                 kind = type(self.tracer.whole[target]).__name__
                 return f"'{target}' ({kind}) takes its units together"
         touched = (name, *(target for _, target in marks))
-        return next((self.fixed[t] for t in touched if t in self.fixed), None)
-
-    def _fate(self, marks: _Marks) -> str | None:
-        """Why units that meet no obstacle have to stay; None where they may go."""
+        fixed = next((self.fixed[t] for t in touched if t in self.fixed), None)
+        if fixed is not None or mixed:
+            return fixed
         if ("output", "") in marks:
             return TO_THE_OUTPUT
         return None if any(role == "readers" for role, _ in marks) else "nothing is seen to read it"
@@ -499,11 +482,11 @@ class _Coupling(DisjointSets[_Node]):
         ]
 
 
-def _apart(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
+def _group_disjoint(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
     """Layers in groups that share no place where their marks come."""
     groups: list[tuple[dict[str, _Places], set[tuple[str, str]]]] = []
     for name, places in layers.items():
-        fitting = (found for found in groups if found[1].isdisjoint(places))
+        fitting = (group for group in groups if group[1].isdisjoint(places))
         if (chosen := next(fitting, None)) is None:
             groups.append(chosen := ({}, set()))
         chosen[0][name] = places

@@ -80,27 +80,27 @@ class UnitGates(nn.Module):
         self._prices = _Prices(net, graph, self.units, self._emitters, self._readers)
         self._factors: Tensor | None = None
 
-    def expected(self, quantity: Quantity) -> Tensor:
+    def expected_cost(self, quantity: Quantity) -> Tensor:
         """The expected cost of the net, as a fraction of that of the whole one; differentiable."""
         open_probability = self.noise.open_probability({"logit": self.logit})
         return self.cost(open_probability, quantity).to(self.logit)
 
-    def cost(self, kept: Tensor, quantity: Quantity = "macs") -> Tensor:
+    def cost(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
         """The cost of a net with these gates (1) or parts of them, as a fraction of the whole."""
-        return self._prices.total(kept, quantity) / self._prices.whole[quantity]
+        return self._prices.total(open_gates, quantity) / self._prices.whole[quantity]
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
         """Let the gates act on a net: by draws in training mode, by their means otherwise."""
         layers = affine_layers(net)
         handles: list[Any] = [net.register_forward_pre_hook(self._draw)]
-        for name, places in self._gated(layers).items():
+        for name, places in self._places_to_gate(layers).items():
             hook = self._multiply(layers[name], places)
             handles.append(layers[name].layer.register_forward_pre_hook(hook))
         with hooks(*handles):
             yield
 
-    def _gated(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
+    def _places_to_gate(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
         """What to multiply: not what a depthwise layer reads, which others read after it."""
         return {n: p for n, p in self._readers.items() if not layers[n].is_depthwise}
 
@@ -127,7 +127,7 @@ class UnitGates(nn.Module):
 
         return before
 
-    def kept(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
+    def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
         """The most gates that fit a budget, the most willing ones first; a bool per gate.
 
         Layers keep multiples of `multiple` units, as far as that fits them, and one at least, so
@@ -151,12 +151,12 @@ class UnitGates(nn.Module):
     ) -> Tensor:
         mask = torch.zeros(len(self.units), dtype=torch.bool)
         for emitters, gates in ways.items():
-            whole = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
+            all_gated = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
             # How many units of a layer a gate has at least: those of a head, or one.
             places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
             width = min(Counter(name for name, _ in places).values())
             step = multiple // math.gcd(multiple, width)
-            least = min(len(gates), step if multiple > 1 else int(whole))
+            least = min(len(gates), step if multiple > 1 else int(all_gated))
             count = sum(gate in chosen for gate in gates)
             mask[gates[: max(least, count // step * step)]] = True
         return mask
@@ -170,14 +170,14 @@ class UnitGates(nn.Module):
         return mask
 
     @torch.no_grad()
-    def fold(self, net: nn.Module, kept: Tensor) -> None:
+    def fold(self, net: nn.Module, open_gates: Tensor) -> None:
         """Multiply the weights of a net by the gates' means, and by zero where one is not kept.
 
         A gate that is kept passes a tenth at least, so that its unit can still learn.
         """
         mean = self.noise.unit_mean({"logit": self.logit}).clamp(min=_LEAST)
         layers = affine_layers(net)
-        gated, keep = self._gated(layers), kept.tolist()
+        gated, keep = self._places_to_gate(layers), open_gates.tolist()
         for name, places in self._readers.items():
             view = layers[name]
             factors = view.weight.new_ones(view.inputs)
@@ -231,9 +231,9 @@ class _Prices:
         self._rest = {"macs": products, "bytes": rest}  # what no gate changes
         self.whole = {q: float(self.total(torch.ones(gates), q)) for q in ("macs", "bytes")}
 
-    def total(self, kept: Tensor, quantity: str) -> Tensor:
+    def total(self, open_gates: Tensor, quantity: str) -> Tensor:
         """The cost, differentiable by what is kept."""
-        part = kept.to(self._in)
+        part = open_gates.to(self._in)
         inputs, outputs = self._fixed_in + self._in @ part, self._fixed_out + self._out @ part
         pairs = self._price[quantity] * inputs * outputs
         return pairs.sum() + self._each[quantity].to(part) @ part + self._rest[quantity]
@@ -254,12 +254,12 @@ def _counts(layers: dict[str, Affine], places: _Gates, gates: int) -> Tensor:
 
 def _by_module(units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]) -> _Gates:
     """The gate of every place, by module."""
-    found: _Gates = defaultdict(dict)
+    gates_by_module: _Gates = defaultdict(dict)
     for gate, members in enumerate(units):
         for unit in members:
             for name, place in places(unit):
-                found[name][place] = gate
-    return dict(found)
+                gates_by_module[name][place] = gate
+    return dict(gates_by_module)
 
 
 def _by_group(view: Affine) -> bool:

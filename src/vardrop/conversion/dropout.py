@@ -12,19 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vardrop.conversion.layers import layer_kind
-from vardrop.conversion.rules import (
-    Kind,
-    described,
-    has_parameters,
-    make_plain,
-    plain_type,
-    rename,
-)
+from vardrop.conversion.layers import layer_rule
+from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
-    SwitchableDropout,
-    SwitchedMode,
     drop_rate,
     find_functional_dropout,
     functional_dropout_rates,
@@ -47,25 +38,25 @@ _NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = "the net has no dropout module that draws; give `drop_rate` to gate its layers"
 
 
-class Switched(Kind):
+class Switched(ConversionRule):
     """Dropout gets the switch; the layers of a net without any get gates, where given."""
 
     def __init__(self, recipe: SwitchDropout, modules: Sequence[nn.Module], every: bool) -> None:
         self.there = any(drop_rate(m) > 0 for m in modules)
-        self.lent = {id(child) for m in modules if is_switchable(m) for child in _lent_dropout(m)}
+        self.inner = {id(child) for m in modules if is_switchable(m) for child in _inner_dropout(m)}
         self.in_code: dict[int, float] = {}
         gates = None if self.there or recipe.gate is None else Recipe(gate=recipe.gate)
-        self.gates = None if gates is None else layer_kind(gates, modules, every)
+        self.gates = None if gates is None else layer_rule(gates, modules, every)
 
     def observe(self, net: nn.Module, example_input: Any) -> None:
-        found = find_functional_dropout(net, example_input)
+        rates = find_functional_dropout(net, example_input)
         names = {id(m): name.replace("_orig_mod.", "") for name, m in net.named_modules()}
-        self.in_code = {key: found[name] for key, name in names.items() if name in found}
+        self.in_code = {key: rates[name] for key, name in names.items() if name in rates}
 
     def reason(self, module: nn.Module) -> str | None:
-        found = self._dropout_reason(module)
-        if self.there or found:
-            return found
+        why = self._dropout_reason(module)
+        if self.there or why:
+            return why
         if self.gates is not None:
             return self.gates.reason(module)
         return _NO_DROPOUT if has_parameters(module) else None
@@ -73,7 +64,7 @@ class Switched(Kind):
     def _dropout_reason(self, module: nn.Module) -> str | None:
         """The same for the dropout of a module; None without any."""
         base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
-        if id(module) in self.lent:
+        if id(module) in self.inner:
             return None  # it goes with its owner
         if base is type(module):
             return "" if drop_rate(module) else _NO_RATE
@@ -113,36 +104,14 @@ class Switched(Kind):
         if self.gates is not None:
             self.gates.change(module, noise)
         elif is_switchable(module):
-            for child in _lent_dropout(module):  # which a rare branch may call
+            for child in _inner_dropout(module):  # which a rare branch may call
                 child.__class__ = DROPOUT_TYPES.get(type(child), type(child))
             module.__class__ = switched_class(type(module))
         else:
             module.__class__ = DROPOUT_TYPES.get(type(module), type(module))
 
 
-def _lent_dropout(module: nn.Module) -> list[nn.Module]:
+def _inner_dropout(module: nn.Module) -> list[nn.Module]:
     """The dropout modules inside a module whose rates its own code takes in the place of a call."""
     paths = functional_dropout_rates(module)
     return [module.get_submodule(p.removesuffix(".p")) for p in paths if p.endswith(".p")]
-
-
-@make_plain.register
-def _(module: SwitchableDropout) -> None:
-    plain = plain_type(module, DROPOUT_TYPES)
-    if plain is not None:  # a class of your own stays what it is
-        rename(module, plain)
-
-
-@make_plain.register
-def _(module: SwitchedMode) -> None:
-    rename(module, module.plain)
-
-
-@described.register
-def _(module: SwitchableDropout, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
-    return SwitchDropout(), {"rate": module.p}
-
-
-@described.register
-def _(module: SwitchedMode, name: str) -> tuple[SwitchDropout, dict[str, Any]]:
-    return SwitchDropout(), {"rates": functional_dropout_rates(module)}

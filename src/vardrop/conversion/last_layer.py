@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from torch import nn
 
 from vardrop._core.errors import VardropError
 from vardrop.conversion.layers import FROZEN
-from vardrop.conversion.rules import (
-    Kind,
-    check_plain,
-    described,
-    has_parameters,
-    make_plain,
-    rename,
-)
-from vardrop.conversion.selection import listed
+from vardrop.conversion.rules import ConversionRule, has_parameters
+from vardrop.conversion.selection import join_names
 from vardrop.heads import Head
 from vardrop.layers import Ties
 from vardrop.recipes import HeadRecipe
 
 
-class LastLayer(Kind):
-    """One linear layer becomes a head: the last, or the one that `where` names."""
+class LastLayer(ConversionRule):
+    """One linear layer becomes a head: the last, or the one that `include` names."""
 
     def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
         self.recipe, self.everywhere = recipe, everywhere
@@ -37,7 +30,7 @@ class LastLayer(Kind):
         if self.noisy_type(module) is None:
             return "a head takes the place of a linear layer"
         if id(module) not in self.allowed:
-            return "not the last linear layer; name another with `where`"
+            return "not the last linear layer; name another with `include`"
         linear = cast(nn.Linear, module)
         if linear.out_features < 2:
             return "one output; a head needs at least 2 classes"
@@ -53,26 +46,10 @@ class LastLayer(Kind):
         super().check(net, changes)
         if len(changes) > 1:
             raise VardropError(
-                f"Expected `where` to select one linear layer for the head, but got "
-                f"{listed(list(changes))}. Name the last one."
+                f"Expected `include` to select one linear layer for the head, but got "
+                f"{join_names(list(changes))}. Name the last one."
             )
 
     def change(self, module: nn.Module, noise: Ties) -> None:
         module.__class__ = Head
         cast(Head, module).make_head(self.recipe.rule)
-
-
-@check_plain.register
-def _(module: Head, shared: Set[int]) -> None:
-    module.check_linear()
-
-
-@make_plain.register
-def _(module: Head) -> None:
-    module.make_plain()
-    rename(module, nn.Linear)
-
-
-@described.register
-def _(module: Head, name: str) -> tuple[HeadRecipe, dict[str, Any]]:
-    return HeadRecipe(module.rule), {}

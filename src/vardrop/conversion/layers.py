@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.rules import (
-    Kind,
-    check_plain,
-    described,
-    has_parameters,
-    make_plain,
-    plain_type,
-    rename,
-)
+from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
 from vardrop.noisy import Noisy, modules_of
 from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
-FROZEN = "its weights are frozen; name it with `where` if it is meant"
+FROZEN = "its weights are frozen; name it with `include` if it is meant"
 # Why modules of these types, or of subclasses, stay; a noisy layer is refused where it is selected.
 _UNSUPPORTED: dict[type, str] = {
     Variational: "",
@@ -36,7 +28,7 @@ _UNSUPPORTED: dict[type, str] = {
 }
 
 
-def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> Kind:
+def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
     """The kind of a recipe: new noise in plain layers, or gates on top of gates that are there."""
     gate = recipe.gate
     if gate is not None and gate.base_noise is not None:
@@ -44,7 +36,7 @@ def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -
     return NoisyLayers(recipe, everywhere)
 
 
-class NoisyLayers(Kind):
+class NoisyLayers(ConversionRule):
     """Plain layers become the noisy layers of their types."""
 
     def __init__(self, recipe: Recipe, everywhere: bool) -> None:
@@ -79,10 +71,7 @@ class NoisyLayers(Kind):
         asked = not self.everywhere or any(w is not None and w.requires_grad for w in weights)
         return noisy.refuse(module, self.recipe.gate) or ("" if asked else FROZEN)
 
-    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        return NOISY_TYPES.get(type(module))
-
-    def tied_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
+    def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that a module which cannot be noisy has too stays plain: it is one weight.
 
         Modules that are left out by name may be converted later, with the same noise.
@@ -116,7 +105,8 @@ class NoisyLayers(Kind):
     def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse a second method for a weight that another module has made noisy."""
         mine = self.recipe.posterior, self.recipe.prior
-        there = {id(t.mean): t for m in noisy_layers(net) for t in m.noisy_tensors().values()}
+        layers = modules_of(net, Variational).values()
+        there = {id(t.mean): t for layer in layers for t in layer.noisy_tensors().values()}
         for parameter in (p for m in changes.values() for p in m.parameters(recurse=False)):
             other = there.get(id(parameter))
             if mine[0] is None or other is None or mine == (other.posterior, other.prior):
@@ -134,7 +124,7 @@ class NoisyLayers(Kind):
         cast(Variational, module).make_noisy(*method, noise)
 
 
-class _TakenOver(Kind):
+class _TakenOver(ConversionRule):
     """Gates of trained layers are taken over by gates that build on them; the weights stay."""
 
     def __init__(self, recipe: Recipe, gate: FeatureNoise, base: FeatureNoise) -> None:
@@ -145,9 +135,6 @@ class _TakenOver(Kind):
             return None
         there = _gate_of(module)
         return self.gate.why_not_over(None if there is None else there.noise)
-
-    def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        return NOISY_TYPES.get(type(module))
 
     def becomes(self, module: nn.Module) -> str:
         return f"its gate is taken over by {type(self.gate).__name__}"
@@ -170,54 +157,14 @@ class _TakenOver(Kind):
         self.change(module, noise)
 
 
-def noisy_layers(net: nn.Module) -> list[Variational]:
-    """The layers of a net that have a method, or could have one."""
-    return list(modules_of(net, Variational).values())
-
-
 def ties(net: nn.Module) -> Ties:
     """The noise that is there, by the weight or bias that it belongs to."""
-    found: Ties = {}
-    for layer in noisy_layers(net):
+    noise: Ties = {}
+    for layer in modules_of(net, Variational).values():
         for tensor in layer.noisy_tensors().values():
-            found.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
-    return found
+            noise.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
+    return noise
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
     return module.gate if isinstance(module, Variational) else None
-
-
-@check_plain.register
-def _(module: Variational, shared: Set[int]) -> None:
-    if module.gate is None:
-        return
-    weights = {id(weight) for weight in module.gated_weights().values()}
-    if module.gate.unit_mean() is not None and weights & shared:
-        raise VardropError(
-            "Expected every gated layer to have weights of its own, but got tied weights, "
-            "into which the mean of one gate cannot be folded. Leave the layer out with `exclude` "
-            "when you convert, or untie them first."
-        )
-
-
-@make_plain.register
-def _(module: Variational) -> None:
-    plain = plain_type(module, NOISY_TYPES)
-    if plain is not None:  # a class of your own stays what it is
-        module.make_plain()
-        rename(module, plain)
-
-
-@described.register
-def _(module: Variational, name: str) -> tuple[Recipe, dict[str, Any]] | None:
-    if module.posterior is None and module.gate is None:
-        return None  # a layer by its own class, without a method
-    gate = None if module.gate is None else module.gate.noise
-    method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
-    return Recipe(*method), {}
-
-
-@described.register
-def _(module: Gate, name: str) -> tuple[Recipe, dict[str, Any]]:
-    return Recipe(gate=module.noise), {"units": module.units}

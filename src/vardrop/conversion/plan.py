@@ -15,40 +15,42 @@ from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
 from vardrop.conversion.dropout import Switched
 from vardrop.conversion.last_layer import LastLayer
-from vardrop.conversion.layers import layer_kind
-from vardrop.conversion.rules import Kind
-from vardrop.conversion.selection import Where, check_selection, listed, selects
+from vardrop.conversion.layers import layer_rule
+from vardrop.conversion.rules import ConversionRule
+from vardrop.conversion.selection import Selection, check_selection, join_names, selects
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
-# The kind of a recipe, by its exact type: (recipe, modules, whether `where` is left out) -> Kind.
-KINDS: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], Kind]] = {
-    Recipe: layer_kind,
+# By the exact type of a recipe: its rule, for these modules, with or without `include`.
+RULES: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], ConversionRule]] = {
+    Recipe: layer_rule,
     HeadRecipe: LastLayer,
     SwitchDropout: Switched,
 }
 
 
-def kind_of(recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False) -> Kind:
+def rule_of(
+    recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False
+) -> ConversionRule:
     """What answers for a recipe about these modules of a net."""
-    make = KINDS.get(type(recipe))
+    make = RULES.get(type(recipe))
     if make is None:
-        known = ", ".join(kind.__name__ for kind in KINDS)
+        types = ", ".join(kind.__name__ for kind in RULES)
         raise VardropError(
-            f"Expected `recipe` to be a Recipe of a known kind ({known}), but got {recipe!r}."
+            f"Expected `recipe` to be a Recipe of a known kind ({types}), but got {recipe!r}."
         )
     for module in modules:
         load_integration(type(module))
     return make(recipe, modules, everywhere)
 
 
-NOT_SELECTED = "not selected by `where`"
+NOT_SELECTED = "not selected by `include`"
 _MANY = 24  # modules, beyond which a plan is printed in groups
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlanEntry:
     """One module of the plan: what it becomes, or the reason why it stays."""
 
     name: str
@@ -62,33 +64,33 @@ class Plan:
     """What `convert` would do; print it to read it.
 
     Of many modules, those whose names differ only in numbers, and which fare alike, are printed as
-    one pattern with their count; `where` takes such a pattern. `steps` has every one of them.
+    one pattern with their count; `include` takes such a pattern. `steps` has every one of them.
     """
 
     recipe: BaseRecipe
-    steps: tuple[Step, ...]
-    kind: Kind = field(repr=False)
+    steps: tuple[PlanEntry, ...]
+    rule: ConversionRule = field(repr=False)
 
     @property
-    def changes(self) -> tuple[Step, ...]:
+    def changes(self) -> tuple[PlanEntry, ...]:
         """The modules that become noisy."""
         return tuple(s for s in self.steps if not s.reason)
 
     @property
-    def skips(self) -> tuple[Step, ...]:
+    def skips(self) -> tuple[PlanEntry, ...]:
         """The modules with weights, or with dropout, that stay as they are."""
         return tuple(s for s in self.steps if s.reason)
 
-    def grouped_skips(self) -> list[str]:
+    def skips_by_reason(self) -> list[str]:
         """Each reason to skip once, with the modules that it is about."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for s in self.skips:
             kind = type(s.module).__name__
-            found.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
-        return [f"{listed(modules)}: {reason}" for reason, modules in found.items()]
+            names.setdefault(s.reason, []).append(f"'{s.name or '(net)'}' ({kind})")
+        return [f"{join_names(modules)}: {reason}" for reason, modules in names.items()]
 
     def __str__(self) -> str:
-        unique = {id(w): w for s in self.changes for w in self.kind.weights(s.module)}
+        unique = {id(w): w for s in self.changes for w in self.rule.weights(s.module)}
         weights = sum(w.numel() for w in unique.values())
         lines = [f"{len(self.changes)} modules, {weights} weights become noisy: {self.recipe!r}"]
         rows = self._rows()
@@ -106,7 +108,7 @@ class Plan:
         fates = Counter(pattern for pattern, *_ in groups)
         rows = []
         for (pattern, kind, what), names in groups.items():
-            name = pattern if fates[pattern] == 1 and len(names) > 1 else listed(names, 2)
+            name = pattern if fates[pattern] == 1 and len(names) > 1 else join_names(names, 2)
             times = f"{len(names)} " if len(names) > 1 else ""
             rows.append((name or "(net)", f"{times}{kind}", what))
         return rows
@@ -115,8 +117,8 @@ class Plan:
 def plan(
     net: nn.Module,
     recipe: BaseRecipe,
-    where: Where | list[Where] | None = None,
-    exclude: Where | list[Where] | None = None,
+    include: Selection | list[Selection] | None = None,
+    exclude: Selection | list[Selection] | None = None,
     example_input: Any = None,
 ) -> Plan:
     """Say what `convert` would do to a net, without doing it.
@@ -124,10 +126,10 @@ def plan(
     Args:
         net: any module.
         recipe: the method.
-        where: which modules: a glob on the name, a type, a predicate, or a list of these.
+        include: which modules: a glob on the name, a type, a predicate, or a list of these.
         exclude: which to leave out, likewise.
         example_input: a batch, with which `mc_dropout()` finds dropout in code of your own: it runs
-            one pass of a copy. Without it such dropout is not listed.
+            one pass of a copy. Without it such dropout is not join_names.
 
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
@@ -141,22 +143,22 @@ noisy_bias=False)
     check_type("recipe", recipe, BaseRecipe, "a Recipe", "Call it: vardrop.sparse_vd().")
     inside = enclosed(net)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
-    check_selection("where", where, list(modules))
+    check_selection("include", include, list(modules))
     check_selection("exclude", exclude, list(modules))
-    kind = kind_of(recipe, list(modules.values()), where is None)
+    kind = rule_of(recipe, list(modules.values()), include is None)
     if example_input is not None:
         kind.observe(net, example_input)
     steps = []
     for name, module in modules.items():
         if (why := kind.reason(module)) is None:
             continue
-        if not selects(where, module, name):
+        if not selects(include, module, name):
             why = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
             why = "left out by `exclude`"
-        steps.append(Step(name, module, why))
-    tied = kind.tied_reasons(net, {s.name: s.module for s in steps if not s.reason})
+        steps.append(PlanEntry(name, module, why))
+    tied = kind.tie_reasons(net, {s.name: s.module for s in steps if not s.reason})
     steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
     kind.check(net, {s.name: s.module for s in steps if not s.reason})
-    told = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
-    return Plan(recipe, tuple(told), kind)
+    entries = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
+    return Plan(recipe, tuple(entries), kind)

@@ -15,13 +15,14 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
-from vardrop.conversion.plan import kind_of
-from vardrop.conversion.rules import Kind, described
-from vardrop.conversion.selection import listed
-from vardrop.gates import functional_dropout_rates
-from vardrop.layers import Ties
+from vardrop.conversion.plan import rule_of
+from vardrop.conversion.rules import ConversionRule
+from vardrop.conversion.selection import join_names
+from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
+from vardrop.heads import Head
+from vardrop.layers import Ties, Variational
 from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules
-from vardrop.recipes import BaseRecipe
+from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 Net = TypeVar("Net", bound=nn.Module)
 Entry = dict[str, Any]  # what the file says of one noisy module
@@ -78,7 +79,7 @@ def noise_names(net: nn.Module) -> set[str]:
     """
     modules = net.named_modules(remove_duplicate=False)
     noisy = ((name, module) for name, module in modules if isinstance(module, Noisy))
-    return {f"{name}.{own}".lstrip(".") for name, module in noisy for own in module.noise_names()}
+    return {f"{name}.{key}".lstrip(".") for name, module in noisy for key in module.noise_names()}
 
 
 def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
@@ -94,7 +95,12 @@ def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
     """
     check_net(into, "into")
     check_type("path", path, str | os.PathLike, "a path")
-    tensors, values = _read(Path(path))
+    tensors, values = read_tensors(Path(path))
+    if not is_description(values):
+        raise VardropError(
+            f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
+            "Files of vardrop.save are read by vardrop.load."
+        )
     restore(into, tensors, values, path)
     return into
 
@@ -109,7 +115,7 @@ def restore(
     """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
     recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
     modules = dict(into.named_modules())
-    kinds = {n: kind_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
+    kinds = {n: rule_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
     noisy = _entries(into)
     _refuse(path, _misfits(modules, noisy, values["modules"], kinds))
     rewrites = any(kind.rewrites for kind in kinds.values())
@@ -119,30 +125,49 @@ def restore(
         for name in kinds.keys() - noisy.keys():
             kinds[name].restore(modules[name], made)
         _tie(into, values["tied"], before)
-        found, tied = _tensors(into, noise_alone)
-        _refuse(path, [*_differences(found, tensors), *_untied(tied, values["tied"])])
+        net_tensors, tied = _tensors(into, noise_alone)
+        _refuse(
+            path, [*_differences(net_tensors, tensors), *_tie_differences(tied, values["tied"])]
+        )
         parameters = dict(into.named_parameters(remove_duplicate=False))
-        for name in set(found) - before:
+        for name in set(net_tensors) - before:
             if name in parameters:
                 parameters[name].requires_grad_(name not in values["frozen"])
         with torch.no_grad():
-            for name, tensor in found.items():
+            for name, tensor in net_tensors.items():
                 tensor.copy_(tensors[name])
     update_encoder_fastpath(into, Noisy)
 
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
-    modules, inside = modules_of(net, Noisy), enclosed(net)
-    return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
+    entries, inside = {}, enclosed(net)
+    for name, module in modules_of(net, Noisy).items():
+        if id(module) not in inside and (method := _method(name, module)) is not None:
+            recipe, rates = method
+            entries[name] = {"type": type(module).__name__, **rates, "recipe": to_json(recipe)}
+    return entries
 
 
-def _entry(name: str, module: Noisy) -> Entry | None:
-    found = described(module, name)
-    if found is None:
-        return None
-    recipe, more = found
-    return {"type": type(module).__name__, **more, "recipe": to_json(recipe)}
+def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | None:
+    """The recipe of a noisy module and its other numbers; None for a layer without a method."""
+    if isinstance(module, Variational):
+        gate = None if module.gate is None else module.gate.noise
+        method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
+        none = module.posterior is None and gate is None
+        return None if none else (Recipe(*method), {})
+    if isinstance(module, Gate):
+        return Recipe(gate=module.noise), {"units": module.units}
+    if isinstance(module, Head):
+        return HeadRecipe(module.rule), {}
+    if isinstance(module, SwitchableDropout):
+        return SwitchDropout(), {"rate": module.p}
+    if isinstance(module, SwitchedMode):
+        return SwitchDropout(), {"rates": functional_dropout_rates(module)}
+    raise VardropError(
+        f"Expected layers, gates, heads and dropout of vardrop in `net`, but got "
+        f"{type(module).__name__} at '{name}'. Save `net.state_dict()` yourself."
+    )
 
 
 def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -169,24 +194,12 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
     return tensors, tied
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
-    tensors, values = read_tensors(path)
-    if not is_description(values):
-        raise VardropError(
-            f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
-            "Files of vardrop.save are read by vardrop.load."
-        )
-    return tensors, values
-
-
 def is_description(values: Any) -> bool:
     """Whether a value is what `contents` says of a net, as far as its outline."""
-    known = isinstance(values, dict) and values.get("format") == _FORMAT
+    has_format = isinstance(values, dict) and values.get("format") == _FORMAT
     wanted = {"modules": dict, "tied": dict, "frozen": list}
-    whole = known and all(isinstance(values.get(k), t) for k, t in wanted.items())
-    return whole and all(isinstance(first, str) for first in values["tied"].values())
+    complete = has_format and all(isinstance(values.get(k), t) for k, t in wanted.items())
+    return complete and all(isinstance(first, str) for first in values["tied"].values())
 
 
 def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
@@ -202,28 +215,28 @@ def _misfits(
     modules: dict[str, nn.Module],
     noisy: dict[str, Entry],
     entries: dict[str, Entry],
-    kinds: dict[str, Kind],
+    kinds: dict[str, ConversionRule],
 ) -> list[str]:
     """The modules that are not there, or not what the file needs."""
-    found = []
+    misfits = []
     for name, entry in entries.items():
         module = modules.get(name)
         if module is None:
-            found.append(f"module '{name}' is missing")
+            misfits.append(f"module '{name}' is missing")
         elif name in noisy and noisy[name] != entry:
-            found.append(f"module '{name or '(net)'}' is noisy in another way")
-        elif name not in noisy and _noisy_name(module, kinds[name]) != entry["type"]:
+            misfits.append(f"module '{name or '(net)'}' is noisy in another way")
+        elif name not in noisy and _noisy_name(kinds[name], module) != entry["type"]:
             kind = type(module).__name__
-            found.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
+            misfits.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
-            found.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
+            misfits.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
         elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
-            found.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
+            misfits.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
     extra = [name for name in noisy if name not in entries]
-    return found + [f"module '{name}' is noisy, in the file plain" for name in extra]
+    return misfits + [f"module '{name}' is noisy, in the file plain" for name in extra]
 
 
-def _noisy_name(module: nn.Module, kind: Kind) -> str | None:
+def _noisy_name(kind: ConversionRule, module: nn.Module) -> str | None:
     """The name of the noisy type that a plain module can become."""
     return getattr(kind.noisy_type(module), "__name__", None)
 
@@ -237,32 +250,29 @@ def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:
             setattr(into.get_submodule(owner), name, tensors[first])
 
 
-def _differences(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    missing = [f"'{name}' is missing" for name in wanted if name not in found]
-    extra = [f"'{name}' is not in the file" for name in found if name not in wanted]
-    other = []
-    for name in set(found) & set(wanted):
-        net, file = found[name], wanted[name]
+def _differences(net_tensors: dict[str, Tensor], file_tensors: dict[str, Tensor]) -> list[str]:
+    texts = [f"'{name}' is missing" for name in file_tensors if name not in net_tensors]
+    texts += [f"'{name}' is not in the file" for name in net_tensors if name not in file_tensors]
+    for name in sorted(set(net_tensors) & set(file_tensors)):
+        net, file = net_tensors[name], file_tensors[name]
         if net.shape != file.shape:
-            other.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
+            texts.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
         elif net.dtype != file.dtype:
-            other.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
-    return [*missing, *extra, *sorted(other)]
+            texts.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
+    return texts
 
 
-def _untied(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
-    pairs = sorted(set(found.items()) ^ set(wanted.items()))
-    where = [("the net", found), ("the file", wanted)]
-    return [
-        f"'{alias}' and '{first}' are tied in {next(w for w, t in where if t.get(alias) == first)}"
-        " only"
-        for alias, first in pairs
-    ]
+def _tie_differences(net_ties: dict[str, str], file_ties: dict[str, str]) -> list[str]:
+    texts = []
+    for alias, first in sorted(set(net_ties.items()) ^ set(file_ties.items())):
+        place = "net" if net_ties.get(alias) == first else "file"
+        texts.append(f"'{alias}' and '{first}' are tied in the {place} only")
+    return texts
 
 
 def _refuse(path: str | os.PathLike[str], differences: list[str]) -> None:
     if differences:
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
-            f"{listed(differences)}. Build it as it was."
+            f"{join_names(differences)}. Build it as it was."
         )

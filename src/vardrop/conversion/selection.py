@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import singledispatch
 from typing import Any
 
 from torch import nn
@@ -13,58 +12,43 @@ from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 
 _SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
-Where = str | type[nn.Module] | Callable[[nn.Module, str], bool]
+Selection = str | type[nn.Module] | Callable[[nn.Module, str], bool]
 
 
-@singledispatch
-def selects(where: Any, module: nn.Module, name: str) -> bool:
-    """Whether a selection (name pattern, type, predicate, list of these; None: all) takes a module.
+def selects(include: Any, module: nn.Module, name: str) -> bool:
+    """Whether a selection (name pattern, type, predicate, list of these; None: all) has a module.
 
     >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
     (True, False)
     """
-    return bool(where(module, name))
-
-
-@selects.register
-def _(where: None, module: nn.Module, name: str) -> bool:
-    return True
-
-
-@selects.register(list)
-@selects.register(tuple)
-def _(where: list[Where] | tuple[Where, ...], module: nn.Module, name: str) -> bool:
-    return any(selects(w, module, name) for w in where)
-
-
-@selects.register
-def _(where: str, module: nn.Module, name: str) -> bool:
-    return fnmatchcase(name, where)
-
-
-@selects.register
-def _(where: type, module: nn.Module, name: str) -> bool:
-    return isinstance(module, where)
+    if include is None:
+        return True
+    if isinstance(include, list | tuple):
+        return any(selects(part, module, name) for part in include)
+    if isinstance(include, str):
+        return fnmatchcase(name, include)
+    return isinstance(module, include) if isinstance(include, type) else bool(include(module, name))
 
 
 def check_selection(
-    argument: str, where: Where | list[Where] | None, names: list[str] | None = None
+    argument: str, include: Selection | list[Selection] | None, names: list[str] | None = None
 ) -> None:
-    """Refuse what is no selection, and a pattern that matches none of the names, where given."""
-    for pattern in () if where is None else where if isinstance(where, list | tuple) else (where,):
+    """Refuse what is no selection, and a pattern that matches none of the names, if given."""
+    patterns: Any = include if isinstance(include, list | tuple) else [include]
+    for pattern in () if include is None else patterns:
         check_type(argument, pattern, str | Callable, _SELECTION)
         if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
             continue
         raise VardropError(
             f"Expected `{argument}` to match a module, but got {pattern!r}. "
-            f"The names are {listed([n or '(net)' for n in names])}."
+            f"The names are {join_names([n or '(net)' for n in names])}."
         )
 
 
-def listed(names: list[str], most: int = 8) -> str:
+def join_names(names: list[str], most: int = 8) -> str:
     """Names in a sentence: all of a few, the first of many.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     rest = len(names) - most

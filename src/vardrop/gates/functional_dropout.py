@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from vardrop._core.checks import check_type
-from vardrop._core.integrations import load_integration, package
+from vardrop._core.integrations import load_integration, package_of
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
 from vardrop.noisy import Noisy
 
@@ -64,7 +64,7 @@ def _new(plain: type[nn.Module]) -> SwitchedMode:
 
 
 @singledispatch
-def _registered_rates(module: nn.Module) -> dict[str, float]:
+def _rates_of(module: nn.Module) -> dict[str, float]:
     return {}
 
 
@@ -89,7 +89,7 @@ def register_functional_dropout(kind: type, rates: Callable[[Any], dict[str, flo
     ['itself, with its dropout (rate=0.2) under the switch']
     """
     check_type("kind", kind, type, "a class")
-    _registered_rates.register(kind, rates)
+    _rates_of.register(kind, rates)
 
 
 def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
@@ -101,7 +101,7 @@ def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
     {}
     """
     load_integration(type(module))
-    return {name: rate for name, rate in _registered_rates(module).items() if rate > 0}
+    return {name: rate for name, rate in _rates_of(module).items() if rate > 0}
 
 
 def _recurrent_rates(module: Any) -> dict[str, float]:
@@ -118,7 +118,7 @@ def is_switchable(module: nn.Module) -> bool:
 
     Of a subclass that is not registered itself nobody knows what else it asks the mode for.
     """
-    kinds = _registered_rates.registry.keys() - {object}
+    kinds = _rates_of.registry.keys() - {object}
     inherited = type(module) not in kinds and not kinds.isdisjoint(type(module).__mro__)
     return not inherited and bool(functional_dropout_rates(module))
 
@@ -140,5 +140,5 @@ for _dropout in DROPOUT_TYPES:
 def is_custom(module: nn.Module) -> bool:
     """Whether the code of a module may have dropout that nobody told of."""
     kind = type(module)
-    known = package(kind) in ("torch", "vardrop") or kind in _registered_rates.registry
-    return not known and drop_rate(module) == 0 and not _registered_rates(module)
+    registered = package_of(kind) in ("torch", "vardrop") or kind in _rates_of.registry
+    return not registered and drop_rate(module) == 0 and not _rates_of(module)

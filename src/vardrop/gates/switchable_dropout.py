@@ -32,26 +32,26 @@ class SwitchableDropout(Noisy):
         if not self.is_sampling or global_noise:
             return type(self).drop(input, self.p, self.is_sampling, self.inplace)
         # torch's functions draw from the global generator alone.
-        kept = uniform(self._noise_shape(input), input) >= self.p
-        return self._masked(input, kept.to(input.dtype))
+        mask = uniform(self._noise_shape(input), input) >= self.p
+        return self._apply_mask(input, mask.to(input.dtype))
 
     def _noise_shape(self, x: Tensor) -> tuple[int, ...]:
         spatial = x.dim() - 2 if self.spatial is None else self.spatial
         return (*x.shape[: x.dim() - spatial], *(1,) * spatial)
 
-    def _masked(self, x: Tensor, kept: Tensor) -> Tensor:
-        return x * (kept / (1 - self.p) if self.p < 1 else kept)
+    def _apply_mask(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * (mask / (1 - self.p) if self.p < 1 else mask)
 
 
 class _SwitchableAlphaDropout(SwitchableDropout):
     """Keeps mean 0 and variance 1 of activations that a SELU has made."""
 
-    def _masked(self, x: Tensor, kept: Tensor) -> Tensor:
+    def _apply_mask(self, x: Tensor, mask: Tensor) -> Tensor:
         if self.p == 1:
-            return x * kept
+            return x * mask
         scale = ((1 - self.p) * (1 + self.p * _SELU_FLOOR**2)) ** -0.5
         shift = -scale * _SELU_FLOOR * self.p
-        return scale * (x * kept + _SELU_FLOOR * (1 - kept)) + shift
+        return scale * (x * mask + _SELU_FLOOR * (1 - mask)) + shift
 
 
 class Dropout(SwitchableDropout, nn.Dropout):

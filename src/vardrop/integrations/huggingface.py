@@ -1,7 +1,7 @@
 """Models of transformers: their `Conv1D` as a noisy layer, and noisy models as checkpoints.
 
-`plan` and `convert` import this file where a net has modules of transformers. `trainer.py` beside
-it has the Trainer.
+The entry points of the package name this file, so it is loaded when a net has modules of
+transformers. `trainer.py` has the Trainer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import os
 import sys
 from abc import ABC
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, pytorch_utils
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.utils.hub import cached_file
 
 from vardrop._core.checks import check_type
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop._core.integrations import package
+from vardrop._core.integrations import package_of, register_input_check, register_positions
+from vardrop.compression.layer_views import AffineLayout, register_affine, register_sizes
 from vardrop.conversion import contents, is_description, noise_names, restore
 from vardrop.gates import register_functional_dropout
 from vardrop.layers import Variational, register_layer
@@ -86,6 +90,45 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 register_layer(pytorch_utils.Conv1D, Conv1D)
+register_affine(pytorch_utils.Conv1D, AffineLayout(("nx", "nf"), transposed=True))
+register_sizes(
+    GPT2Attention,
+    split_size=lambda module: module.c_proj.nx,
+    num_heads=lambda module: module.c_proj.nx // module.head_dim,
+)
+register_sizes(
+    T5Attention,
+    inner_dim=lambda module: module.o.in_features,
+    n_heads=lambda module: module.o.in_features // module.key_value_proj_dim,
+)
+
+
+def _takes_cache(net: nn.Module) -> bool:
+    scripted = isinstance(net, torch.jit.ScriptModule)
+    return not scripted and "past_key_values" in signature(net.forward).parameters
+
+
+def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | None]:
+    """The position after the cache of keys and values, and the end if few logits are wanted."""
+    past: Any = kwargs.get("past_key_values")
+    start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
+    tokens = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
+    length = next((t.shape[1] for t in tokens if isinstance(t, Tensor)), 0)
+    return start, start + length if kwargs.get("logits_to_keep") else None
+
+
+def _check_mask(name: str, mask: Tensor) -> None:
+    """Refuse a mask that hides a whole sequence, if looking costs nothing: on a CPU."""
+    if mask.dim() == 2 and mask.device.type == "cpu" and not bool(mask.any(1).all()):
+        raise VardropError(
+            f"Expected `{name}` to leave a token in every row, but got one that hides all of "
+            f"row {int(mask.any(1).logical_not().nonzero()[0])}. Leave out empty sequences."
+        )
+
+
+register_positions(_takes_cache, _span)
+for _name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"):
+    register_input_check(_name, _check_mask)
 
 
 class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
@@ -93,7 +136,7 @@ class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:
-        return package(getattr(kind, "plain", kind)) in ("transformers", "transformers_modules")
+        return package_of(getattr(kind, "plain", kind)) in ("transformers", "transformers_modules")
 
 
 def _dropout_rates(module: Any) -> dict[str, float]:
@@ -106,8 +149,8 @@ def _dropout_rates(module: Any) -> dict[str, float]:
     children = module._modules
     projects = any(isinstance(c, nn.Linear | pytorch_utils.Conv1D) for c in children.values())
     if projects and "Attention" in type(module).__name__:
-        lent = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
-        rates |= {f"{name}.p": module.get_submodule(name).p for name in lent}
+        names = (name for name in _ATTENTION_DROPOUT if isinstance(children.get(name), nn.Dropout))
+        rates |= {f"{name}.p": module.get_submodule(name).p for name in names}
     if "layers" in children and hasattr(getattr(module, "config", None), "layerdrop"):
         rates["config.layerdrop"] = module.config.layerdrop
     return rates
@@ -165,7 +208,7 @@ def is_adapted(model: Any) -> bool:
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
+def write_noise(model: Any, path: str | os.PathLike[str], **extra: Any) -> None:
     """Write the noise of a model beside its means, with the checksums of their files.
 
     A save that is interrupted between the two is noticed by them. `more` are values to keep.
@@ -174,7 +217,7 @@ def write_noise(model: Any, path: str | os.PathLike[str], **more: Any) -> None:
     folder = Path(path)
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
-    write_tensors(folder / NOISE, tensors, {**values, **more, "weights": sums})
+    write_tensors(folder / NOISE, tensors, {**values, **extra, "weights": sums})
 
 
 def _checksum(file: Path) -> str:
@@ -221,9 +264,9 @@ def read_noise(
 
 def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
     """A file of a checkpoint on disk, from the Hub where it is there."""
-    given = {option: options[option] for option in _HUB if option in options}
+    hub_options = {option: options[option] for option in _HUB if option in options}
     try:
-        return Path(cached_file(path, name, **given))
+        return Path(cached_file(path, name, **hub_options))
     except OSError as missing:
         raise VardropError(
             f"Expected {name} in {path}, but it is not there. Copy it from where the model was "
@@ -290,17 +333,17 @@ def fit_config(model: Any) -> Any:
 def _sizes(model: Any, kind: str) -> dict[str, int]:
     """What the config should say, by the first layer that shows it."""
 
-    def shown(layers: str, size: str) -> int:
-        found = (m for name, m in model.named_modules() if name.endswith(layers))
-        return getattr(next(found), size)
+    def first_size(layers: str, size: str) -> int:
+        matching = (m for name, m in model.named_modules() if name.endswith(layers))
+        return getattr(next(matching), size)
 
     config, sizes = model.config, {}
     if kind in _UNITS:
         name, layers, size = _UNITS[kind]
-        sizes[name] = shown(layers, size)
+        sizes[name] = first_size(layers, size)
     if kind in _HEADS:
-        whole = config.hidden_size // config.num_attention_heads
-        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or whole
-        sizes |= {n: shown(at, "out_features") // width for n, at in _HEADS[kind].items()}
+        even_width = config.hidden_size // config.num_attention_heads
+        width = config.d_kv if kind == "t5" else getattr(config, "head_dim", None) or even_width
+        sizes |= {n: first_size(at, "out_features") // width for n, at in _HEADS[kind].items()}
         sizes |= {} if kind == "t5" else {"head_dim": width}
     return sizes

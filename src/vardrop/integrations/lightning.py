@@ -72,8 +72,8 @@ class LightningELBO(LightningModule):
         """The negative ELBO of a batch."""
         with self._process_noise():
             parts = self.elbo(*batch)
-        found = {"loss": parts.loss, "nll": parts.nll, "kl": parts.kl, "beta": self.elbo.beta}
-        self.log_dict({k: v.detach() for k, v in found.items()}, batch_size=len(batch[1]))
+        logs = {"loss": parts.loss, "nll": parts.nll, "kl": parts.kl, "beta": self.elbo.beta}
+        self.log_dict({k: v.detach() for k, v in logs.items()}, batch_size=len(batch[1]))
         return parts.loss
 
     def _process_noise(self) -> AbstractContextManager[None]:
@@ -101,11 +101,11 @@ class LightningELBO(LightningModule):
         Lightning moves what it is given from device to device, tensor by tensor: so these are
         tensors. `vardrop.predict(module.elbo, loader)` gives all of the distribution.
         """
-        found = predict(
+        prediction = predict(
             self.elbo, batch[0] if isinstance(batch, tuple | list) else batch, self.samples, keep=0
         )
-        answer = {"probs": found.probs} if found.classifies else {"mean": found.mean}
-        return answer | {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
+        answer = {"probs": prediction.probs} if prediction.classifies else {"mean": prediction.mean}
+        return answer | {"aleatoric": prediction.aleatoric, "epistemic": prediction.epistemic}
 
     def configure_optimizers(self) -> Any:
         """Adam, or what `optimizers` makes; weight decay leaves the noise alone."""
@@ -145,19 +145,19 @@ class NoiseLog(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After each epoch."""
         net = _elbo(pl_module).net
-        kept = [r.kept for r in relevance(net).values()]
+        masks = [r.kept for r in relevance(net).values()]
         alphas = list(log_alpha(net).values())
-        if kept:
-            total = sum(k.numel() for k in kept)
-            found = 1 - sum(float(k.sum()) for k in kept) / total
-            pl_module.log("sparsity", found, sync_dist=True)
+        if masks:
+            total = sum(k.numel() for k in masks)
+            pruned = 1 - sum(float(k.sum()) for k in masks) / total
+            pl_module.log("sparsity", pruned, sync_dist=True)
         if alphas:
             mean = torch.cat([a.flatten() for a in alphas]).mean()
             pl_module.log("log_alpha", mean, sync_dist=True)
 
 
 def _elbo(module: LightningModule) -> ELBO:
-    found = getattr(module, "elbo", None)
-    check_type("pl_module.elbo", found, ELBO, "a vardrop.ELBO, as LightningELBO has")
-    assert isinstance(found, ELBO)
-    return found
+    elbo = getattr(module, "elbo", None)
+    check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as LightningELBO has")
+    assert isinstance(elbo, ELBO)
+    return elbo

@@ -96,20 +96,20 @@ class ELBOTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The negative ELBO of a batch in training mode, its NLL in evaluation mode."""
-        given = dict(inputs)
-        labels = given.pop(_LABELS, None)
+        batch = dict(inputs)
+        labels = batch.pop(_LABELS, None)
         if labels is None:
             raise VardropError(
-                f"Expected `{_LABELS}` in the batch, but got {', '.join(given)}. Give every "
+                f"Expected `{_LABELS}` in the batch, but got {', '.join(batch)}. Give every "
                 "example `label`, or a data collator that makes them."
             )
-        given = _with_decoder_inputs(self.accelerator.unwrap_model(model), given, labels)
+        batch = _with_decoder_inputs(self.accelerator.unwrap_model(model), batch, labels)
         outputs: list[Any] = []
         elbo = self._elbo(model, labels)
 
-        def pick(found: Any) -> Tensor:
-            outputs.append(found)
-            picked = self._output(found)
+        def pick(parts: Any) -> Tensor:
+            outputs.append(parts)
+            picked = self._output(parts)
             if self._next:
                 return picked[:, :-1]
             one = isinstance(elbo.likelihood, Bernoulli | Gaussian)
@@ -117,11 +117,11 @@ class ELBOTrainer(Trainer):
 
         elbo.output = pick
         with self._process_noise() if model.training else nullcontext():
-            found = elbo(given, labels[:, 1:] if self._next else labels)
-        loss = found.nll
+            parts = elbo(batch, labels[:, 1:] if self._next else labels)
+        loss = parts.nll
         if model.training:
-            loss = found.loss
-            self._parts = {"nll": found.nll.detach(), "kl": found.kl.detach()}
+            loss = parts.loss
+            self._parts = {"nll": parts.nll.detach(), "kl": parts.kl.detach()}
         return (loss, outputs[-1]) if return_outputs else loss
 
     def _process_noise(self) -> AbstractContextManager[None]:
@@ -153,15 +153,15 @@ class ELBOTrainer(Trainer):
         makes = self.optimizer is None
         optimizer: Any = super().create_optimizer(*args, **options)
         there = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = [p for p in _parameters(self.likelihood) if id(p) not in there]
-        if own and not makes:
+        learned = [p for p in _parameters(self.likelihood) if id(p) not in there]
+        if learned and not makes:
             raise VardropError(
                 f"Expected `optimizers` to have the parameters of {self.likelihood!r}, but they "
                 "are missing. Add them, or let the Trainer make its optimizer."
             )
-        if own:
+        if learned:
             rate = max(self.args.learning_rate, _NOISE_RATE)
-            optimizer.add_param_group({"params": own, "weight_decay": 0.0, "lr": rate})
+            optimizer.add_param_group({"params": learned, "weight_decay": 0.0, "lr": rate})
         return optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
@@ -190,8 +190,8 @@ class ELBOTrainer(Trainer):
         """Warn of what is missing beside the noise, which is in a file of its own."""
         missing, unexpected = load_result
         noise = noise_names(self.model)
-        kept = type(load_result)([name for name in missing if name not in noise], unexpected)
-        super()._issue_warnings_after_load(kept)
+        others = type(load_result)([name for name in missing if name not in noise], unexpected)
+        super()._issue_warnings_after_load(others)
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint

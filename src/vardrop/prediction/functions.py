@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from inspect import signature
 from itertools import count
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch.nn import functional
 from vardrop._core.calls import call, untouched
 from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
+from vardrop._core.integrations import position_span
 from vardrop._core.modules import clone_modules
 from vardrop.functional import drawing, generator, undisturbed
 from vardrop.gates import functional_dropout_rates
@@ -103,14 +103,6 @@ def _padded(x: Tensor, before: int) -> Tensor:
     return functional.pad(x, (0, 0) * (x.dim() - 2) + (before, after))
 
 
-def _continued(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    past: Any = kwargs.get("past_key_values")
-    start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
-    given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
-    length = next((t.shape[1] for t in given if isinstance(t, Tensor)), 0)
-    _place(net, start, start + length if kwargs.get("logits_to_keep") else None)
-
-
 def _ended(net: nn.Module, args: Any, output: Any) -> None:
     _place(net, 0, None)
 
@@ -120,15 +112,18 @@ def _place(net: nn.Module, start: int, end: int | None) -> None:
         module.start, module.end = start, end
 
 
-def follow_positions(net: nn.Module) -> None:
-    """Let held noise go on where a cache of keys and values ends, in a net that takes one."""
-    takes_cache = not isinstance(net, torch.jit.ScriptModule) and (
-        "past_key_values" in signature(net.forward).parameters
-    )
-    if takes_cache:
-        _place(net, 0, None)
-        net.register_forward_pre_hook(_continued, with_kwargs=True)
-        net.register_forward_hook(_ended, always_call=True)
+def track_positions(net: nn.Module) -> None:
+    """Let fixed noise continue where a cache of keys and values ends, in a model that takes one."""
+    span = position_span(net)
+    if span is None:
+        return
+
+    def start(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        _place(net, *span(args, kwargs))
+
+    _place(net, 0, None)
+    net.register_forward_pre_hook(start, with_kwargs=True)
+    net.register_forward_hook(_ended, always_call=True)
 
 
 class FunctionSampler:
@@ -156,7 +151,7 @@ class FunctionSampler:
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
         self._held = list(held.values())
-        follow_positions(self.net)
+        track_positions(self.net)
         self.split: Split | None = None
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:

@@ -88,7 +88,7 @@ def mc_dropout(drop_rate: float | None = None, length_scale: float | None = None
 
     Every dropout keeps its own rate: dropout modules, and dropout inside torch's attention and
     recurrent layers and inside the modules of transformers. In a net without any, gates of
-    `drop_rate` are put before the layers that `where` names; with a prior `length_scale` they add
+    `drop_rate` are put before the layers that `include` names; with a prior `length_scale` they add
     the KL of the paper, l^2 |W|^2 / (2 (1 - drop_rate)) for mean weights W.
 
     >>> import torch, vardrop as vd

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import tensors_in
+from vardrop._core.calls import call, tensors_in
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.compression.probes import as_inputs, called, hooks
+from vardrop.compression.probes import hooks, to_arguments
 from vardrop.likelihoods import Categorical, Likelihood
 from vardrop.noisy import has_noise, mode_of, noisy_weights
 from vardrop.objective import ELBO, parameter_groups
@@ -163,7 +163,7 @@ def _fine_tune_plain(
     weights = [p for p in net.parameters() if p.dim() > 1 and p.requires_grad]
     kept = [(p, p.detach() != 0) for p in weights]
     with hooks(*(p.register_hook(partial(torch.mul, mask)) for p, mask in kept)):
-        steps = _descend(data, epochs, optimizer, lambda x, y: loss(called(net, as_inputs(x)), y))
+        steps = _descend(data, epochs, optimizer, lambda x, y: loss(call(net, to_arguments(x)), y))
     if 0 in steps:
         raise VardropError(
             "Expected `data` to give batches in every epoch, but got none in epoch "

@@ -19,22 +19,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vardrop._core.calls import one_tensor, tensors_in
+from vardrop._core.calls import call, one_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.compression import ShrinkPlan, Shrunk, shrink
 from vardrop.compression.costs import layer_costs
-from vardrop.compression.mask import decompose
+from vardrop.compression.mask import decompose_layers
 from vardrop.compression.probes import (
     Data,
     Inputs,
-    as_inputs,
     batches,
-    called,
     check_plain,
     check_runs,
     first_rows,
     outputs,
+    to_arguments,
 )
 from vardrop.compression.unit_gates import Quantity, UnitGates
 from vardrop.tuning.batchnorm import reestimate_batchnorm
@@ -188,7 +187,7 @@ class _Work:
         self.train = Batches(train, device, seed)
         held = batches(validation, "validation")
         self.validation = tree_map_only(Tensor, lambda t: t.to(device), held)
-        first = as_inputs(self.validation[0][0])
+        first = to_arguments(self.validation[0][0])
         self.timed = tree_map_only(Tensor, lambda t: t[:_TIMED].clone() if t.dim() else t, first)
         self.example = first_rows(self.timed)
         check_runs(net, self.example)
@@ -202,7 +201,7 @@ class _Work:
 
     def trained(self, kind: str, limit: float) -> _Trained:
         """A net within a budget, trained to the end; the plan of the cut, and what had to stay."""
-        net = decompose(copy.deepcopy(self.net))
+        net = decompose_layers(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
         quantity: Quantity = "bytes" if kind == "bytes" else "macs"
         goal = self._macs_for(net, gates, limit) if kind == "latency" else limit
@@ -211,7 +210,7 @@ class _Work:
         passes = self.steps // self.train.count
         stream = chain.from_iterable(self.train.once() for _ in range(passes))
         first = self._learn_gates(net, gates, stream, most, quantity, goal)
-        kept = gates.kept(self._fits(net, gates, kind, limit), self.multiple)
+        kept = gates.choose(self._fits(net, gates, kind, limit), self.multiple)
         small, plan = self.cut(net, gates, kept)
         self._learn(small, stream, first)
         self._measure_batchnorm(small)
@@ -235,7 +234,7 @@ class _Work:
         with gates.acting(net):
             for step, (x, y) in zip(range(steps), data, strict=False):
                 now = 1 - (1 - goal) * min(1.0, step / (steps * _ANNEALED))
-                cost = gates.expected(quantity)
+                cost = gates.expected_cost(quantity)
                 price = max(0.0, price + dual * (float(cost.detach()) - now))
                 penalty = price * cost + _RHO * (cost - now).clamp(min=0).square()
                 optimizer.param_groups[0]["lr"] = self._rate(step)
@@ -273,7 +272,7 @@ class _Work:
         y: Tensor,
         penalty: Tensor | float = 0.0,
     ) -> None:
-        value = self.judge.loss(one_tensor(called(net, x)), y) + penalty
+        value = self.judge.loss(one_tensor(call(net, x)), y) + penalty
         if not bool(value.isfinite()):
             raise NotFiniteError(
                 f"Expected a finite loss, but got {float(value.detach())}. Lower `lr`."

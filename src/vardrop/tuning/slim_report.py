@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from vardrop._core.calls import tensors_in
+from vardrop._core.calls import call, tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import needed
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import Inputs, called, race
+from vardrop.compression.probes import Inputs, time_interleaved
 from vardrop.export import export_onnx
 
 WAYS = ("torch", "compiled", "onnxruntime")
@@ -121,13 +121,15 @@ def latencies(
     own = {name: copy.deepcopy(net).eval() for name, net in nets.items()}
     with torch.no_grad():
         return {
-            way: race({name: _CALLS[way](net, inputs) for name, net in own.items()}, rounds=5)
+            way: time_interleaved(
+                {name: _CALLS[way](net, inputs) for name, net in own.items()}, rounds=5
+            )
             for way in ways
         }
 
 
 def _compiled(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    return partial(called, torch.compile(net), inputs)
+    return partial(call, cast(nn.Module, torch.compile(net)), inputs)
 
 
 def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
@@ -146,7 +148,7 @@ def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 
 _CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
-    "torch": lambda net, inputs: partial(called, net, inputs),
+    "torch": lambda net, inputs: partial(call, net, inputs),
     "compiled": _compiled,
     "onnxruntime": _in_onnxruntime,
 }

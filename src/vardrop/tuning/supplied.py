@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from vardrop._core.calls import untouched
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
-from vardrop.compression.probes import Data, Inputs, as_inputs, batches, outputs
+from vardrop.compression.probes import Data, Inputs, batches, outputs, to_arguments
 from vardrop.likelihoods import Categorical
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -61,7 +61,7 @@ class Batches:
                     f"Expected `train` to give (inputs, targets), but got {batch!r}."
                 )
             x, y = tree_map_only(Tensor, lambda t: t.to(self.device), tuple(batch))
-            yield untouched(as_inputs(x)), y
+            yield untouched(to_arguments(x)), y
 
     def _shuffled(self) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.data

@@ -19,7 +19,15 @@ from vardrop.app.data import Part
 from vardrop.app.runs.config import working
 from vardrop.app.runs.export import check_target, export_small
 from vardrop.app.runs.run import Model, Run, likelihood_for, predicted
-from vardrop.compression import ShrinkPlan, Shrunk, choose_threshold, masked, pack, save, shrink
+from vardrop.compression import (
+    ShrinkPlan,
+    Shrunk,
+    choose_threshold,
+    pack,
+    save,
+    shrink,
+    zero_pruned_weights,
+)
 from vardrop.conversion import revert
 from vardrop.layers import Variational
 from vardrop.noisy import has_noise, relevance, tensor_name
@@ -168,7 +176,7 @@ def _measurements(
 
 def _store_pruned(run: Run, threshold: float) -> None:
     """Keep the weights of the noisy layers without what the threshold takes, for the report."""
-    arrays, pruned = run.arrays(), masked(run.net, threshold)[0]
+    arrays, pruned = run.arrays(), zero_pruned_weights(run.net, threshold)[0]
     for name, module in run.net.named_modules():
         for own in module.weight_axes if isinstance(module, Variational) else ():
             weight = getattr(pruned.get_submodule(name), own)

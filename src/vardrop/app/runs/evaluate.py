@@ -20,7 +20,7 @@ from vardrop.app.runs import scores
 from vardrop.app.runs.config import check_output, working
 from vardrop.app.runs.predict import named_rows, prediction_table
 from vardrop.app.runs.run import SAMPLES, Run
-from vardrop.compression import masked
+from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
 from vardrop.metrics.checks import averaged
@@ -165,7 +165,7 @@ def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
     arrays = {f"weight.{tensor_name(n, own)}": getattr(layers[n], own) for n, own in tensors}
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
     if has_noise(net) and relevance(net) and not depends:  # else no constant mask says what goes
-        after = dict(masked(net)[0].named_parameters())
+        after = dict(zero_pruned_weights(net)[0].named_parameters())
         for name, own in tensors:
             if f"{name}.{own}" in after:
                 arrays[f"weight_pruned.{tensor_name(name, own)}"] = after[f"{name}.{own}"]

@@ -54,10 +54,9 @@ class SlimAttention(Heads, nn.Module):
         """How many heads are left."""
         return self.q_proj.out_features // self.head_dim
 
-    def keep(self, units: Sequence[int]) -> None:
-        """Note which heads stay, by the units of `q_proj` that do."""
-        left = sorted({unit // self.head_dim for unit in units})
-        self.heads = self.heads[left]
+    def keep(self, units: Tensor) -> None:
+        """Note which heads stay: those with units of `q_proj` that are True."""
+        self.heads = self.heads[units.view(-1, self.head_dim).any(1).to(self.heads.device)]
 
     @torch.no_grad()
     def fold_constants(self) -> None:
@@ -93,12 +92,12 @@ class SlimAttention(Heads, nn.Module):
             for name, part in zip(SEPARATE, parts, strict=True):
                 setattr(layer, name, part.weight)
         else:
-            layer.in_proj_weight = joined([p.weight for p in parts])
+            layer.in_proj_weight = join_parameters([p.weight for p in parts])
         biases = [p.bias for p in parts]
         zero = torch.zeros_like(q.weight[:, 0])
         some = any(b is not None for b in biases)
-        whole = joined([zero if b is None else b for b in biases]) if some else None
-        layer.register_parameter("in_proj_bias", whole)
+        in_proj_bias = join_parameters([zero if b is None else b for b in biases]) if some else None
+        layer.register_parameter("in_proj_bias", in_proj_bias)
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
 
@@ -134,7 +133,7 @@ class SlimAttention(Heads, nn.Module):
         return f"heads={self.num_heads}, head_dim={self.head_dim}, embed_dim={self.embed_dim}"
 
 
-def joined(tensors: Sequence[Tensor]) -> nn.Parameter:
+def join_parameters(tensors: Sequence[Tensor]) -> nn.Parameter:
     """One parameter of several, one after the other."""
     trained = any(t.requires_grad for t in tensors)
     return nn.Parameter(torch.cat([t.detach() for t in tensors]), trained)

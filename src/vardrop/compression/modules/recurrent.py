@@ -34,7 +34,7 @@ class Unrolled(nn.Module):
         super().__init__()
         self.kind, self.mode = type(layer), layer.mode
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
-        self.directions, self.num_layers = 1 + layer.bidirectional, layer.num_layers
+        self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
         self.suffixes = [names[0].removeprefix("weight_ih") for names in layer._all_weights]
         for end in self.suffixes:
             self.add_module(f"ih{end}", _dense(layer, f"ih{end}", nn.Linear))
@@ -55,7 +55,7 @@ class Unrolled(nn.Module):
         """Torch's layer with these weights."""
         parts: dict[str, Any] = dict(self.named_children())
         first = parts["ih_l0"]
-        layer = resized(
+        layer = resize_recurrent(
             self,
             input_size=first.in_features,
             hidden_size=self.hidden_size,
@@ -110,27 +110,26 @@ def _dense(layer: nn.RNNBase, name: str, kind: type[nn.Linear]) -> nn.Linear:
     return dense(weight, bias, kind)
 
 
-def resized(
+def resize_recurrent(
     like: Any, *, input_size: int, hidden_size: int, proj_size: int, bias: bool
 ) -> nn.RNNBase:
     """A recurrent layer of torch in other sizes, like another or one that is unrolled.
 
     Its tensors are on the meta device.
     """
-    unrolled = isinstance(like, Unrolled)
-    kind = like.kind if unrolled else type(like)
-    more = {"proj_size": proj_size} if like.mode == "LSTM" else {}
+    kind: Any = like.kind if isinstance(like, Unrolled) else type(like)
+    options: dict[str, Any] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
     if like.mode.startswith("RNN"):
-        more = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
-    found: nn.RNNBase = kind(
+        options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
+    layer: nn.RNNBase = kind(
         input_size,
         hidden_size,
         like.num_layers,
         bias=bias,
         batch_first=like.batch_first,
         dropout=like.dropout,
-        bidirectional=like.directions == 2 if unrolled else like.bidirectional,
+        bidirectional=like.bidirectional,
         device="meta",
-        **more,
+        **options,
     )
-    return found
+    return layer
