@@ -144,7 +144,7 @@ def test_metadata_is_routed():
         model = VardropRegressor(**FAST).set_fit_request(sample_weight=True)
         piped = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), model)
         piped.fit(X[:60], y[:60], sample_weight=np.r_[np.zeros(30), np.ones(30)])
-    assert piped[-1].model_.config.data.roles.weight == "weight"
+    assert piped[-1].model_.config.data.weight == "weight"
 
 
 def test_files_without_pickle_and_pickles(diabetes, iris, tmp_path):

@@ -38,6 +38,7 @@ from vardrop.app.runs import fit
 from vardrop.app.runs.callbacks import Observer, ProgressBar
 from vardrop.app.runs.compress import shrink_model
 from vardrop.app.runs.run import Model
+from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
@@ -45,7 +46,7 @@ from vardrop.prediction import Prediction, predict
 from vardrop.prediction.result import mixture_quantile
 from vardrop.recipes import BaseRecipe
 
-_FITTED = ("n_features_in_", "feature_names_in_", "classes_")  # as scikit-learn has them
+_TYPES = r"object|bool|u?int\d+|float\d+|<U\d{1,6}"  # of classes
 _ROWS, _FEWEST = 4096, 3  # predicted at once; to train on and to hold out
 
 
@@ -178,9 +179,15 @@ class _Estimator(BaseEstimator):
         params = {k: v for k, v in self.get_params().items() if k not in ("module", "recipe")}
         if not isinstance(self.random_state, int):  # a generator is no part of the fit
             params["random_state"] = None
-        fitted = {k: vars(self)[k] for k in _FITTED if k in vars(self)}
-        values = {"params": params, "fitted": _plain(fitted), "model": model}
-        write_tensors(Path(path), tensors, {"class": type(self).__name__, **values})
+        names, classes = getattr(self, "feature_names_in_", None), getattr(self, "classes_", None)
+        values = {
+            "class": type(self).__name__,
+            "params": params,
+            "features": None if names is None else names.tolist(),
+            "classes": None if classes is None else [classes.tolist(), str(classes.dtype)],
+            "model": model,
+        }
+        write_tensors(Path(path), tensors, values)
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
@@ -188,31 +195,30 @@ class _Estimator(BaseEstimator):
         tensors, values = read_tensors(Path(path))
         if not isinstance(values, dict) or values.get("class") != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
-        try:
+        with reading(path, f"a {cls.__name__}"):
             estimator = cls(module, **values["params"])
-            for name, value in _arrays(values["fitted"]).items():
-                setattr(estimator, name, value)
             own = copy.deepcopy(module)
             estimator.model_ = Model.from_state(tensors, values["model"], Path(path), own)
-            estimator._check_fitted()
-        except (KeyError, TypeError, AttributeError, ValueError) as wrong:
-            raise VardropError(
-                f"Expected {path} to hold a {cls.__name__}, but got: {wrong} It is damaged."
-            ) from wrong
+            estimator._set_fitted(values["features"], values["classes"])
         return estimator
 
-    def _check_fitted(self) -> None:
-        """Raise unless what a file says of the fit is what the model was fitted to."""
+    def _set_fitted(self, features: Any, classes: Any) -> None:
+        """Set what a file says of the fit, if that is what the model was fitted to."""
         about = self.model_.about
         if about.preprocessing is None or about.task != self._task:
-            raise ValueError(f"a model of {about.kind}s for {about.task}.")
+            raise VardropError(f"a model of {about.kind}s for {about.task}. It is damaged.")
         names = [column.name for column in about.preprocessing.columns]
         names += [name for name, _ in about.preprocessing.dropped]
-        features = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(len(names))]))
-        if self.n_features_in_ != len(features) or sorted(features) != sorted(names):
-            raise ValueError("other columns than those of the model.")
-        if len(getattr(self, "classes_", ())) != len(about.classes):
-            raise ValueError("other classes than those of the model.")
+        self.n_features_in_ = len(names)
+        if features is not None:
+            self.feature_names_in_ = np.array(list(features), object)
+        expected = [f"x{i}" for i in range(len(names))] if features is None else list(features)
+        if about.classes:
+            values, kind = classes
+            self.classes_ = np.array(values, kind if re.fullmatch(_TYPES, kind) else "no type")
+            classes = self.classes_.tolist() == values and len(values) == len(about.classes)
+        if sorted(expected) != sorted(names) or classes is False:
+            raise VardropError("columns or classes of another model. It is damaged.")
         check_integer("samples", self.samples)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -425,34 +431,3 @@ def _weights(sample_weight: Any, frame: pandas.DataFrame) -> Any:
     if not found.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return found
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values that JSON has; arrays as lists, with what they are."""
-    return {
-        k: {"array": v.tolist(), "dtype": str(v.dtype)} if isinstance(v, np.ndarray) else v
-        for k, v in values.items()
-    }
-
-
-def _arrays(values: dict[str, Any]) -> dict[str, Any]:
-    """What `_plain` was given: numbers and lists of one dimension, under known names."""
-    found = {}
-    for name, value in values.items():
-        if name not in _FITTED:
-            raise ValueError(f"the unknown value {name!r}.")
-        if name == "n_features_in_":
-            check_integer(name, value)
-            found[name] = value
-            continue
-        found[name] = np.array(value["array"], _dtype(value["dtype"]))
-        if found[name].ndim != 1 or found[name].tolist() != value["array"]:
-            raise ValueError(f"the value {name!r}, which is no list of {value['dtype']}.")
-    return found
-
-
-def _dtype(name: str) -> str:
-    """The type of classes or names; texts and plain numbers."""
-    if not re.fullmatch(r"object|bool|u?int\d+|float\d+|<U\d{1,6}", name):
-        raise ValueError(f"the type {name!r}.")
-    return name

@@ -221,10 +221,10 @@ def test_a_run_on_arrays_predicts_and_goes_on_with_them(tmp_path):
     run = fit((x, y), out=tmp_path / "r", **QUIET)
     assert len(run.predict(x).mean) == 60
     assert torch.equal(load_run(tmp_path / "r").predict(x).mean, run.predict(x).mean)
-    with pytest.raises(vd.VardropError, match="handed over in memory .* Pass `data`, as to `fit`"):
+    with pytest.raises(vd.VardropError, match="passed in memory .* Pass `data`, as to `fit`"):
         resume(tmp_path / "r", observer=Observer(), epochs=2)
     assert len(resume(tmp_path / "r", observer=Observer(), data=(x, y), epochs=2).history) == 2
-    with pytest.raises(vd.VardropError, match="The data have changed since"):
+    with pytest.raises(vd.VardropError, match="but the checksum of the data changed"):
         resume(tmp_path / "r", observer=Observer(), data=(x, -y), epochs=3)
 
 
@@ -242,7 +242,8 @@ def test_roles_are_kept_with_the_run(tmp_path):
     table.to_csv(path, index=False)
     fit(path, target="price", id="name", weight="often", out=tmp_path / "r", **QUIET)
     found = load_run(tmp_path / "r")
-    assert found.config.data.roles == Roles("price", "regression", (), "name", "often")
+    roles = Roles("price", "regression", (), "name", "often")
+    assert vars(found.config.data).items() >= vars(roles).items()
     assert [c.name for c in found.about.preprocessing.columns] == ["a", "b", "c", "town"]
     assert torch.equal(found.data.train.weight, torch.ones(42))
 

@@ -101,10 +101,10 @@ def test_options_say_how_cells_are_read(tmp_path, case):
     run = load_run(tmp_path / "r")
     assert run.read_file(path)["price"].tolist() == [3 * i + 0.25 for i in range(ROWS)]
     assert len(run.predict(path).mean) == ROWS
-    text = describe(run.about.preprocessing, run.config.data.roles)
+    text = describe(run.about.preprocessing, run.config.data)
     for name, mark in options.items():
         stored = {"\\t": "\t"}.get(mark, mark)
-        assert getattr(run.config.data.roles, name) == stored
+        assert getattr(run.config.data, name) == stored
         assert f"{name} {stored!r}" in text
 
 

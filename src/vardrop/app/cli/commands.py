@@ -363,7 +363,7 @@ def compare(
         first = f" --{next(iter(options)).replace('_', '-')} requires --methods." if options else ""
         raise typer.BadParameter(f"Expected two or more runs, or data and --methods.{first}")
     if names is None:
-        comparison = runs.compare_runs(compared or ())
+        comparison = vardrop.compare_runs(compared or ())
         with o.usage():
             comparison.select(wanted)
     else:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data.cifar import load_cifar10
-from vardrop.app.data.images import Images, ImageSet, idx_set
+from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
 from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers
 from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, parts_named, split_rows
@@ -227,9 +226,9 @@ def _split_table(
 
 def _dataset(whole: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
     parts: dict[str, Any] = {part: whole.take(rows[part]) for part in PARTS}
-    sizes = {part: len(rows[part]) for part in PARTS}
-    shape, tested = tuple(whole.x.shape[1:]), checksum(rows["test"])
-    return Dataset(shape=shape, sizes=sizes, test_rows=tested, **parts, **about)
+    about["sizes"] = {part: len(rows[part]) for part in PARTS}
+    about["rows"] = {part: checksum(rows[part]) for part in PARTS}
+    return Dataset(shape=tuple(whole.x.shape[1:]), **parts, **about)
 
 
 def _codes(values: pandas.Series) -> Tensor:

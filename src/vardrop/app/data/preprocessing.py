@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number, nearest
+from vardrop._core.checks import check_choice, check_number, check_type, nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop._core.values import check_fields
 
 if TYPE_CHECKING:
     import pandas
@@ -203,10 +202,6 @@ class Preprocessing:
             notes += [f"Column '{column.name}': {text}."] if len(new) else []
         return notes
 
-    def resembles(self, other: Preprocessing) -> bool:
-        """Whether another is the same, but for the last digits of its numbers."""
-        return _close(asdict(self), asdict(other))
-
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
         kinds = {kind: name for name, kind in _KINDS.items()}
@@ -232,14 +227,18 @@ class Preprocessing:
 
 def _check_fields(part: Preprocessing | Column) -> None:
     """Raise unless the fields are such as were learned from a table."""
-    check_fields(part)
-    texts = {k: v for k, v in vars(part).items() if k in ("categories", "classes")}
-    for name, values in texts.items():
-        whole = isinstance(values, tuple) and all(isinstance(v, str) for v in values)
-        if not whole or len(set(values)) < len(values):
+    for name, kind in get_type_hints(type(part)).items():
+        value = getattr(part, name)
+        if kind is float:
+            check_number(name, value, above=0 if name.endswith("std") else None)
+        elif get_origin(kind) is Literal:
+            check_choice(name, value, get_args(kind))
+        else:
+            check_type(name, value, tuple if get_origin(kind) is tuple else kind, f"{kind}")
+    for name in ("categories", "classes"):
+        values = getattr(part, name, ())
+        if not all(isinstance(v, str) for v in values) or len(set(values)) < len(values):
             raise VardropError(f"Expected `{name}` to be different texts, but got {values!r}.")
-    for name in ("std", "target_std"):
-        check_number(name, getattr(part, name, 1.0), above=0)
     for pair in getattr(part, "dropped", ()):
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise VardropError(f"Expected a column and a reason in `dropped`, but got {pair!r}.")
@@ -247,16 +246,6 @@ def _check_fields(part: Preprocessing | Column) -> None:
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-def _close(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_close, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
-    return bool(a == b)
 
 
 def _tensor(values: pandas.Series) -> Tensor:

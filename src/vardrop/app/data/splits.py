@@ -141,7 +141,8 @@ class Roles:
 class About:
     """What a trained net needs to know of its data, without the data themselves.
 
-    `classes` holds the names of the classes, and is empty for regression.
+    `classes` holds the names of the classes, and is empty for regression. `rows` are checksums of
+    the row numbers of each part.
     """
 
     name: str
@@ -151,6 +152,7 @@ class About:
     classes: tuple[str, ...]
     sizes: Mapping[str, int]
     checksum: str
+    rows: Mapping[str, str]
     preprocessing: Preprocessing | None = None
 
     @property
@@ -169,13 +171,12 @@ class Dataset(About):
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back. `test_rows` is a checksum of which rows the test part has.
+    knows the way back.
     """
 
     train: Part
     validation: Part
     test: Part
-    test_rows: str
 
     @property
     def about(self) -> About:

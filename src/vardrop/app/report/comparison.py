@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically, write_json
-from vardrop.app.report.pictures.canvas import png
-from vardrop.app.report.pictures.comparison import score_intervals
+from vardrop.app.report.canvas import png
+from vardrop.app.report.pictures import score_intervals
 from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
 from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
 from vardrop.metrics.intervals import Estimate, bootstrap, class_scores, estimated, number_scores
@@ -124,15 +124,34 @@ class Comparison:
         return path
 
 
-def compare_runs(paths: Iterable[str | Path]) -> Comparison:
-    """Compare runs on the same data from their files; see `vardrop.compare_runs`."""
-    runs = [read_run(Path(path)) for path in paths]
-    if len({run.path.resolve() for run in runs}) < max(2, len(runs)):
-        shown = ", ".join(str(run.path) for run in runs) or "none"
-        raise VardropError(f"Expected two or more different runs to compare, but got {shown}.")
-    for run in runs:
-        _check_comparable(runs[0], run)
-    return compare_stored(name_runs(runs))
+def compare_runs(runs: Iterable[Any]) -> Comparison:
+    """Compare runs on the same data by their files; no model is run.
+
+    Intervals are those of 1000 resamples of the test rows. Runs with the same test rows as the
+    first one are compared with it on the same resamples, which shows smaller differences than two
+    intervals do. Runs on other data raise an error.
+
+    Args:
+        runs: two or more runs, or their directories; the others are compared with the first.
+
+    Returns:
+        A `Comparison`: print it, or use `plot()`, `frame()`, `to_json()` and `write(folder)`.
+
+    >>> import tempfile, vardrop as vd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, recipe in (("plain", None), ("noisy", vd.bayes_by_backprop())):
+    ...         run = vd.fit("iris", "mlp", recipe, out=f"{folder}/{name}", epochs=2, folds=1)
+    ...     comparison = vd.compare_runs([f"{folder}/plain", f"{folder}/noisy"])
+    >>> list(comparison.scores), sorted(comparison.differences["noisy"])[:2]
+    (['plain', 'noisy'], ['accuracy', 'auroc'])
+    """
+    stored = [read_run(Path(getattr(run, "directory", run))) for run in runs]
+    if len({run.path.resolve() for run in stored}) < max(2, len(stored)):
+        paths = ", ".join(str(run.path) for run in stored) or "none"
+        raise VardropError(f"Expected two or more different runs to compare, but got {paths}.")
+    for run in stored:
+        _check_comparable(stored[0], run)
+    return compare_stored(name_runs(stored))
 
 
 def _check_comparable(first: StoredRun, run: StoredRun) -> None:

@@ -147,7 +147,7 @@ def notes(run: StoredRun) -> list[str]:
 
 def facts(run: StoredRun, flat: bool) -> dict[str, str]:
     """The configuration of a run by name, settings one by one if `flat`, and its training time."""
-    config = {k: v for k, v in run.config.items() if k != "version" and _is_set(v)}
+    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and _is_set(v)}
     config["method"] = method_name(run.config.get("method"))
     found = flatten(config) if flat else config
     pairs = {name.replace("_", " "): show(value) for name, value in found.items()}

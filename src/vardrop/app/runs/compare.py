@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
-from vardrop.app.runs.run import Run
 from vardrop.app.score_texts import BOUNDS, number
 from vardrop.app.store import StoredRun, read_run
 from vardrop.metrics.intervals import repeated
@@ -34,33 +33,6 @@ Method = BaseRecipe | str | None
 _PARTS = ("validation", "test")
 _OF_DATA = (*(f.name for f in dataclasses.fields(Roles)), "directory", *_PARTS)
 _UNBOUNDED = (-math.inf, math.inf)
-
-
-def compare_runs(runs: Iterable[str | Path | Run]) -> Comparison:
-    """Compare runs on the same data by what they wrote; no net is run.
-
-    Intervals are those of 1000 resamples of the test rows. Runs with the same test rows as the
-    first one are compared with it on the same resamples, which tells smaller differences apart
-    than two intervals do. Runs on other data are refused.
-
-    Args:
-        runs: two or more runs, or their directories; the first is what the others are compared
-            with.
-
-    Returns:
-        a `Comparison`: print it, or `plot()`, `frame()`, `to_json()`, `write(folder)`.
-
-    >>> import tempfile, vardrop as vd
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name, recipe in (("plain", None), ("noisy", vd.bayes_by_backprop())):
-    ...         run = vd.fit("iris", "mlp", recipe, out=f"{folder}/{name}", epochs=2, folds=1)
-    ...     found = vd.compare_runs([f"{folder}/plain", f"{folder}/noisy"])
-    >>> list(found.scores), sorted(found.differences["noisy"])[:2]
-    (['plain', 'noisy'], ['accuracy', 'auroc'])
-    """
-    from vardrop.app.report import compare_runs as compare
-
-    return compare(run.directory if isinstance(run, Run) else run for run in runs)
 
 
 def compare_methods(

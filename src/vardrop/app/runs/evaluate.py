@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically, write_tensors
 from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
@@ -77,7 +77,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         p, weight = run.predict(data.test.x, samples), data.test.weight
         y = in_units(run, data.test.y)
         results |= score_prediction(run, p, y, weight, results["known"])
-        results["test_rows"] = data.test_rows
+        results["test_rows"] = data.rows["test"]
         arrays["log_prob"] = p.log_prob(y).double().flatten()
         arrays |= {} if weight is None else {"row_weight": weight}
         if p.classifies:
@@ -203,10 +203,8 @@ def evaluate_rows(
     (75, ['accuracy', 'balanced_accuracy', 'auroc'])
     """
     if run.about.preprocessing is None:
-        raise VardropError(
-            f"Expected a run on a table for new rows, but {run.directory} is one on images. Score "
-            "it on test data, or predict an .npy file."
-        )
+        text = f"Expected a run on a table for new rows, but {run.directory} is one on images."
+        raise VardropError(f"{text} Score it on test data, or predict an .npy file.")
     if predictions is not None:
         sources = [data] if isinstance(data, str | Path) else []
         check_output(Path(predictions), run.directory, run.config.data.name, *sources)
@@ -214,7 +212,7 @@ def evaluate_rows(
     frame, name, notes = _rows_with_target(run, data, columns)
     target, p = frame[columns.target], run.predict(columns.inputs(frame, name), samples)
     y, weight = in_units(run, columns.targets(target, name)), None
-    if (column := run.config.data.roles.weight) in frame.columns:
+    if (column := run.config.data.weight) in frame.columns:
         weight = row_weights(frame[column], name)
     elif column is not None:
         notes.append(f"{name} has no column '{column}' of weights: each row counts once.")
@@ -222,7 +220,7 @@ def evaluate_rows(
     scored = score_prediction(run, p, y, weight, known)
     if predictions is not None:
         table = prediction_table(run, p)
-        for column in (columns.target, run.config.data.roles.id):
+        for column in (columns.target, run.config.data.id):
             if column is not None:
                 table.insert(0, column, named_rows(frame, column, name), True)
         write_atomically(Path(predictions), table.to_csv(index=False).encode())
@@ -239,27 +237,20 @@ def _rows_with_target(
     names = [column.name for column in columns.columns]
     if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
         data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
-    roles = dataclasses.replace(run.config.data.roles, target=columns.target)
+    roles = dataclasses.replace(run.config.data, target=columns.target)
     table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    if columns.target not in table.rows.columns:
-        raise VardropError(
-            f"Expected {table.name} to have the target column '{columns.target}' to score by, but "
-            f"it has {', '.join(map(repr, table.rows.columns))}. Rows without a target can be "
-            "predicted."
-        )
-    there = table.rows[columns.target].notna()
+    there = table.rows.get(columns.target, needed("pandas").Series(dtype=float)).notna()
     if not bool(there.any()):
         raise VardropError(
-            f"Expected values in the target column '{columns.target}' of {table.name}, but got "
-            "none. Rows without a target can be predicted."
+            f"Expected values in the target column '{columns.target}' of {table.name} to score by, "
+            "but got none. Rows without a target can be predicted."
         )
     notes = []
     if table.checksum == run.about.checksum:
-        notes.append(
-            f"{table.name} is what the run was trained on: these scores say nothing of new rows."
-        )
+        text = "is what the run was trained on: these scores say nothing of new rows."
+        notes.append(f"{table.name} {text}")
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
     frame = table.rows[there]

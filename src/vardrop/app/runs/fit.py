@@ -83,7 +83,8 @@ def fit(
     ['accuracy', 'balanced_accuracy', 'auroc']
     """
     roles = {name: more.pop(name) for name in _ROLES if name in more}
-    source = _source(data, validation, test, directory, Roles(target, task, tuple(drop), **roles))
+    roles |= {"target": target, "task": task, "drop": tuple(drop)}
+    source = _source(data, validation, test, directory, roles)
     path = Path(out) if out is not None else free_directory(source.name)
     if isinstance(more.get("class_weight"), Mapping):
         more["class_weight"] = {label(c): w for c, w in more["class_weight"].items()}
@@ -97,24 +98,22 @@ def fit(
         about = dataset.about
         if isinstance(recipe, str):
             recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
-        _check_settings(chosen, about, recipe, source.roles)
+        _check_settings(chosen, about, recipe, source)
         if net == "auto":
             net = usual_net(about.kind, about.sizes["train"] + about.sizes["validation"])
         own = None if isinstance(net, str) else net
-        name, settings = (
-            str(net) if own is None else type(own).__name__,
-            _fill(chosen, source, about),
-        )
+        name = net if isinstance(net, str) else type(net).__name__
+        settings = _fill(chosen, source, about)
         config = Config(source, about, name, own is not None, recipe, where, exclude, settings)
         model = fresh_net(config, own)
-        if config.method is not None:  # what cannot be converted is told before anything is written
+        if recipe is not None:  # what cannot be converted is an error before anything is written
             with own_generators(device):
-                convert(copy.deepcopy(model), config.method, where, exclude)
+                convert(copy.deepcopy(model), recipe, where, exclude)
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
             if world.first and observer is not None and dataset.preprocessing is not None:
-                reading = source.roles if is_table(source.name) else None
+                reading = source if is_table(source.name) else None
                 observer.describe(describe(dataset.preprocessing, reading))
             return _finish(FitJob(config, path, dataset, model, world), observer)
 
@@ -123,22 +122,25 @@ def _check_names(more: Mapping[str, Any]) -> None:
     """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
     settings = {f.name for f in dataclasses.fields(Settings)}
     known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
-    if unknown := [name for name in more if name not in settings]:
-        raise VardropError(
-            f"Expected arguments among {', '.join(sorted(known))}, but got {unknown[0]!r}."
-            f"{nearest(unknown[0], known)}"
-        )
+    for name in set(more) - settings:
+        text = f"Expected arguments among {', '.join(sorted(known))}, but got {name!r}."
+        raise VardropError(text + nearest(name, known))
 
 
-def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
-    """Which data, as it is kept: files by their path, what was handed over by what it is."""
-    parts = {"name": data, "validation": validation, "test": None if test is False else test}
-    in_memory = any(d is not None and _path(d) is None for d in parts.values())
+def _source(
+    data: Any, validation: Any, test: Any, directory: Any, roles: Mapping[str, Any]
+) -> Data:
+    """Which data, as it is stored: files by their path, data in memory by their type."""
+    parts = {"name": data, "validation": validation, "test": test or None}
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
-    where = None if directory is None else str(directory)
-    own_test = False if test is False else names["test"]
-    name = names["name"] or "None"
-    return Data(name, roles, where, names["validation"], own_test, in_memory)
+    if test is False:
+        names["test"] = False
+    return Data(
+        **roles,
+        **{**names, "name": names["name"] or "None"},
+        directory=None if directory is None else str(directory),
+        given=any(d is not None and _path(d) is None for d in parts.values()),
+    )
 
 
 def _path(data: Any) -> str | None:
@@ -153,36 +155,30 @@ def _fill(given: Settings, source: Data, about: About) -> Settings:
 
     Parts that were given are no folds: they would mix what was to be kept apart.
     """
-    roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time)
+    apart = (source.validation, source.split, source.group, source.time)
     if given.folds is None and any(part is not None for part in apart):
         given = dataclasses.replace(given, folds=1)
     return given.for_data(about.sizes["train"] + about.sizes["validation"], about.kind == "image")
 
 
 def _check_settings(given: Settings, about: About, recipe: BaseRecipe | None, roles: Roles) -> None:
-    """Refuse settings that do not suit the target or the method."""
+    """Raise for settings that do not suit the target or the method."""
     weights, numbers = given.class_weight, about.task == "regression"
-    if given.heteroscedastic and not numbers:
-        raise VardropError(
-            f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
-            "class. Leave it out."
-        )
-    if weights is not None and numbers:
-        raise VardropError(
-            f"Expected classes for `class_weight`, but the target of {about.name} is a number. "
-            "Name a column of weights by `weight`."
-        )
-    if unknown := sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []:
-        raise VardropError(
-            f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
-            f"{', '.join(map(repr, unknown))}."
-        )
-    if isinstance(recipe, HeadRecipe) and (weights or roles.weight):
-        raise VardropError(
-            "Expected no weights of rows or classes for a method with a head, whose loss is its "
-            f"own, but got {weights or roles.weight!r}. Choose another method."
-        )
+    unknown = sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []
+    head_weights = isinstance(recipe, HeadRecipe) and (weights or roles.weight)
+    problems = {
+        f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a class. "
+        "Leave it out.": given.heteroscedastic and not numbers,
+        f"Expected classes for `class_weight`, but the target of {about.name} is a number. Name a "
+        "column of weights by `weight`.": weights is not None and numbers,
+        f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
+        f"{', '.join(map(repr, unknown))}.": unknown,
+        "Expected no weights of rows or classes for a method with a head, which has its own loss, "
+        f"but got {head_weights!r}. Choose another method.": head_weights,
+    }
+    for text, wrong in problems.items():
+        if wrong:
+            raise VardropError(text)
 
 
 def resume(
@@ -230,10 +226,8 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     for name, reason in reasons.items():
         before, now = getattr(old, name), getattr(settings, name)
         if before != now:
-            raise VardropError(
-                f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}. Begin a "
-                "new run."
-            )
+            text = f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}."
+            raise VardropError(f"{text} Begin a new run.")
     return dataclasses.replace(config, settings=settings)
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import fold_numbers
 from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
+from vardrop.app.store import reading
 from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Conformal, Prediction
 from vardrop.prediction.calibration import conformal_rule
@@ -138,17 +138,11 @@ class Choice:
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], values: Any, source: str) -> Choice:
         """What `state` described, if its parts fit each other."""
-        try:
+        with reading(source, "the choices of held-out rows"):
             rows = {k.removeprefix("rows."): t for k, t in tensors.items() if k.startswith("rows.")}
-            choice = cls(
-                **values, rows=rows, deviations=tensors["deviations"], shares=tensors["shares"]
-            )
+            parts = {name: tensors[name] for name in ("deviations", "shares")}
+            choice = cls(**values, rows=rows, **parts)
             choice._check()
-        except (TypeError, KeyError, AttributeError, ValueError) as wrong:
-            raise VardropError(
-                f"Expected {source} to hold what held-out rows decided, but got: {wrong}. It is "
-                "damaged."
-            ) from wrong
         return choice
 
     def _check(self) -> None:

@@ -69,7 +69,7 @@ def write_predictions(
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
-    column, names, done = run.config.data.roles.id, [], 0
+    column, names, done = run.config.data.id, [], 0
     if run.about.preprocessing is None:
         rows = _images(run, Path(source))
     else:

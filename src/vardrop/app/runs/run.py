@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
+from vardrop._core.files import read_tensors, sealed, write_json
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
@@ -25,7 +25,7 @@ from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
 from vardrop.app.runs.settings import Settings
-from vardrop.app.store import BEST, read_history, read_standing
+from vardrop.app.store import BEST, read_history, read_sealed, read_standing
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
@@ -102,22 +102,20 @@ class Model:
         """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
         if isinstance(x, Tensor):
             return x
-        if self.about.preprocessing is None:
-            raise VardropError(
-                "Expected a tensor for a run on images, but got a table. Pass images of shape "
-                f"(N, {', '.join(map(str, self.about.shape))})."
-            )
+        preprocessing = self.about.preprocessing
+        if preprocessing is None:
+            shape = f"(N, {', '.join(map(str, self.about.shape))})"
+            raise VardropError(f"Expected a tensor of images of shape {shape}, but got a table.")
         if isinstance(x, str | Path):
-            found = self.about.preprocessing
-            return found.inputs(self.read_file(x), str(x))
-        names = [column.name for column in self.about.preprocessing.columns]
-        return self.about.preprocessing.inputs(frame_of(x, names), "the table")
+            return preprocessing.inputs(self.read_file(x), str(x))
+        names = [column.name for column in preprocessing.columns]
+        return preprocessing.inputs(frame_of(x, names), "the table")
 
     def read_file(self, path: str | Path) -> pandas.DataFrame:
         """The rows of a file, its cells read as those of the training data were."""
         preprocessing = self.about.preprocessing
         assert preprocessing is not None
-        return read_table(path, self.config.data.roles, preprocessing.text_columns)
+        return read_table(path, self.config.data, preprocessing.text_columns)
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
@@ -150,10 +148,8 @@ class Model:
         88
         """
         if (name := broken_parameter(self.elbo)) is not None:  # it would give a class all the same
-            raise NotFiniteError(
-                f"Expected the net to be finite, but got NaN or infinity in '{name}'. Train it "
-                "again."
-            )
+            text = f"Expected the net to be finite, but got NaN or infinity in '{name}'."
+            raise NotFiniteError(f"{text} Train it again.")
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
         pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
@@ -251,7 +247,7 @@ class Run(Model):
     def results(self) -> dict[str, Any]:
         """What was measured so far; empty before the end of the training."""
         path = self.directory / "results.json"
-        return unsealed(read_json(path), str(path)) if path.is_file() else {}
+        return read_sealed(path) if path.is_file() else {}
 
     def keep(self, results: dict[str, Any]) -> None:
         """Store what was measured."""
@@ -341,23 +337,14 @@ def load_same_data(
 ) -> Dataset:
     """The data of a run, or those handed over for it, if they are what it was trained on."""
     seed, source = config.settings.seed, config.data
-    given = handed is not None
-    data = source.read(handed, validation, test, seed) if given else source.load(seed)
-    if data.checksum != config.about.checksum:
-        raise VardropError(
-            f"Expected the data {data.name} that {path} was trained on, with "
-            f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
-        )
-    now, then = data.about, config.about
-    kept = ("kind", "task", "shape", "classes", "sizes")
-    names = [name for name in kept if getattr(now, name) != getattr(then, name)]
-    if not names and then.preprocessing is not None and now.preprocessing is not None:
-        names = [] if then.preprocessing.resembles(now.preprocessing) else ["training rows"]
-    if names:
-        raise VardropError(
-            f"Expected the {names[0]} of {data.name} to be as {path} was trained with, but got "
-            "others. The data are read or split in another way now; begin a new run."
-        )
+    data = source.load(seed) if handed is None else source.read(handed, validation, test, seed)
+    for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
+        now, then = getattr(data, name), getattr(config.about, name)
+        if now != then:
+            raise VardropError(
+                f"Expected {data.name} to be the data that {path} was trained on, but the {name} "
+                f"of the data changed from {then} to {now}. Begin a new run."
+            )
     return data
 
 
@@ -415,10 +402,8 @@ def _check_size(config: Config, stored: int, source: Path) -> None:
     except (RuntimeError, TypeError, OverflowError) as wrong:  # as many as no memory has
         raise VardropError(f"Expected {source} to hold a net, but got: {wrong}.") from wrong
     if wanted > stored:
-        raise VardropError(
-            f"Expected {source} to hold the {wanted} numbers of the net {config.net}, but got "
-            f"{stored}. It is damaged."
-        )
+        numbers = f"the {wanted} numbers of the net {config.net}, but got {stored}"
+        raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")
 
 
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
@@ -428,10 +413,8 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
         with own_generators(seed=config.settings.seed):
             return build_net(config.net, about.shape, config.outputs, about.embeddings)
     if net is None:
-        raise VardropError(
-            f"Expected `net`, because the run has a net of your own ({config.net}), but got none. "
-            "Pass a fresh one."
-        )
+        text = f"Expected `net`, because the run has a custom net ({config.net}), but got none."
+        raise VardropError(f"{text} Pass a fresh one.")
     return net
 
 
@@ -455,7 +438,5 @@ def _check_begun(config: Config, path: Path) -> None:
         where = "while it trained nets on held-out rows, to choose and to compare"
     else:
         where = "before its first checkpoint"
-    raise VardropError(
-        f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
-        f"{going_on(config, path)}"
-    )
+    text = f"Expected a trained net in {path}, but it was stopped {where}."
+    raise VardropError(f"{text} To have one, {going_on(config, path)}")
