@@ -115,7 +115,7 @@ def test_options_of_files_that_cannot_be_are_refused(tmp_path):
     ):
         assert_refused(told, read, tmp_path, lines(), **options)
     table = pd.DataFrame({"x": ["1,5", "2,5"] * 10, "price": range(20)})
-    with pytest.raises(vd.VardropError, match="are for files, not for DataFrame"):
+    with pytest.raises(vd.VardropError, match="cannot be combined with data of the type DataFrame"):
         load_dataset(table, target="price", decimal=",")
 
 

@@ -86,7 +86,7 @@ def test_pretraining_cannot_be_asked_for_after_it(run):
 
 @pytest.mark.parametrize("given", [{"target": "x"}, {"drop": ["x"]}, {"task": "regression"}])
 def test_named_data_take_no_columns(tmp_path, given):
-    with pytest.raises(vd.VardropError, match="The data iris have their own target"):
+    with pytest.raises(vd.VardropError, match="cannot be combined with the data iris"):
         fit("iris", "mlp", out=tmp_path / "r", **given, **QUICK)
     assert list(tmp_path.iterdir()) == []
     assert fit("iris", "mlp", out=tmp_path / "r", task="classification", **QUICK).results

@@ -71,7 +71,9 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
-        if context is not None and _is_from_file(context, error):
+        name = getattr(getattr(error, "param", None), "name", "")
+        source = context.get_parameter_source(name) if context is not None else None
+        if source is not None and source.name == "DEFAULT_MAP":
             hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
@@ -81,9 +83,3 @@ def _describe(error: BaseException) -> tuple[str, int]:
     known = isinstance(error, VardropError)
     text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."
     return " ".join(text.split()), 1
-
-
-def _is_from_file(context: typer.Context, error: typer.TyperException) -> bool:
-    """Whether the value of an option that is wrong comes from a configuration file."""
-    source = context.get_parameter_source(getattr(getattr(error, "param", None), "name", ""))
-    return source is not None and source.name == "DEFAULT_MAP"

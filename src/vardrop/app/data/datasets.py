@@ -47,6 +47,8 @@ _TRAINABLE = tuple(name for name, known in IMAGE_SETS.items() if "train" in know
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
 OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "photos")
 _REGISTERED: dict[str, Callable[[], Any]] = {}
+_MARKS = {"sep", "decimal", "thousands"}  # how the cells of a file are read
+_COLUMNS = {f.name for f in dataclasses.fields(Roles)} - _MARKS - {"stratify", "task"}
 
 
 def register_dataset(name: str, load: Callable[[], Any]) -> None:
@@ -110,7 +112,10 @@ def load_dataset(
     name = str(data) if isinstance(data, str | Path) else None
     parts = {"train": data, "validation": validation, "test": None if test is False else test}
     if name in DATASETS:
-        _check_named(name, wanted, [validation, parts["test"]])
+        if validation is not None or parts["test"] is not None:
+            raise VardropError(f"The data {name} have their own parts. Leave yours out.")
+        named_task = "regression" if name == "diabetes" else "classification"
+        _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
         parts["train"], own_test = _load_named(name, directory)
         parts["test"] = own_test if test is None else None
         wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
@@ -120,16 +125,19 @@ def load_dataset(
         known, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
         problem = f"Expected data to be one of {known}, or a file that ends in {endings}, but got "
         raise VardropError(f"{problem}{name!r}.{nearest(name, dataset_names())}")
-    _check_reading(parts, wanted)
+    for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
+        _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
 
 
-def _check_named(name: str, roles: Roles, parts: list[Any]) -> None:
-    task = "regression" if name == "diabetes" else "classification"
-    asked = dataclasses.replace(roles, task=None if roles.task == task else roles.task)
-    if asked != Roles(stratify=roles.stratify) or any(part is not None for part in parts):
-        own = f"The data {name} have their own target and parts, and the task {task}"
-        raise VardropError(f"{own}. Leave out options that say otherwise: they are for tables.")
+def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None = None) -> None:
+    """Raise for a role among `names` that was given, and for another task than `task`."""
+    usual = Roles()
+    wrong = [name for name in sorted(names) if getattr(roles, name) != getattr(usual, name)]
+    if task is not None and roles.task not in (None, task):
+        wrong.append("task")
+    if wrong:
+        raise VardropError(f"`{wrong[0]}` cannot be combined with {source}. Leave it out.")
 
 
 def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | None]:
@@ -142,12 +150,6 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | 
     if "target_names" in found:
         found.frame["target"] = [str(found.target_names[i]) for i in found.target]
     return found.frame, None
-
-
-def _check_reading(parts: dict[str, Any], roles: Roles) -> None:
-    kinds = [type(d).__name__ for d in parts.values() if not isinstance(d, str | Path | None)]
-    if kinds and (roles.sep, roles.decimal, roles.thousands) != (None, ".", None):
-        raise VardropError(f"`sep`, `decimal` and `thousands` are for files, not for {kinds[0]}.")
 
 
 def _join(
@@ -172,7 +174,7 @@ def _join(
         frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
         table = Table(frame, name or first.name, total, first.target)
         return _split_table(table, roles, seed, parts, without)
-    _check_tensors(roles)
+    _check_roles(roles, _COLUMNS, "tensors of more than two axes", "classification")
     tensors = [one for one in found.values() if isinstance(one, Tensors)]
     x, y = torch.cat([one.rows for one in tensors]), torch.cat([one.y for one in tensors])
     return _split_tensors(Tensors(x, name or first.name, total, y), roles, seed, parts, without)
@@ -183,12 +185,6 @@ def _text_columns(data: Table | Tensors) -> list[str]:
     columns = data.rows.items() if isinstance(data, Table) else ()
     infer = needed("pandas").api.types.infer_dtype
     return [str(name) for name, values in columns if infer(values, skipna=True) == "string"]
-
-
-def _check_tensors(roles: Roles) -> None:
-    others = dataclasses.replace(roles, stratify=True, task=None)
-    if others != Roles() or roles.task == "regression":
-        raise VardropError(f"Expected classes and no columns for tensors, but got {roles}.")
 
 
 def _split_tensors(

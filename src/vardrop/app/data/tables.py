@@ -170,7 +170,9 @@ def fit_preprocessing(
     if task == "regression":
         _, mean, std = _scale(to_numbers(table[target], source).iloc[rows], source)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
-    classes = tuple(sorted({label(v) for v in table[target]}, key=_class_order))
+    labels = {label(value) for value in table[target]}
+    numbers = sorted(filter(is_number, labels), key=float)
+    classes = (*numbers, *sorted(labels - set(numbers)))
     if len(classes) > _MOST_CLASSES:
         problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
         raise VardropError(f"{problem}, but got {len(classes)}. For numbers, ask for a regression.")
@@ -259,11 +261,6 @@ def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
         column = f"column '{values.name}' of {source}"
         raise VardropError(f"Expected {column} to have a finite mean and scale. Scale it down.")
     return median, mean, std
-
-
-def _class_order(name: str) -> tuple[bool, float, str]:
-    """Numbers first, by size, then texts."""
-    return (False, float(name), name) if is_number(name) else (True, 0.0, name)
 
 
 def describe(preprocessing: Preprocessing, roles: Roles | None = None) -> str:

@@ -191,7 +191,9 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
         scores[label] = {
             k: estimated(v, draws[k]) if k in draws else Estimate(v) for k, v in values.items()
         }
-        if run is not first and _share_rows(first, run):
+        rows, others = (one.results.get("test_rows") for one in (run, first))
+        same = rows is not None and rows == others and _identify_data(run) == _identify_data(first)
+        if run is not first and same:
             differences[label] = {
                 k: estimated(v - scores[name][k].value, draws[k] - resamples[name][k])
                 for k, v in values.items()
@@ -203,11 +205,6 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
     sizes = {label: run.sizes() for label, run in runs.items()}
     paths = {label: [str(run.path)] for label, run in runs.items()}
     return Comparison("rows", scores, differences, sizes, notes, paths)
-
-
-def _share_rows(first: StoredRun, run: StoredRun) -> bool:
-    rows, others = (one.results.get("test_rows") for one in (first, run))
-    return rows is not None and rows == others and _identify_data(first) == _identify_data(run)
 
 
 def _resample(run: StoredRun) -> dict[str, Tensor]:

@@ -110,7 +110,11 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
     columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
         by_label, own = score_columns(run.results), columns[labels[name]]
-        own |= {k: _score_cell(compared, name, k, v) for k, v in by_label.pop(MODEL, {}).items()}
+        for key, value in by_label.pop(MODEL, {}).items():
+            low, high = compared.scores[name].get(key, Estimate(math.nan))[2:]
+            interval = "" if low is None else f"[{number(low)}, {number(high)}]"
+            note = f"{interval}\n{compared.difference_text(name, key)}".strip()
+            own[key] = Cell(number(value), note)
         for data, values in (run.results.get("ood") or {}).items():
             own |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
         own |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
@@ -119,24 +123,14 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
             same = columns.get(label, cells) == cells  # baselines are often shared
             columns[label if same else f"{label}, {name}"] = cells
     keys = dict.fromkeys(key for cells in columns.values() for key in cells)
-    rows = [[_score_name(k), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys]
+    names = {k: Cell(s.title, f"{s.text}; {s.better} is better") for k, s in SCORES.items()}
+    rows = [
+        [names.get(k, Cell(k)), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys
+    ]
     text = "In brackets: 95% intervals over the test examples."
     if compared.differences:
         text += f" Below them: the difference from {compared.reference}, with its own interval."
     return Table(["", *columns], rows, text)
-
-
-def _score_cell(compared: Comparison, run: str, score: str, value: Any) -> Cell:
-    low, high = compared.scores[run].get(score, Estimate(math.nan))[2:]
-    interval = "" if low is None else f"[{number(low)}, {number(high)}]"
-    return Cell(number(value), f"{interval}\n{compared.difference_text(run, score)}".strip())
-
-
-def _score_name(key: str) -> Cell:
-    if key not in SCORES:
-        return Cell(key)
-    name, text, better = SCORES[key]
-    return Cell(name, f"{text}; {better} is better")
 
 
 def _confusion_table(run: StoredRun) -> Table:

@@ -77,10 +77,8 @@ def compare_methods(
     (['none', 'l0'], 'seeds')
     """
     if wrong := sorted({"seed", "force"} & set(more)):
-        raise VardropError(
-            f"Expected no `{wrong[0]}` for a comparison, but got {more[wrong[0]]!r}. Pass `seeds`, "
-            "and another `out` to begin anew."
-        )
+        text = f"Expected no `{wrong[0]}` for a comparison, but got {more[wrong[0]]!r}."
+        raise VardropError(f"{text} Pass `seeds`, and another `out` to begin anew.")
     methods, numbers, more = _methods(recipes), _seeds(seeds), {"compare": False, **more}
     of_data = {name: value for name, value in more.items() if name in _OF_DATA}
     checksum = load_dataset(data, seed=numbers[0], **of_data).checksum  # or why it cannot be read
@@ -113,14 +111,12 @@ def _methods(recipes: Any) -> dict[str, Method]:
     methods: dict[str, Method] = {}
     for label, recipe in pairs:
         check_type("recipes", recipe, BaseRecipe | str | None, "names of methods, recipes or None")
-        known = isinstance(recipe, str) and recipe != "auto"
-        method = method_named(recipe) if known else recipe  # type: ignore[arg-type]
+        named = isinstance(recipe, str) and recipe != "auto"
+        method = method_named(recipe) if named else recipe  # type: ignore[arg-type]
         name = str(label) or (recipe if isinstance(recipe, str) else _name(method))
         if name in methods:
-            raise VardropError(
-                f"Expected methods that differ in their names, but got {name} twice. Give them "
-                "labels: recipes={'a': ..., 'b': ...}."
-            )
+            text = f"Expected methods that differ in their names, but got {name} twice."
+            raise VardropError(f"{text} Give them labels: recipes={{'a': ..., 'b': ...}}.")
         methods[name] = method
     if not methods:
         raise VardropError("Expected `recipes` to name at least one method, but got none.")
@@ -175,7 +171,10 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
 
     values = {label: _values(own) for label, own in runs.items()}
     reference = next(iter(runs))
-    ratio = _test_ratio([run for own in runs.values() for run in own])
+    rows = {run.results.get("test_rows") for own in runs.values() for run in own}
+    counts = runs[reference][0].config["sizes"]
+    trained = counts["train"] + counts["validation"]
+    ratio = counts["test"] / trained if len(rows) > 1 else 0.0  # 0 if no seed chooses the rows
     scores = {
         label: {name: repeated(v, ratio, BOUNDS.get(name, _UNBOUNDED)) for name, v in own.items()}
         for label, own in values.items()
@@ -190,7 +189,12 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
         if label != reference
     }
     notes = ["One seed has no interval: give more."] if len(runs[reference]) == 1 else []
-    sizes = {label: _mean_sizes(own) for label, own in runs.items()}
+    sizes: dict[str, dict[str, float]] = {}
+    for label, own in runs.items():
+        each = [run.sizes() for run in own]
+        names = dict.fromkeys(name for one in each for name in one)
+        means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
+        sizes[label] = {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}
     paths = {label: [str(run.path) for run in own] for label, own in runs.items()}
     return Comparison("seeds", scores, differences, sizes, notes, paths)
 
@@ -199,23 +203,7 @@ def _values(runs: Sequence[StoredRun]) -> dict[str, list[float]]:
     """Scores by seed, those that every seed defines."""
     metrics = [run.results.get("metrics") or {} for run in runs]
     if not all(metrics):
-        raise VardropError(
-            "Expected a test part to compare methods on, but got none. Leave `test=False` out."
-        )
+        text = "Expected a test part to compare methods on, but got none."
+        raise VardropError(f"{text} Leave `test=False` out.")
     names = [n for n in metrics[0] if all(isinstance(one.get(n), int | float) for one in metrics)]
     return {name: [float(one[name]) for one in metrics] for name in names}
-
-
-def _test_ratio(runs: Sequence[StoredRun]) -> float:
-    """Rows of the test over those of the training, where the seeds choose them; else 0."""
-    rows = {run.results.get("test_rows") for run in runs}
-    sizes = runs[0].config["sizes"]
-    return sizes["test"] / (sizes["train"] + sizes["validation"]) if len(rows) > 1 else 0.0
-
-
-def _mean_sizes(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Sizes of the nets, on average over the seeds."""
-    each = [run.sizes() for run in runs]
-    names = dict.fromkeys(name for one in each for name in one)
-    means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
-    return {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}

@@ -57,13 +57,9 @@ def compress(
         check_target(run, Path(onnx))
     with working(run.directory):
         threshold, shrunk = shrink_model(run, run.data.validation, max_drop, sparsity)
-        results = _measurements(run, *shrunk, threshold)
-        results["bytes"] = save(shrunk.net, run.directory / SMALL)
-        results["packed_bytes"] = pack(shrunk, run.directory / PACKED).bytes
-        if onnx is not None:
-            results["onnx_bytes"] = export_small(run, shrunk.net, onnx)
+        packed = pack(shrunk, run.directory / PACKED).bytes
         _store_pruned(run, threshold)
-        run.keep({**run.results, "compression": results})
+        _store(run, *shrunk, onnx, threshold=threshold, packed_bytes=packed)
     return shrunk
 
 
@@ -72,10 +68,8 @@ def shrink_model(
 ) -> tuple[float, Shrunk]:
     """The threshold that held-out rows allow, and the small plain net with its plan."""
     if not has_noise(model.net):
-        raise VardropError(
-            "Expected a model with a method to compress, but it is plain. Train with a method such "
-            "as sparse_vd, or give a budget of macs, latency or bytes."
-        )
+        text = "Expected a model with a method to compress, but it is plain."
+        raise VardropError(f"{text} Train with sparse_vd, or give a budget of macs or bytes.")
     score, metric = _metric(model)
     unasked = max_drop is None and sparsity is None
     if unasked:
@@ -122,15 +116,11 @@ def slim_run(
         given: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
         given["seed"] = run.config.settings.seed
         slimmed = slim(net, data.train, data.validation, **given)
-        results = _measurements(run, slimmed.net, slimmed.plan, None)
-        results["bytes"] = save(slimmed.net, run.directory / SMALL)
-        remove(run.directory / PACKED)  # it is of another small net
-        results["latency_before"] = dict(slimmed.before.latency)
-        results["latency_after"] = dict(slimmed.after.latency)
-        results["notes"] = " ".join(slimmed.notes)
-        if onnx is not None:
-            results["onnx_bytes"] = export_small(run, slimmed.net, onnx)
-        run.keep({**run.results, "compression": results})
+        remove(run.directory / PACKED)  # it is of another small model
+        latencies = (dict(costs.latency) for costs in (slimmed.before, slimmed.after))
+        times = dict(zip(("latency_before", "latency_after"), latencies, strict=True))
+        notes = " ".join(slimmed.notes)
+        _store(run, slimmed.net, slimmed.plan, onnx, threshold=None, notes=notes, **times)
     return slimmed
 
 
@@ -144,16 +134,16 @@ def _metric(run: Model) -> tuple[str, Metric]:
 
 
 @torch.no_grad()
-def _measurements(
-    run: Run, small: nn.Module, plan: ShrinkPlan, threshold: float | None
-) -> dict[str, Any]:
+def _store(
+    run: Run, small: nn.Module, plan: ShrinkPlan, onnx: str | Path | None, **more: Any
+) -> None:
+    """Write the small model, and its measurements on test data into results.json."""
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
     score, metric = _metric(run)
     x, y = run.data.test if len(run.data.test.y) else run.data.validation
     outputs = torch.cat([small(batch) for batch in x.split(1000)])
-    return {
+    results = {
         "score": score,
-        "threshold": threshold,
         "test_score_before": metric(predicted(run.elbo, x, 0, 0).draws[0], y),
         "test_score_after": metric(outputs, y),
         "weights_before": before,
@@ -163,7 +153,12 @@ def _measurements(
         "macs_before": macs,
         "macs_after": macs_left,
         "layers": [dataclasses.asdict(layer) for layer in plan.layers],
+        "bytes": save(small, run.directory / SMALL),
+        **more,
     }
+    if onnx is not None:
+        results["onnx_bytes"] = export_small(run, small, onnx)
+    run.keep({**run.results, "compression": results})
 
 
 def _store_pruned(run: Run, threshold: float) -> None:

@@ -89,7 +89,10 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         for name in ood:
             images = load_out_of_distribution(name, data.shape, run.config.data.directory)
             other = run.predict(images, samples)
-            results["ood"] = {**results["ood"], name: _separation(p, other)}
+            kinds = ("entropy", "epistemic") if int(p.samples.max()) > 1 else ("entropy",)
+            pairs = {kind: (getattr(p, kind), getattr(other, kind)) for kind in kinds}
+            areas = {f"auroc_{k}": float(metrics.auroc(*pair)) for k, pair in pairs.items()}
+            results["ood"] = {**results["ood"], name: areas}
             arrays[f"entropy_out_{name}"] = other.entropy
             arrays[f"epistemic_out_{name}"] = other.epistemic
     elif ood:
@@ -97,14 +100,6 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
     write_tensors(run.directory / "arrays.safetensors", {**_layer_arrays(run.net), **arrays})
     run.keep(results)
     return run.results
-
-
-def _separation(p: Prediction, other: Prediction) -> dict[str, float]:
-    """Areas under the ROC curve by which uncertainty tells other inputs from those of the test."""
-    areas = {"auroc_entropy": float(metrics.auroc(p.entropy, other.entropy))}
-    if int(p.samples.max()) > 1:
-        areas["auroc_epistemic"] = float(metrics.auroc(p.epistemic, other.epistemic))
-    return areas
 
 
 def _known_targets(run: Run) -> dict[str, Any]:

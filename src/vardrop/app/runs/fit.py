@@ -131,7 +131,7 @@ def _source(
     data: Any, validation: Any, test: Any, directory: Any, roles: Mapping[str, Any]
 ) -> Data:
     """Which data, as it is stored: files by their path, data in memory by their type."""
-    parts = {"name": data, "validation": validation, "test": test or None}
+    parts = {"name": data, "validation": validation, "test": None if test is False else test}
     names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
     if test is False:
         names["test"] = False
@@ -216,7 +216,7 @@ def resume(
 
 def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     """The configuration with other settings, as far as a run that has begun can have them."""
-    settings, old = Settings.from_json({**config.settings.to_json(), **changes}), config.settings
+    settings, old = Settings.from_json({**vars(config.settings), **changes}), config.settings
     reasons = {
         "seed": f"it split the data of {path}: rows of the test would be trained on",
         "class_weight": f"the KL weight of {path} was chosen with it",

@@ -24,7 +24,6 @@ from vardrop.app.runs.checkpoint import load_module, under
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
-from vardrop.app.runs.settings import Settings
 from vardrop.app.store import BEST, read_history, read_sealed, read_standing
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -151,18 +150,16 @@ class Model:
             text = f"Expected the net to be finite, but got NaN or infinity in '{name}'."
             raise NotFiniteError(f"{text} Train it again.")
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
-        pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
+        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
+            x = (x,)
+        parts = (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
+        pieces = enumerate(_split_evenly(parts, _BATCH))
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
         for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
             p = raw if scale == 1 else raw.rescaled(scale)
             _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
             yield self.in_units(p)
-
-    def _pieces(self, x: Any) -> Iterator[Tensor]:
-        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
-            return iter((self.inputs(x),))
-        return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
 
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of scaled targets in the units of the target, in double precision.
@@ -262,7 +259,9 @@ class Run(Model):
     def standing(self) -> str:
         """Where a training that did not come to its end stopped; empty for one that did."""
         values, settings = read_standing(self.directory), self.config.settings
-        if values is not None and not _is_done(values, settings):
+        tired = values and settings.patience is not None and values["waited"] >= settings.patience
+        ended = values and (tired or values["epoch"] >= (settings.epochs or 0))
+        if values is not None and not (ended and values["phase"] == "fit"):
             kept = "last" if settings.patience is None else "best"
             warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
             done = values["position"]
@@ -312,12 +311,6 @@ def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:
         why = " Its values are too large for this net." if what == "predictions" else ""
         raise NotFiniteError(f"Expected finite {what}, but got NaN or infinity in row {row}.{why}")
     return values
-
-
-def _is_done(values: dict[str, Any], settings: Settings) -> bool:
-    """Whether the values of a checkpoint are those of a training at its end."""
-    tired = settings.patience is not None and values["waited"] >= settings.patience
-    return values["phase"] == "fit" and (tired or values["epoch"] >= (settings.epochs or 0))
 
 
 def predicted(

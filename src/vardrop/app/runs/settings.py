@@ -94,8 +94,7 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        given = {k: v for k, v in given.items() if v is not None or k not in _FOLLOWS}
+        given = {k: v for k, v in vars(self).items() if v is not None or k not in _FOLLOWS}
         for name in _LEAST.keys() & given:
             check_integer(name, given[name], _LEAST[name])
         check_integer("seed", self.seed, 0)
@@ -113,10 +112,8 @@ class Settings:
         _check_weights(self.class_weight)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
-            raise VardropError(
-                f"Expected `folds` to be 1 with `patience`, which needs rows that are not trained "
-                f"on, but got {self.folds}. Leave one of them out."
-            )
+            text = "Expected `folds` to be 1 with `patience`, which needs a validation part"
+            raise VardropError(f"{text}, but got {self.folds}. Leave one of them out.")
 
     def for_data(self, rows: int, images: bool = False) -> Settings:
         """With what follows from the number of rows in the place of None; but `beta` for tables.
@@ -168,39 +165,30 @@ class Settings:
         """The device that was asked for, or an error where there is no such one."""
         return device_named(self.device)
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings as a dictionary."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Settings:
-        """The settings that `to_json` described."""
+        """The settings of a dictionary, such as `dataclasses.asdict` makes."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(data) - known):
-            raise VardropError(
-                f"Expected settings among {sorted(known)}, but got {unknown}."
-                f"{nearest(unknown[0], known)}"
-            )
+            text = f"Expected settings among {sorted(known)}, but got {unknown}."
+            raise VardropError(text + nearest(unknown[0], known))
         warmup = data.get("warmup")
         return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
 
 
-def _check_weights(given: Any) -> None:
-    if isinstance(given, dict):
-        for name, weight in given.items():
-            check_type("class_weight", name, str, "weights by the names of classes")
-            check_number(f"class_weight[{name!r}]", weight, at_least=0)
-    elif given not in (None, "balanced"):
-        raise VardropError(
-            f"Expected `class_weight` to be 'balanced', or weights by class such as "
-            f"{{'yes': 10, 'no': 1}}, but got {given!r}."
-        )
+def _check_weights(weights: Any) -> None:
+    if weights is not None and weights != "balanced" and not isinstance(weights, dict):
+        example = "{'yes': 10, 'no': 1}"
+        text = f"Expected `class_weight` to be 'balanced', or weights by class such as {example}"
+        raise VardropError(f"{text}, but got {weights!r}.")
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        check_type("class_weight", name, str, "weights by the names of classes")
+        check_number(f"class_weight[{name!r}]", weight, at_least=0)
 
 
-def _check_warmup(given: Any) -> None:
-    if given is not None and (not isinstance(given, tuple) or len(given) != 2):
-        raise VardropError(
-            f"Expected `warmup` to be two epochs, such as (5, 20), but got {given!r}."
-        )
-    for epoch in given or ():
+def _check_warmup(epochs: Any) -> None:
+    if epochs is not None and (not isinstance(epochs, tuple) or len(epochs) != 2):
+        text = "Expected `warmup` to be two epochs, such as (5, 20)"
+        raise VardropError(f"{text}, but got {epochs!r}.")
+    for epoch in epochs or ():
         check_number("warmup", epoch, at_least=0)

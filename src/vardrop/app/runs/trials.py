@@ -14,7 +14,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -215,11 +215,16 @@ def _try(
     """
     trials = [(weight, fold) for weight in weights for fold in range(len(pairs))]
     trainings = [_training(job, pairs[fold], weight, fold) for weight, fold in trials]
-    elbos: Iterable[ELBO] | None = None
+    elbos = None
     if job.folded:
         elbos = train_together(trainings, job.net, job.observer.trial(label), job.world)
     if elbos is None:
-        elbos = (_train_alone(job, training) for training in trainings)
+        elbos = []
+        for training in trainings:
+            if job.world.first:
+                training.directory.mkdir(parents=True, exist_ok=True)
+            observer, net = job.observer.trial(f"trial {training.directory.name}"), copy.deepcopy(job.net)
+            elbos.append(train_net(training, net, observer, job.world, job.resuming))
     held: dict[float | None, list[HeldOutPrediction]] = {}
     for (weight, fold), elbo in zip(trials, elbos, strict=True):
         held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
@@ -247,10 +252,3 @@ def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: in
 
 def _trial(path: Path, beta: float | None, fold: int) -> Path:
     return path / TRIALS / f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
-
-
-def _train_alone(job: FitJob, training: Training) -> ELBO:
-    if job.world.first:
-        training.directory.mkdir(parents=True, exist_ok=True)
-    observer = job.observer.trial(f"trial {training.directory.name}")
-    return train_net(training, copy.deepcopy(job.net), observer, job.world, job.resuming)
