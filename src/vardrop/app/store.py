@@ -82,11 +82,11 @@ class StoredRun:
 
     def layers(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
-        found = self.sets(prefix, ".")
+        arrays = self.sets(prefix, ".")
         # The file keeps no order; the history lists the layers in the order of the model.
         order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
         rank = {name: i for i, name in enumerate(order)}
-        return {k: found[k] for k in sorted(found, key=lambda k: rank.get(k, len(rank)))}
+        return {k: arrays[k] for k in sorted(arrays, key=lambda k: rank.get(k, len(rank)))}
 
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
@@ -206,8 +206,8 @@ def reading(source: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        known = isinstance(error, VardropError)
-        reason = str(error) if known else f"{type(error).__name__}: {error}. It is damaged."
+        expected = isinstance(error, VardropError)
+        reason = str(error) if expected else f"{type(error).__name__}: {error}. It is damaged."
         text = f"Expected {source} to hold {what}, but got: {' '.join(reason.split())[:400]}"
         raise VardropError(text) from error
 
@@ -231,23 +231,23 @@ def read_history(directory: Path) -> list[Record]:
         except (ValueError, RecursionError) as broken:
             if number == len(lines):
                 break
-            raise _damaged(path, f"{broken} in line {number}") from broken
+            raise _history_error(path, f"{broken} in line {number}") from broken
         record = unsealed(content, f"{path}, line {number}")
         seconds, epoch = record.get("seconds", 0), record.get("epoch")
         if not isinstance(seconds, int | float) or not isinstance(record.get("sparsity", {}), dict):
-            raise _damaged(path, f"no record of an epoch in line {number}")
+            raise _history_error(path, f"no record of an epoch in line {number}")
         follows = not records or epoch == records[-1]["epoch"] + 1
         if type(epoch) is not int or epoch < 0 or not follows:
-            raise _damaged(path, f"the epoch {epoch!r} in line {number}")
+            raise _history_error(path, f"the epoch {epoch!r} in line {number}")
         records.append(record)
     standing = read_standing(directory) or {}
     done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
-        raise _damaged(path, f"{last} epochs, where the checkpoint has {done}")
+        raise _history_error(path, f"{last} epochs, where the checkpoint has {done}")
     return records
 
 
-def _damaged(path: Path, problem: str) -> VardropError:
+def _history_error(path: Path, problem: str) -> VardropError:
     return VardropError(
         f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {problem}. "
         "It is damaged; remove the file to continue without the curves."

@@ -110,10 +110,10 @@ def test_regression_speaks_in_the_units_of_the_target(regression):
 
 
 def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
-    from vardrop.app.runs.run import predicted
+    from vardrop.app.runs.run import predict_tensor
 
     x, scaled = regression.data.test
-    found, p = regression.data.preprocessing, predicted(regression.elbo, x, 16, seed=0)
+    found, p = regression.data.preprocessing, predict_tensor(regression.elbo, x, 16, seed=0)
     units, y = regression.in_units(p), scaled * found.target_std + found.target_mean
     expected = p.log_prob(scaled) - torch.tensor(found.target_std).log()
     assert torch.allclose(units.log_prob(y), expected, atol=1e-3)

@@ -128,10 +128,10 @@ def fit(
         bool, Option("--tensorboard", help="Log for TensorBoard in the run.")
     ] = False,
     config: o.CONFIG = None,
-    **more: Any,
+    **values: Any,
 ) -> None:
     """Train a model on data and keep everything in a directory; resume after a stop."""
-    options = {name: value for name, value in more.items() if value is not None}
+    options = {name: value for name, value in values.items() if value is not None}
     _check_settings(options, net)
     if resume:
         path = _check_resume(out, context)
@@ -189,7 +189,7 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
         if source is not None and source.name != "DEFAULT":
             raise typer.BadParameter(
                 "Expected only --out and settings with --resume, because the data, the model and "
-                f"the method are those of the run, but got {name}."
+                f"the method of the run are fixed, but got {name}."
             )
     return out
 
@@ -286,8 +286,8 @@ def compress(
 ) -> None:
     """Remove weights that validation data does not need, or train to a budget of MACs."""
     fractions = {"macs": macs, "latency": latency, "bytes": bytes}
-    given = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
-    names = [f"--{name}" for name, value in given.items() if value is not None]
+    budgets = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
+    names = [f"--{name}" for name, value in budgets.items() if value is not None]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} cannot be combined with {names[1]}.")
     loaded = _load(run)
@@ -295,7 +295,7 @@ def compress(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes of the report say it too
             slimmed = runs.slim_run(loaded, onnx=onnx, **fractions)
-        printing.slimmed(loaded, slimmed, json)
+        printing.slim(loaded, slimmed, json)
         return
     _, plan = runs.compress(loaded, max_drop, sparsity, onnx)
     printing.compression(loaded, plan, json)
@@ -352,11 +352,11 @@ def compare(
     exclude: o.EXCLUDE = None,
     json: o.JSON = False,
     config: o.CONFIG = None,
-    **more: Any,
+    **values: Any,
 ) -> None:
     """Compare runs on the same data, or methods that are fitted with several seeds."""
     parts = {"net": net, "validation": validation, "test": test, "directory": data_dir}
-    options = {**parts, "where": where, "exclude": exclude, **more}
+    options = {**parts, "where": where, "exclude": exclude, **values}
     options = {name: value for name, value in options.items() if value is not None}
     names, wanted = o.split_names(methods), o.split_names(scores)
     if names is None and (options or len(compared or ()) < 2):
@@ -367,7 +367,7 @@ def compare(
         with o.usage():
             comparison.select(wanted)
     else:
-        if len(compared or ()) != 1:
+        if compared is None or len(compared) != 1:
             sets = ", ".join(compared or ["none"])
             raise typer.BadParameter(f"Expected one data set with --methods, but got {sets}.")
         with o.usage():
@@ -420,22 +420,25 @@ def reproduce(
     ] = None,
     force: Annotated[bool, Option("--force", help="Start again, without finished seeds.")] = False,
 ) -> None:
-    """Run an experiment of the papers in a clone, from where a stopped run ended."""
+    """Run an experiment of the papers in a clone; a stopped run is resumed."""
     if (name is not None or quick) + list_ + page != 1:
         raise typer.BadParameter(
             "Expected a name, --quick, --list or --page. Try `vardrop reproduce --list`."
         )
     directory = experiments_directory()
-    command, kept = experiments_command(directory), results or directory.parent / "results"
+    command, stored = (
+        experiments_command(directory),
+        results or directory.parent / "results",
+    )
     if list_:
-        command.show(directory, kept)
+        command.show(directory, stored)
     elif page:
-        command.page(directory, kept, directory.parent / "docs")
+        command.page(directory, stored, directory.parent / "docs")
     elif quick:
         raise typer.Exit(command.quick(directory, name, results, force))
     else:
         with _on_interrupt("The same command continues from the last checkpoint."):
-            command.run(directory, name, kept, force)
+            command.run(directory, name, stored, force)
 
 
 def experiments_directory(beside: Path = _BESIDE) -> Path:

@@ -58,9 +58,9 @@ SAMPLES = Annotated[int, Option(help="Draws of the noise.", min=1)]
 
 
 def with_settings(*without: str) -> Callable[[Command], Command]:
-    """Give a command that takes `**more` one option per field of `Roles` and `Settings`.
+    """Give a command that takes keyword arguments one option per field of `Roles` and `Settings`.
 
-    Names, types, defaults and help are those of the fields; an option that is not given is None.
+    Names, types, defaults and help come from the fields; an option that is not passed is None.
     Fields in `without` get none.
     """
 
@@ -88,8 +88,8 @@ def with_settings(*without: str) -> Callable[[Command], Command]:
 def _arguments(described: type) -> dict[str, str]:
     """The texts under `Args` of a docstring, by name."""
     text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
+    texts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in texts}
 
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
@@ -101,18 +101,18 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     usual = f"{default:g}" if isinstance(default, float) else "on" if default is True else default
     end = "." if default is None or default is False or default == () else f"; {usual} by default."
     name, text = f"--{word}", text[0].upper() + text[1:].rstrip(".") + end
-    more: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if default is True:
         name += f"/--no-{word}"
     if by_class:
-        kind, more = str, {"parser": _weights, "metavar": "<balanced|a=1,b=10>"}
+        kind, options = str, {"parser": _weights, "metavar": "<balanced|a=1,b=10>"}
     elif get_origin(kind) is Literal:
-        kind, more = str, {"autocompletion": complete(get_args(kind))}
+        kind, options = str, {"autocompletion": complete(get_args(kind))}
     elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
         kind, text = list[str], f"{text} May be repeated."
     elif get_origin(kind) is tuple:
-        kind, more = str, {"parser": _pair, "metavar": "<start,end>"}
-    return Annotated[kind | None, Option(name, help=text, **more)]
+        kind, options = str, {"parser": _pair, "metavar": "<start,end>"}
+    return Annotated[kind | None, Option(name, help=text, **options)]
 
 
 def _pair(text: str) -> tuple[float, float]:
@@ -130,14 +130,14 @@ def _weights(text: str) -> Literal["balanced"] | dict[str, float]:
         return "balanced"
     try:
         pairs = [part.rpartition("=") for part in text.split(",")]
-        found = {name.strip(): float(weight) for name, _, weight in pairs}
-        if "" in found:
+        weights = {name.strip(): float(weight) for name, _, weight in pairs}
+        if "" in weights:
             raise ValueError
     except ValueError:
         raise typer.BadParameter(
             f"Expected balanced, or weights by class such as no=1,yes=10, but got {text!r}."
         ) from None
-    return found
+    return weights
 
 
 def examples(*lines: str) -> str:
@@ -156,7 +156,7 @@ def usage() -> Iterator[None]:
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:
     """Options of a method: name=value, where the value is a Python literal or a word."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals:
@@ -164,10 +164,10 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
                 f"Expected --option to be name=value, such as drop_rate=0.2, but got {text!r}."
             )
         try:
-            found[name] = ast.literal_eval(value)
+            options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def split_names(text: str | None) -> list[str] | None:

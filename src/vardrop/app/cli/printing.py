@@ -101,7 +101,7 @@ def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
     say(f"packed: {run.directory / PACKED}, {packed:,} bytes, {fewer}")
 
 
-def slimmed(run: Run, report: Slimmed, as_json: bool) -> None:
+def slim(run: Run, report: Slimmed, as_json: bool) -> None:
     """Print the budget that a model was trained to, and the scores on test data."""
     results = run.results["compression"]
     if as_json:

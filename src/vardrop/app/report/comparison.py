@@ -33,7 +33,7 @@ class Comparison:
 
     Args:
         over: what the intervals are over: the "rows" of the test data, or "seeds".
-        scores: by model and score, with 95% intervals where they are defined.
+        scores: by model and score, with 95% intervals if they are defined.
         differences: from the first model, on the same rows or seeds, by model and score.
         sizes: by model: weights, weights left, bytes and seconds.
         notes: limits of the comparison, in sentences.
@@ -72,12 +72,12 @@ class Comparison:
     def table(self, scores: Sequence[str] | None = None) -> str:
         """The comparison as text: a line for each model, and one for its difference."""
         names = self.select(scores)
-        kinds = [kind for kind in SIZES if any(kind in own for own in self.sizes.values())]
+        kinds = [kind for kind in SIZES if any(kind in sizes for sizes in self.sizes.values())]
         lines = [["", *map(title, names), *(kind.replace("_", " ") for kind in kinds)]]
-        for model, found in self.scores.items():
-            own = self.sizes[model]
-            sizes = [f"{own[kind]:,}" if kind in own else "" for kind in kinds]
-            lines.append([model, *(estimate_text(found.get(name)) for name in names), *sizes])
+        for model, estimates in self.scores.items():
+            sizes = self.sizes[model]
+            counts = [f"{sizes[kind]:,}" if kind in sizes else "" for kind in kinds]
+            lines.append([model, *(estimate_text(estimates.get(name)) for name in names), *counts])
             if model in self.differences:
                 cells = (self.difference_text(model, name) for name in names)
                 lines.append([f"  against {self.reference}", *cells, *[""] * len(kinds)])
@@ -93,8 +93,8 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A DataFrame with a row for each model and score."""
         rows = []
-        for model, found in self.scores.items():
-            for name, estimate in found.items():
+        for model, estimates in self.scores.items():
+            for name, estimate in estimates.items():
                 other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
                 difference = {f"difference_{k}": v for k, v in other._asdict().items()}
                 rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
@@ -103,15 +103,16 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain dictionaries."""
         plain = {
-            part: {model: {k: v._asdict() for k, v in own.items()} for model, own in found.items()}
-            for part, found in (("scores", self.scores), ("differences", self.differences))
+            part: {model: {k: v._asdict() for k, v in scores.items()} for model, scores in pairs}
+            for part in ("scores", "differences")
+            for pairs in [getattr(self, part).items()]
         }
         return {**vars(self), **plain, "reference": self.reference}
 
     def plot(self, scores: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
         """Draw the scores with their intervals, a panel for each score."""
         panels = {
-            name: {model: own[name] for model, own in self.scores.items() if name in own}
+            name: {model: values[name] for model, values in self.scores.items() if name in values}
             for name in self.select(scores)
         }
         return score_intervals(panels, ax)
@@ -127,7 +128,7 @@ class Comparison:
 def compare_runs(runs: Iterable[Any]) -> Comparison:
     """Compare runs on the same data by their files; no model is run.
 
-    Intervals are those of 1000 resamples of the test rows. Runs with the same test rows as the
+    Intervals come from 1000 resamples of the test rows. Runs with the same test rows as the
     first one are compared with it on the same resamples, which shows smaller differences than two
     intervals do. Runs on other data raise an error.
 
@@ -161,12 +162,12 @@ def _check_comparable(first: StoredRun, run: StoredRun) -> None:
             f"Expected scores on test data of {run.path}, but it has none. Run `vardrop evaluate "
             f"{run.path}`, or fit it with a test part."
         )
-    known = _identify_data(first)
+    expected = _identify_data(first)
     for what, value in _identify_data(run).items():
-        if value != known[what]:
+        if value != expected[what]:
             raise VardropError(
                 f"Expected runs on the same data, but the {what} of {run.path} is {value} and "
-                f"the {what} of {first.path} is {known[what]}. Compare runs on one data set."
+                f"the {what} of {first.path} is {expected[what]}. Compare runs on one data set."
             )
 
 
@@ -217,8 +218,8 @@ def _resample(run: StoredRun) -> dict[str, Tensor]:
         # As in the scores themselves, a probability of zero counts as the smallest normal number.
         smallest = torch.tensor(torch.finfo(torch.float32).tiny).log().item()
         bounded = logs.clamp(min=smallest) if logs.isinf().any() else logs
-        found = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
+        scores = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
     else:
         mean, y, lower, upper = (arrays[k].flatten().double() for k in _NUMBERS)
-        found = number_scores(mean, y, lower, upper, logs)
-    return bootstrap(found, len(logs), weight)
+        scores = number_scores(mean, y, lower, upper, logs)
+    return bootstrap(scores, len(logs), weight)

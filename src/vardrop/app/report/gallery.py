@@ -52,7 +52,7 @@ def make_card(label: str, alt: str, ax: Axes) -> Card:
 
 
 def _training(run: StoredRun) -> Parts:
-    # The training loss is that of the scaled target, the validation score is in its units.
+    # The training loss uses the scaled target, the validation score is in its units.
     shift = math.log(run.unit)
     rows = [{**row, "nll": row["nll"] + shift} if "nll" in row else row for row in run.history]
     return {"": pictures.training_curves(rows)} if rows else {}

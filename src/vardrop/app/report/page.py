@@ -100,8 +100,8 @@ def _render(runs: Runs) -> str:
 
 def _notes(runs: Runs, compared: Comparison) -> list[str]:
     notes = [(name, note) for name, run in runs.items() for note in summary.notes(run)]
-    own = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
-    return [*own, *compared.notes]
+    texts = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
+    return [*texts, *compared.notes]
 
 
 def _score_table(runs: Runs, compared: Comparison) -> Table:
@@ -109,15 +109,15 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
     labels = {name: name if len(runs) > 1 else MODEL for name in runs}
     columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
-        by_label, own = score_columns(run.results), columns[labels[name]]
+        by_label, column = score_columns(run.results), columns[labels[name]]
         for key, value in by_label.pop(MODEL, {}).items():
             low, high = compared.scores[name].get(key, Estimate(math.nan))[2:]
             interval = "" if low is None else f"[{number(low)}, {number(high)}]"
             note = f"{interval}\n{compared.difference_text(name, key)}".strip()
-            own[key] = Cell(number(value), note)
+            column[key] = Cell(number(value), note)
         for data, values in (run.results.get("ood") or {}).items():
-            own |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
-        own |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
+            column |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
+        column |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
         for label, scores in by_label.items():
             cells = {k: Cell(number(v)) for k, v in scores.items()}
             same = columns.get(label, cells) == cells  # baselines are often shared

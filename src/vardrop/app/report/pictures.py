@@ -234,9 +234,9 @@ def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: 
     validation = [row.get("validation") or {} for row in history]
     for rows, style in ((history, "-"), (validation, "--")):
         points = [
-            (row.get("epoch", i), own[key])
-            for i, (row, own) in enumerate(zip(history, rows, strict=True))
-            if own.get(key) is not None
+            (row.get("epoch", i), values[key])
+            for i, (row, values) in enumerate(zip(history, rows, strict=True))
+            if values.get(key) is not None
         ]
         if points:
             marker = "o" if len(points) == 1 else None
@@ -348,13 +348,13 @@ def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | Non
             "Expected `scores` to hold at least one score of one model, but got none. Leave the "
             "picture out."
         )
-    names = list(dict.fromkeys(name for found in scores.values() for name in found))
+    names = list(dict.fromkeys(name for estimates in scores.values() for name in estimates))
     width = _NAMES + _PANEL * len(scores)
     ax = canvas.axes(ax, width=width, height=1.0 + _ROW * len(names))
     ax.set_axis_off()
-    for i, (score, found) in enumerate(scores.items()):
+    for i, (score, estimates) in enumerate(scores.items()):
         panel = ax.inset_axes((i / len(scores), 0.0, 0.86 / len(scores), 1.0))
-        _panel(panel, found, names)
+        _panel(panel, estimates, names)
         labels = [canvas.short(name) for name in names] if i == 0 else [""] * len(names)
         panel.set_yticks(range(len(names)), labels=labels, parse_math=False)
         canvas.tidy(panel, x=title(score))
@@ -362,14 +362,14 @@ def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | Non
     return ax
 
 
-def _panel(panel: Axes, found: Mapping[str, Estimate], names: list[str]) -> None:
+def _panel(panel: Axes, estimates: Mapping[str, Estimate], names: list[str]) -> None:
     for place, name in enumerate(names):
-        if name in found:
-            value, _, low, high = found[name]
+        if name in estimates:
+            value, _, low, high = estimates[name]
             if low is not None and high is not None:
                 panel.plot([low, high], [place, place], color=canvas.BLUE, linewidth=1.6, alpha=0.6)
             panel.plot([value], [place], color=canvas.BLUE, marker="o", markersize=5)
-    if names[0] in found:
-        panel.axvline(found[names[0]].value, color=canvas.GREY, linestyle="--", linewidth=1)
+    if names[0] in estimates:
+        panel.axvline(estimates[names[0]].value, color=canvas.GREY, linestyle="--", linewidth=1)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.grid(axis="x", alpha=0.25)

@@ -1,4 +1,4 @@
-"""What a run is: stored beside its results, and enough to build everything again."""
+"""The configuration of a run, which is enough to build everything again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as one ONNX file that answers raw rows in the units of the target, with its doubt."""
+"""A run as one ONNX file: raw rows in, predictions with uncertainty in units of the target out."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class InUnits(nn.Module):
         return value.double() * self.unit ** (1 if name == "std" else 2)
 
 
-def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
+def _calibration(run: Run) -> tuple[Likelihood, Conformal | None]:
     """What an output means, with the scale of the noise; and the rule of intervals, or of sets."""
     choice, likelihood = run.choice, run.elbo.likelihood
     assert isinstance(likelihood, Likelihood)  # a run has one of ours
@@ -143,12 +143,12 @@ def _functions(run: Run, samples: int, outputs: Sequence[str] | None) -> InUnits
     if samples and has_noise(run.net):
         with drawing(run.config.settings.seed):  # as `predict` draws them
             nets = list(draws(run.net, samples))
-    return InUnits(Answer(nets, *_calibrated(run)), run, len(nets), outputs)
+    return InUnits(Answer(nets, *_calibration(run)), run, len(nets), outputs)
 
 
 def _frozen(run: Run, mode: Any, samples: int, outputs: Sequence[str] | None) -> InUnits:
     """A run's net as `freeze` makes it."""
-    likelihood, rule = _calibrated(run)
+    likelihood, rule = _calibration(run)
     # The scores are of sampled predictions, which the smaller variance of moments would miss.
     rule = rule if mode == "sample" else None
     predictor = freeze(
@@ -215,13 +215,13 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
     """
     if run.about.preprocessing is None:
         return export_onnx(net, path, torch.zeros(1, *run.about.shape))
-    return _write(run, InUnits(Answer([net.eval()], *_calibrated(run)), run, 1, None), Path(path))
+    return _write(run, InUnits(Answer([net.eval()], *_calibration(run)), run, 1, None), Path(path))
 
 
 def _write(run: Run, module: InUnits, path: Path) -> int:
     onnx = needed("onnx", "compress")
     # Nothing inside a graph has the name of an output, or of a column.
-    model = onnx.compose.add_prefix(_exported(onnx, module, run.about.shape), "answer/")
+    model = onnx.compose.add_prefix(_to_onnx(onnx, module, run.about.shape), "answer/")
     for value, name in zip(model.graph.output, module.names, strict=True):
         model.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
         value.name = name
@@ -243,7 +243,7 @@ def _write(run: Run, module: InUnits, path: Path) -> int:
     return len(raw)
 
 
-def _exported(onnx: Any, module: InUnits, shape: tuple[int, ...]) -> Any:
+def _to_onnx(onnx: Any, module: InUnits, shape: tuple[int, ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         try:

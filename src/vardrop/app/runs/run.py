@@ -1,4 +1,4 @@
-"""A run: a trained net with its data and its directory, ready to predict and to report."""
+"""A run: a trained model with its data and its directory, for predictions and reports."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def likelihood_for(config: Config) -> Likelihood:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A trained net with all that a prediction needs: no file and no data.
+    """A trained model with everything that a prediction needs, without files and data.
 
     Args:
         config: what was trained.
         elbo: the net with its likelihood.
-        choice: what held-out rows decided; None where the training did not come so far.
+        choice: the choices of held-out rows; None if training stopped before them.
     """
 
     config: Config
@@ -80,7 +80,7 @@ class Model:
     def from_state(
         cls, tensors: dict[str, Tensor], values: dict[str, Any], path: Path, net: nn.Module | None
     ) -> Model:
-        """The model that `state` described; `net` is a fresh one where it was of the user's own."""
+        """The model that `state` described; `net` is fresh if a custom one was trained."""
         config = Config.from_json(values["config"], values["preprocessing"], str(path))
         chosen, choice = values["choice"], None
         if chosen is not None:
@@ -89,7 +89,7 @@ class Model:
 
     @property
     def about(self) -> About:
-        """What the net knows of its data; all that a prediction needs."""
+        """The description of the data that a prediction needs."""
         return self.config.about
 
     @property
@@ -98,7 +98,7 @@ class Model:
         return self.elbo.net
 
     def inputs(self, x: Any) -> Tensor:
-        """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
+        """Inputs of the model: a tensor unchanged, or from a DataFrame, an array or a file."""
         if isinstance(x, Tensor):
             return x
         preprocessing = self.about.preprocessing
@@ -111,7 +111,7 @@ class Model:
         return preprocessing.inputs(frame_of(x, names), "the table")
 
     def read_file(self, path: str | Path) -> pandas.DataFrame:
-        """The rows of a file, its cells read as those of the training data were."""
+        """The rows of a file, read with the options of the training data."""
         preprocessing = self.about.preprocessing
         assert preprocessing is not None
         return read_table(path, self.config.data, preprocessing.text_columns)
@@ -120,11 +120,11 @@ class Model:
         """The predictive distribution of new rows, in the units of the target.
 
         Args:
-            x: a table like that of the training: a DataFrame, an array with its columns, a CSV or
+            x: a table with the training columns: a DataFrame, an array with its columns, a CSV or
                 Parquet file; or a tensor with inputs of the net.
             samples: draws of the noise; 0 takes the means of the weights.
-            draw: "weights" for whole functions, so that a row has one answer in every batch; it is
-                that of a graph of `export_run`.
+            draw: "weights" draws whole functions, so that a row has the same prediction in every
+                batch, as in a graph of `export_run`.
         """
         return join(list(self.predict_batches(self.inputs(x), samples, draw)))
 
@@ -133,7 +133,7 @@ class Model:
     ) -> Iterator[Prediction]:
         """The predictions of many rows, a thousand at a time: memory holds no more of them.
 
-        They are those of `predict` of all rows, but for rounding.
+        They equal `predict` of all rows up to rounding.
 
         Args:
             x: a file, which is read piece by piece; a loader of batches, each of them what
@@ -185,10 +185,10 @@ class Model:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
 
         Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
-        (split-conformal, see `conformal`). With groups the fraction is that of rows of new groups:
+        (split-conformal, see `conformal`). With groups the fraction is of rows of new groups:
         every group counts once, see `Choice.conformal`, and 19 of them have to be held out for a
-        level of 0.95. Classes, and where too few were held out: that of the draws,
-        `p.interval(level)`.
+        level of 0.95. For classes, and if too few rows were held out, it is the interval of the
+        draws, `p.interval(level)`.
         """
         if p.classifies or self.choice is None:
             return p.interval(level)
@@ -199,7 +199,7 @@ class Model:
     def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
         """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
 
-        Split-conformal by the held-out rows or groups, as `interval`; where too few were held out
+        Split-conformal by the held-out rows or groups, as `interval`. If too few were held out,
         every class is inside.
         """
         check_number("level", level, above=0, below=1)
@@ -232,7 +232,7 @@ class Run(Model):
 
     @functools.cached_property
     def data(self) -> Dataset:
-        """The data themselves, read where they are first asked for."""
+        """The data, read at the first access."""
         return self.loaded or load_same_data(self.config, self.directory)
 
     @property
@@ -242,12 +242,12 @@ class Run(Model):
 
     @property
     def results(self) -> dict[str, Any]:
-        """What was measured so far; empty before the end of the training."""
+        """The content of results.json; empty before the end of the training."""
         path = self.directory / "results.json"
         return read_sealed(path) if path.is_file() else {}
 
     def keep(self, results: dict[str, Any]) -> None:
-        """Store what was measured."""
+        """Write results.json."""
         write_json(self.directory / "results.json", sealed(results))
 
     def arrays(self) -> dict[str, Tensor]:
@@ -257,29 +257,29 @@ class Run(Model):
 
     @property
     def standing(self) -> str:
-        """Where a training that did not come to its end stopped; empty for one that did."""
+        """Where an interrupted training stopped; empty for a finished one."""
         values, settings = read_standing(self.directory), self.config.settings
         tired = values and settings.patience is not None and values["waited"] >= settings.patience
         ended = values and (tired or values["epoch"] >= (settings.epochs or 0))
         if values is not None and not (ended and values["phase"] == "fit"):
-            kept = "last" if settings.patience is None else "best"
+            which = "last" if settings.patience is None else "best"
             warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
             done = values["position"]
             steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
             return (
                 f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
-                f"{steps}; this is its {kept} net{warm} so far."
+                f"{steps}; this is its {which} net{warm} so far."
             )
         if self.choice is None or "net" in self.choice.held_out:
             return ""
         return (
             f"{self.directory} was stopped before held-out rows gave its noise a scale; "
-            f"{going_on(self.config, self.directory)}"
+            f"{resume_text(self.config, self.directory)}"
         )
 
     @property
     def advice(self) -> str:
-        """What to try where the net is no better than something simpler; empty where it is."""
+        """What to try if the model is no better than a simpler one; empty otherwise."""
         return str(self.results.get("held_out", {}).get("advice", ""))
 
     def report(self, out: str | Path | None = None) -> Path:
@@ -297,8 +297,8 @@ def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     """
     left: list[Tensor] = []
     for part in parts:
-        *whole, last = torch.cat([*left, part]).split(size)
-        yield from whole
+        *pieces, last = torch.cat([*left, part]).split(size)
+        yield from pieces
         left = [last]
     yield from left
 
@@ -313,7 +313,7 @@ def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:
     return values
 
 
-def predicted(
+def predict_tensor(
     elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
 ) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
@@ -328,7 +328,7 @@ def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
 def load_same_data(
     config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
 ) -> Dataset:
-    """The data of a run, or those handed over for it, if they are what it was trained on."""
+    """The data of a run, or data passed for it, if they are what it was trained on."""
     seed, source = config.settings.seed, config.data
     data = source.load(seed) if handed is None else source.read(handed, validation, test, seed)
     for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
@@ -344,12 +344,12 @@ def load_same_data(
 def load_run(
     path: str | Path, net: nn.Module | None = None, directory: str | Path | None = None
 ) -> Run:
-    """Read a run, with the net of its best epoch; its data are read only where they are needed.
+    """Read a run with the model of its best epoch; its data are read only if they are needed.
 
     Args:
         path: the directory that `fit` wrote.
-        net: a fresh net of your own, where `fit` was given one.
-        directory: of the image sets, where they have moved.
+        net: a fresh network, if `fit` was given a custom one.
+        directory: of the image sets, if they have moved.
     """
     check_type("path", path, str | os.PathLike, "the directory that fit wrote")
     path = Path(path)
@@ -363,7 +363,7 @@ def load_run(
     if run.choice is None and not run.standing:
         raise VardropError(
             f"Expected the file {path / CHOICE}, but it is not there: the noise of this net would "
-            f"have another scale. Put it back, or {going_on(config, path)}"
+            f"have another scale. Put it back, or {resume_text(config, path)}"
         )
     return run
 
@@ -400,7 +400,7 @@ def _check_size(config: Config, stored: int, source: Path) -> None:
 
 
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
-    """The net that a run begins with: the user's own, or one by name and seed."""
+    """The network before training: a custom one, or one by name and seed."""
     if not config.own_net:
         about = config.about
         with own_generators(seed=config.settings.seed):
@@ -411,17 +411,18 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     return net
 
 
-def going_on(config: Config, path: Path) -> str:
-    """What to type, or to call, to go on with a run that was stopped."""
-    given = [name for name, own in (("net", config.own_net), ("data", config.data.given)) if own]
-    if not given:
-        return f"go on with `vardrop fit --resume --out {shlex.quote(str(path))}`."
-    more = ", ".join(f"{name}={name}" for name in given)
-    return f"go on with `vardrop.resume({str(path)!r}, {more})`."
+def resume_text(config: Config, path: Path) -> str:
+    """The command, or the call, that resumes a run."""
+    custom = {"net": config.own_net, "data": config.data.given}
+    arguments = [name for name, needs_passing in custom.items() if needs_passing]
+    if not arguments:
+        return f"resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."
+    typed = ", ".join(f"{name}={name}" for name in arguments)
+    return f"resume it with `vardrop.resume({str(path)!r}, {typed})`."
 
 
 def _check_begun(config: Config, path: Path) -> None:
-    """Say where a run without a net stands, and how it gets one."""
+    """Raise an error for a run without a trained model, with the command that resumes it."""
     if (path / BEST).is_file():
         return
     standing = read_standing(path)
@@ -432,4 +433,4 @@ def _check_begun(config: Config, path: Path) -> None:
     else:
         where = "before its first checkpoint"
     text = f"Expected a trained net in {path}, but it was stopped {where}."
-    raise VardropError(f"{text} To have one, {going_on(config, path)}")
+    raise VardropError(f"{text} To have one, {resume_text(config, path)}")
