@@ -52,6 +52,7 @@ _SERVING = "Functions drawn in advance, one pass of mean and variance, or draws 
 _COMPARED = "The directories of two or more runs; with --methods, the data."
 _COMPARISON = "A directory for the table and picture, and with --methods for the runs."
 _ON_DATA = o.complete(DATASETS)
+_MODES = Literal["functions", "moments", "sample"]
 
 app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -63,9 +64,7 @@ def program(
         bool,
         Option("--version", help="Print the version.", callback=o.print_version, is_eager=True),
     ] = False,
-    quiet: Annotated[
-        bool, Option("--quiet", help="Print only errors; with --json only the result.")
-    ] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print errors and --json results only.")] = False,
     import_: Annotated[MaybeTexts, Option("--import", help=_IMPORT, metavar="MODULE")] = None,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -110,12 +109,8 @@ def fit(
     method: Annotated[
         MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
     ] = None,
-    option: Annotated[
-        MaybeTexts, Option(help="Such as drop_rate=0.2, for the method; repeatable.")
-    ] = None,
-    out: Annotated[
-        MaybePath, Option(help="The directory; runs/<data>-<number> by default.")
-    ] = None,
+    option: Annotated[MaybeTexts, Option(help="Of the method: drop_rate=0.2; repeatable.")] = None,
+    out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
     data_dir: o.DATA_DIR = None,
@@ -124,9 +119,7 @@ def fit(
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
     json: o.JSON = False,
-    tensorboard: Annotated[
-        bool, Option("--tensorboard", help="Log for TensorBoard in the run.")
-    ] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Log for TensorBoard.")] = False,
     config: o.CONFIG = None,
     **values: Any,
 ) -> None:
@@ -238,9 +231,7 @@ def predict(
 def evaluate(
     run: o.RUN,
     data: Annotated[MaybePath, Option(help="Score this file instead of the test data.")] = None,
-    predictions: Annotated[
-        MaybePath, Option(help="With --data: write predictions to this CSV.")
-    ] = None,
+    predictions: Annotated[MaybePath, Option(help="A CSV file for predictions of --data.")] = None,
     ood: Annotated[
         MaybeTexts, Option(help=_OOD, autocompletion=o.complete(OUT_OF_DISTRIBUTION))
     ] = None,
@@ -271,15 +262,9 @@ def evaluate(
 def compress(
     run: o.RUN,
     max_drop: Annotated[Fraction, Option(help=_DROP)] = None,
-    sparsity: Annotated[
-        Fraction, Option(help="Remove this fraction of the weights instead.")
-    ] = None,
-    macs: Annotated[
-        Fraction, Option(help="Train to this fraction of the multiplications instead.")
-    ] = None,
-    latency: Annotated[
-        Fraction, Option(help="Train to this fraction of the time in torch instead.")
-    ] = None,
+    sparsity: Annotated[Fraction, Option(help="Remove this fraction of the weights.")] = None,
+    macs: Annotated[Fraction, Option(help="Train to this fraction of the multiplications.")] = None,
+    latency: Annotated[Fraction, Option(help="Train to this fraction of the torch time.")] = None,
     bytes: Annotated[Fraction, Option(help="Train to this fraction of the bytes instead.")] = None,
     onnx: Annotated[MaybePath, Option(help="Also write the small model as ONNX.")] = None,
     json: o.JSON = False,
@@ -310,13 +295,9 @@ def compress(
 def export(
     run: o.RUN,
     onnx: Annotated[Path, Option(help="The file to write.")],
-    samples: Annotated[
-        int, Option(min=0, help="Functions in the file; 0 for the means of the weights.")
-    ] = 32,
+    samples: Annotated[int, Option(min=0, help="Functions; 0 for the means of the weights.")] = 32,
     mode: Annotated[Literal["functions", "moments", "sample"], Option(help=_SERVING)] = "functions",
-    outputs: Annotated[
-        MaybeText, Option(help="Such as probs,epistemic; all outputs by default.")
-    ] = None,
+    outputs: Annotated[MaybeText, Option(help="Such as probs,epistemic; all by default.")] = None,
 ) -> None:
     """Write a run as one ONNX file that takes raw rows and predicts in units of the target."""
     loaded = _load(run)
@@ -337,12 +318,8 @@ def compare(
         MaybeTexts, Argument(help=_COMPARED, metavar="RUNS...|DATA", autocompletion=_ON_DATA)
     ] = None,
     methods: Annotated[MaybeText, Option(help="Fit these on DATA, such as none,l0.")] = None,
-    seeds: Annotated[
-        int, Option(help="With --methods: the number of seeds, from 0 on.", min=1)
-    ] = 5,
-    scores: Annotated[
-        MaybeText, Option(help="Such as auroc,nll; the most important by default.")
-    ] = None,
+    seeds: Annotated[int, Option(help="With --methods: how many seeds.", min=1)] = 5,
+    scores: Annotated[MaybeText, Option(help="Such as auroc,nll; main ones by default.")] = None,
     out: Annotated[MaybePath, Option(help=_COMPARISON)] = None,
     net: o.NET = None,
     validation: o.VALIDATION = None,
@@ -389,9 +366,7 @@ def compare(
 @app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")
 def report(
     runs: Annotated[list[Path], Argument(help="The directories of one or more runs.")],
-    out: Annotated[
-        MaybePath, Option(help="The file; report.html in the first run by default.")
-    ] = None,
+    out: Annotated[MaybePath, Option(help="A file; report.html in the run by default.")] = None,
 ) -> None:
     """Write one self-contained HTML file about one run or several."""
     from vardrop.app.report import report as write
@@ -410,14 +385,10 @@ def report(
 )
 def reproduce(
     name: Annotated[MaybeText, Argument(help="A name from --list.")] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="The version of minutes: of NAME, or of all.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Minutes instead of hours.")] = False,
     list_: Annotated[bool, Option("--list", help="Show the experiments and what is done.")] = False,
     page: Annotated[bool, Option("--page", help="Write docs/results.md and its plots.")] = False,
-    results: Annotated[
-        MaybePath, Option(help="Results; results/ of the clone by default, nowhere with --quick.")
-    ] = None,
+    results: Annotated[MaybePath, Option(help="A directory; results/ by default.")] = None,
     force: Annotated[bool, Option("--force", help="Start again, without finished seeds.")] = False,
 ) -> None:
     """Run an experiment of the papers in a clone; a stopped run is resumed."""
