@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from experiments.runner import Experiment, finished, result_path
 from experiments.verdicts import summary
 from vardrop._core.files import read_json, write_atomically
-from vardrop.app.report.pictures.canvas import (
+from vardrop.app.report.canvas import (
     BLUE,
     GREY,
     OTHERS,

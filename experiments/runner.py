@@ -136,7 +136,7 @@ def experiments(directory: Path) -> dict[str, Experiment]:
     if not found:
         raise VardropError(
             f"Expected descriptions `*/*.toml` in {directory}, but got none. "
-            "Run it where the project lies, or say --experiments."
+            "Run it in a clone of the repository."
         )
     return {e.name: e for e in sorted(found, key=lambda e: e.row or len(found))}
 

@@ -15,8 +15,7 @@ from vardrop import recipes
 __version__ = "0.2.0"
 
 _WITH_EXTRAS = (
-    "vardrop.app.runs",
-    "vardrop.app.data",
+    "vardrop.app",
     "vardrop.compression",
     "vardrop.export",
     "vardrop.tuning",
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from vardrop import priors as priors
     from vardrop.app.runs import Run as Run
     from vardrop.app.runs import compare_methods as compare_methods
-    from vardrop.app.runs import compare_runs as compare_runs
+    from vardrop.app.report import compare_runs as compare_runs
     from vardrop.tuning.fine_tune import fine_tune as fine_tune
     from vardrop.tuning import Slimmed as Slimmed
     from vardrop.app.runs.fit import fit as fit

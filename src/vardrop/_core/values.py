@@ -77,12 +77,6 @@ def _kinds(cls: type[Value]) -> dict[str, Any]:
     return _KINDS[cls]
 
 
-def check_fields(record: Any) -> None:
-    """Raise unless the fields of a dataclass are of their declared types, as far as those say."""
-    for name, kind in get_type_hints(type(record)).items():
-        _check_field(name, getattr(record, name), kind)
-
-
 def _check_field(name: str, value: Any, kind: Any) -> None:
     if not _fits(value, kind):
         large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf

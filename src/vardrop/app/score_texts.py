@@ -123,9 +123,9 @@ def score_columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {label: by_name[name] for name, label in _LABELS.items() if by_name.get(name)}
 
 
-def check_scores(scores: Sequence[str], known: Iterable[str] = SCORES) -> None:
+def check_scores(scores: Sequence[str], defined: Iterable[str] = SCORES) -> None:
     """Raise an error for a name that is not a score."""
-    names = list(known)
+    names = list(defined)
     for name in scores:
         if name not in names:
             raise VardropError(

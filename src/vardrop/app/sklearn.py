@@ -1,4 +1,4 @@
-"""scikit-learn's manners: estimators that know how sure they are, for pipelines and searches."""
+"""scikit-learn estimators with predictive uncertainty, for pipelines and searches."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from vardrop.app.runs import fit
 from vardrop.app.runs.callbacks import Observer, ProgressBar
 from vardrop.app.runs.compress import shrink_model
 from vardrop.app.runs.run import Model
+from vardrop.app.store import reading
 from vardrop.compression import Shrunk
 from vardrop.conversion import revert
 from vardrop.noisy import has_noise
@@ -45,7 +46,7 @@ from vardrop.prediction import Prediction, predict
 from vardrop.prediction.prediction import mixture_quantile
 from vardrop.recipes import BaseRecipe
 
-_FITTED = ("n_features_in_", "feature_names_in_", "classes_")  # as scikit-learn has them
+_TYPES = r"object|bool|u?int\d+|float\d+|<U\d{1,6}"  # of classes
 _ROWS, _FEWEST = 4096, 3  # predicted at once; to train on and to hold out
 
 
@@ -67,14 +68,14 @@ class _Estimator(BaseEstimator):
         tags.non_deterministic = False
         return tags
 
-    def _fit(self, frame: pandas.DataFrame, y: Any, weight: Any, **more: Any) -> None:
+    def _fit(self, frame: pandas.DataFrame, y: Any, weight: Any, **options: Any) -> None:
         seed = int(_generator(self.random_state).randint(2**31 - 1))
         names = ("epochs", "batch_size", "lr", "beta", "folds")
         settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         table, column = frame.assign(**{_free("target", frame): y}), _free("target", frame)
         if weight is not None and not bool((weight == 1).all()):
-            more["weight"] = _free("weight", table)
-            table = table.assign(**{more["weight"]: weight})
+            options["weight"] = _free("weight", table)
+            table = table.assign(**{options["weight"]: weight})
         directory = tempfile.mkdtemp(prefix="vardrop-")
         try:
             run = fit(
@@ -90,7 +91,7 @@ class _Estimator(BaseEstimator):
                 compare=False,
                 device=self.device,
                 **settings,
-                **more,
+                **options,
             )
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -124,7 +125,7 @@ class _Estimator(BaseEstimator):
         return self._table(checked), y
 
     def _frame(self, X: Any, reset: bool = False) -> pandas.DataFrame:
-        """Inputs as a table; those of a DataFrame may be texts."""
+        """Inputs as a table; a DataFrame may have columns of texts."""
         if not _mixed(X):
             return self._table(validate_data(self, X, reset=reset, ensure_all_finite="allow-nan"))
         validate_data(self, X, reset=reset, skip_check_array=True)
@@ -134,8 +135,8 @@ class _Estimator(BaseEstimator):
     def _table(self, checked: Any) -> pandas.DataFrame:
         if bool(np.isinf(checked).any()):
             raise ValueError("Input X contains infinity or a value too large for its type.")
-        own = getattr(self, "feature_names_in_", None)
-        names = [f"x{i}" for i in range(checked.shape[1])] if own is None else list(own)
+        features = getattr(self, "feature_names_in_", None)
+        names = [f"x{i}" for i in range(checked.shape[1])] if features is None else list(features)
         return pandas.DataFrame(checked, columns=names)
 
     def predict_dist(self, X: Any) -> Prediction:
@@ -178,41 +179,46 @@ class _Estimator(BaseEstimator):
         params = {k: v for k, v in self.get_params().items() if k not in ("module", "recipe")}
         if not isinstance(self.random_state, int):  # a generator is no part of the fit
             params["random_state"] = None
-        fitted = {k: vars(self)[k] for k in _FITTED if k in vars(self)}
-        values = {"params": params, "fitted": _plain(fitted), "model": model}
-        write_tensors(Path(path), tensors, {"class": type(self).__name__, **values})
+        names, classes = getattr(self, "feature_names_in_", None), getattr(self, "classes_", None)
+        values = {
+            "class": type(self).__name__,
+            "params": params,
+            "features": None if names is None else names.tolist(),
+            "classes": None if classes is None else [classes.tolist(), str(classes.dtype)],
+            "model": model,
+        }
+        write_tensors(Path(path), tensors, values)
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None) -> Any:
-        """Read what `save` wrote; with a fresh `module` where it was fitted with one."""
+        """Read what `save` wrote; with a fresh `module` if it was fitted with one."""
         tensors, values = read_tensors(Path(path))
         if not isinstance(values, dict) or values.get("class") != cls.__name__:
             raise VardropError(f"Expected {path} to hold a {cls.__name__}, but it does not.")
-        try:
+        with reading(path, f"a {cls.__name__}"):
             estimator = cls(module, **values["params"])
-            for name, value in _arrays(values["fitted"]).items():
-                setattr(estimator, name, value)
-            own = copy.deepcopy(module)
-            estimator.model_ = Model.from_state(tensors, values["model"], Path(path), own)
-            estimator._check_fitted()
-        except (KeyError, TypeError, AttributeError, ValueError) as wrong:
-            raise VardropError(
-                f"Expected {path} to hold a {cls.__name__}, but got: {wrong} It is damaged."
-            ) from wrong
+            custom = copy.deepcopy(module)
+            estimator.model_ = Model.from_state(tensors, values["model"], Path(path), custom)
+            estimator._set_fitted(values["features"], values["classes"])
         return estimator
 
-    def _check_fitted(self) -> None:
-        """Raise unless what a file says of the fit is what the model was fitted to."""
+    def _set_fitted(self, features: Any, classes: Any) -> None:
+        """Set what a file says of the fit, if that is what the model was fitted to."""
         about = self.model_.about
         if about.preprocessing is None or about.task != self._task:
-            raise ValueError(f"a model of {about.kind}s for {about.task}.")
+            raise VardropError(f"a model of {about.kind}s for {about.task}. It is damaged.")
         names = [column.name for column in about.preprocessing.columns]
         names += [name for name, _ in about.preprocessing.dropped]
-        features = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(len(names))]))
-        if self.n_features_in_ != len(features) or sorted(features) != sorted(names):
-            raise ValueError("other columns than those of the model.")
-        if len(getattr(self, "classes_", ())) != len(about.classes):
-            raise ValueError("other classes than those of the model.")
+        self.n_features_in_ = len(names)
+        if features is not None:
+            self.feature_names_in_ = np.array(list(features), object)
+        expected = [f"x{i}" for i in range(len(names))] if features is None else list(features)
+        if about.classes:
+            values, kind = classes
+            self.classes_ = np.array(values, kind if re.fullmatch(_TYPES, kind) else "no type")
+            classes = self.classes_.tolist() == values and len(values) == len(about.classes)
+        if sorted(expected) != sorted(names) or classes is False:
+            raise VardropError("columns or classes of another model. It is damaged.")
         check_integer("samples", self.samples)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,27 +231,27 @@ class _Estimator(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "model_" in state:
-            own = copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else None
+            custom = copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else None
             tensors, values = state["model_"]
-            self.model_ = Model.from_state(tensors, values, Path("the pickle"), own)
+            self.model_ = Model.from_state(tensors, values, Path("the pickle"), custom)
 
 
 class VardropRegressor(RegressorMixin, _Estimator):
-    """Regression by a net whose weights are distributions; every row comes with its doubt.
+    """Regression with a Bayesian neural network and predictive uncertainty.
 
     A tenth of the rows, or all in turn below 2000, are held out to choose the KL weight, the scale
     of the noise and the width of intervals; what is not given follows from the data, as in
     `vardrop.fit`.
 
     Args:
-        module: a net of your own, or hidden widths such as (64, 32).
+        module: a custom network, or hidden widths such as (64, 32).
         recipe: a method by name or by value, such as `vardrop.sparse_vd()`; None for a plain net.
         heteroscedastic: learn the width of the noise row by row.
         epochs, batch_size, lr, beta, folds: see `vardrop.app.runs.Settings`.
         samples: draws of a prediction.
         device: where to train.
         random_state: seed, or a generator of numpy.
-        warm_start: begin with the weights of the last fit.
+        warm_start: start with the weights of the last fit.
         verbose: show a progress bar.
 
     >>> from sklearn.datasets import load_diabetes
@@ -284,7 +290,7 @@ class VardropRegressor(RegressorMixin, _Estimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean of rows, and the standard deviation where it is asked for."""
+        """The predictive mean of rows, and the standard deviation if requested."""
         p = self.predict_dist(X)
         mean = p.mean.flatten().numpy()
         return (mean, p.std.flatten().numpy()) if return_std else mean
@@ -301,8 +307,8 @@ class VardropRegressor(RegressorMixin, _Estimator):
         std = parts.aleatoric.sqrt()
         for level in quantiles:
             check_number("quantiles", level, above=0, below=1)
-        found = [mixture_quantile(parts.location, std, level).flatten() for level in quantiles]
-        return torch.stack(found, 1).numpy()
+        columns = [mixture_quantile(parts.location, std, level).flatten() for level in quantiles]
+        return torch.stack(columns, 1).numpy()
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
         """Values drawn from the predictive distribution, (N, n_samples)."""
@@ -316,11 +322,11 @@ class VardropRegressor(RegressorMixin, _Estimator):
 
 
 class VardropClassifier(ClassifierMixin, _Estimator):
-    """Classification by a net whose weights are distributions; see `VardropRegressor`.
+    """Classification with a Bayesian neural network; see `VardropRegressor`.
 
     Args:
         class_weight: "balanced", or weights by class: rows of a class count so often. The
-            probabilities are then those of data with these frequencies.
+            probabilities are then valid for data with these frequencies.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -361,8 +367,8 @@ class VardropClassifier(ClassifierMixin, _Estimator):
         if weight is not None and len(np.unique(numbers[np.asarray(weight) > 0])) < 2:
             raise ValueError("Expected at least 2 classes with a positive weight, but got fewer.")
         if self.class_weight is not None:
-            own = compute_sample_weight(self.class_weight, y)
-            weight = own if weight is None else weight * own
+            class_weights = compute_sample_weight(self.class_weight, y)
+            weight = class_weights if weight is None else weight * class_weights
         self._fit(frame, numbers, weight)
         return self
 
@@ -389,7 +395,7 @@ class VardropClassifier(ClassifierMixin, _Estimator):
 
 
 def _assign(estimator: _Estimator, arguments: dict[str, Any]) -> None:
-    """Keep the arguments of a constructor as they are, as scikit-learn asks."""
+    """Store the arguments of a constructor unchanged, as scikit-learn requires."""
     estimator.__dict__.update({k: v for k, v in arguments.items() if k != "self"})
 
 
@@ -397,8 +403,8 @@ def _generator(random_state: Any) -> np.random.RandomState:
     """Numpy's, from a seed; without one a fresh one, so that the global one is left alone."""
     if random_state is None:
         return np.random.RandomState()
-    found: np.random.RandomState = check_random_state(random_state)
-    return found
+    generator: np.random.RandomState = check_random_state(random_state)
+    return generator
 
 
 def _free(name: str, frame: pandas.DataFrame) -> str:
@@ -419,40 +425,9 @@ def _mixed(X: Any) -> bool:
 def _weights(sample_weight: Any, frame: pandas.DataFrame) -> Any:
     if sample_weight is None:
         return None
-    found = _check_sample_weight(
+    weights = _check_sample_weight(
         sample_weight, frame.to_numpy(), dtype=float, ensure_non_negative=True
     )
-    if not found.any():
+    if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return found
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values that JSON has; arrays as lists, with what they are."""
-    return {
-        k: {"array": v.tolist(), "dtype": str(v.dtype)} if isinstance(v, np.ndarray) else v
-        for k, v in values.items()
-    }
-
-
-def _arrays(values: dict[str, Any]) -> dict[str, Any]:
-    """What `_plain` was given: numbers and lists of one dimension, under known names."""
-    found = {}
-    for name, value in values.items():
-        if name not in _FITTED:
-            raise ValueError(f"the unknown value {name!r}.")
-        if name == "n_features_in_":
-            check_integer(name, value)
-            found[name] = value
-            continue
-        found[name] = np.array(value["array"], _dtype(value["dtype"]))
-        if found[name].ndim != 1 or found[name].tolist() != value["array"]:
-            raise ValueError(f"the value {name!r}, which is no list of {value['dtype']}.")
-    return found
-
-
-def _dtype(name: str) -> str:
-    """The type of classes or names; texts and plain numbers."""
-    if not re.fullmatch(r"object|bool|u?int\d+|float\d+|<U\d{1,6}", name):
-        raise ValueError(f"the type {name!r}.")
-    return name
+    return weights

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,11 @@ class StoredRun:
 
     def layers(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
-        found = self.sets(prefix, ".")
+        arrays = self.sets(prefix, ".")
         # The file keeps no order; the history lists the layers in the order of the model.
         order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
         rank = {name: i for i, name in enumerate(order)}
-        return {k: found[k] for k in sorted(found, key=lambda k: rank.get(k, len(rank)))}
+        return {k: arrays[k] for k in sorted(arrays, key=lambda k: rank.get(k, len(rank)))}
 
     def fractions(self) -> dict[str, float]:
         """The fraction of the weights of each layer that pruning removes."""
@@ -117,9 +118,10 @@ def read_run(path: Path) -> StoredRun:
     if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
         raise VardropError(f"Expected numbers in {empty[0]!r} of {arrays}. It is damaged.")
     names = ("config.json", "results.json", "preprocessing.json")
-    config, results, preprocessing = (_read_sealed(path / name) for name in names)
-    for name, content in zip(names, (config, results, preprocessing), strict=True):
+    contents = [read_sealed(path / name) if (path / name).is_file() else {} for name in names]
+    for name, content in zip(names, contents, strict=True):
         _check_outline(content, path / name)
+    config, results, preprocessing = contents
     return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
 
 
@@ -162,7 +164,7 @@ def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
 
 
 def make_directory(path: Path) -> Path:
-    """Make a directory with its parents, unless it is there; the directory."""
+    """Make a directory with its parents, unless it exists; the directory."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
@@ -172,14 +174,15 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-def _read_sealed(path: Path) -> Record:
-    return unsealed(read_json(path), str(path)) if path.is_file() else {}
+def read_sealed(path: Path) -> Record:
+    """The content of a JSON file whose checksum matches."""
+    return unsealed(read_json(path), str(path))
 
 
 def read_standing(directory: Path) -> Record | None:
     """The values of the checkpoint without its tensors; None if there is no checkpoint."""
     path = directory / STANDING
-    return check_standing(path, _read_sealed(path)) if path.is_file() else None
+    return check_standing(path, read_sealed(path)) if path.is_file() else None
 
 
 def check_standing(path: Path, values: Any) -> Record:
@@ -198,16 +201,18 @@ def check_standing(path: Path, values: Any) -> Record:
 
 
 @contextmanager
-def reading_checkpoint(path: Path) -> Iterator[None]:
-    """Report errors inside as errors of the file."""
+def reading(source: str | Path, what: str) -> Iterator[None]:
+    """Report errors inside as damage of the file that is read, which should hold `what`."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        reason = str(error) if isinstance(error, VardropError) else f"{reason}. It is damaged."
-        raise VardropError(
-            f"Expected {path} to hold a checkpoint of this run, but got: {reason}"
-        ) from error
+        expected = isinstance(error, VardropError)
+        reason = str(error) if expected else f"{type(error).__name__}: {error}. It is damaged."
+        text = f"Expected {source} to hold {what}, but got: {' '.join(reason.split())[:400]}"
+        raise VardropError(text) from error
+
+
+reading_checkpoint = partial(reading, what="a checkpoint of this run")
 
 
 def read_history(directory: Path) -> list[Record]:
@@ -222,27 +227,27 @@ def read_history(directory: Path) -> list[Record]:
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            content = json.loads(line)
         except (ValueError, RecursionError) as broken:
             if number == len(lines):
                 break
-            raise _damaged(path, f"{broken} in line {number}") from broken
-        records.append(unsealed(record, f"{path}, line {number}"))
-        seconds, gone = records[-1].get("seconds", 0), records[-1].get("sparsity") or {}
-        if not isinstance(seconds, int | float) or not isinstance(gone, dict):
-            raise _damaged(path, f"no record of an epoch in line {number}")
-        epoch = records[-1].get("epoch")
-        follows = len(records) == 1 or epoch == records[-2]["epoch"] + 1
+            raise _history_error(path, f"{broken} in line {number}") from broken
+        record = unsealed(content, f"{path}, line {number}")
+        seconds, epoch = record.get("seconds", 0), record.get("epoch")
+        if not isinstance(seconds, int | float) or not isinstance(record.get("sparsity", {}), dict):
+            raise _history_error(path, f"no record of an epoch in line {number}")
+        follows = not records or epoch == records[-1]["epoch"] + 1
         if type(epoch) is not int or epoch < 0 or not follows:
-            raise _damaged(path, f"the epoch {epoch!r} in line {number}")
+            raise _history_error(path, f"the epoch {epoch!r} in line {number}")
+        records.append(record)
     standing = read_standing(directory) or {}
     done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
-        raise _damaged(path, f"{last} epochs, where the checkpoint has {done}")
+        raise _history_error(path, f"{last} epochs, where the checkpoint has {done}")
     return records
 
 
-def _damaged(path: Path, problem: str) -> VardropError:
+def _history_error(path: Path, problem: str) -> VardropError:
     return VardropError(
         f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {problem}. "
         "It is damaged; remove the file to continue without the curves."

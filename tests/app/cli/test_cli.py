@@ -29,7 +29,7 @@ def test_the_commands_of_a_day(folder, capsys):
     assert "auroc_entropy" in json.loads(lines[-1])["ood"]["photos"]
     words = {
         ("a", "--sparsity", 0.3, "--onnx", folder / "a.onnx"): [
-            "times fewer weights", "saves bytes (vardrop.pack), not latency",
+            "times fewer", "saves bytes (vardrop.pack), not latency",
             "accuracy on test data 0.", "small.safetensors",
         ],
         ("h", "--sparsity", 0.3): ["rmse on test data "],

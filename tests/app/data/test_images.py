@@ -113,7 +113,7 @@ def test_cifar10_from_its_archive(tmp_path, monkeypatch):
             archive.addfile(info, io.BytesIO(rows))
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(raw.getvalue())
-    monkeypatch.setattr(catalog.cifar, "_MD5", hashlib.md5(raw.getvalue()).hexdigest())
+    monkeypatch.setattr(catalog.images, "_MD5", hashlib.md5(raw.getvalue()).hexdigest())
     found = load_cifar10("train", tmp_path)
     assert torch.equal(found.x, torch.cat([x] * 5).float() / 255)
     assert torch.equal(found.y, torch.cat([y] * 5))

@@ -82,6 +82,8 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     (frame(), {"target": "price", "test": (torch.zeros(5, 1, 2, 2), torch.zeros(5).long())}, "of the kind of `data`"),
     (frame(), {"target": "price", "test": frame().drop(columns="b")}, "the test data to have"),
     (frame(), {"target": "price", "weight": "a"}, "weights in column 'a'"),
+    (frame().assign(a=[[1]] * 60), {"target": "price"}, r"texts or dates in column 'a' .* got \[1\]"),
+    (frame().assign(a=1j), {"target": "price"}, "texts or dates in column 'a' of .* got 1j"),
     (frame(), {"target": "price", "split": "town"}, "train, validation or test in column"),
     (frame(), {"target": "price", "time": "town"}, "ISO dates .* in column 'town'"),
 ])  # fmt: skip
@@ -221,10 +223,10 @@ def test_a_run_on_arrays_predicts_and_goes_on_with_them(tmp_path):
     run = fit((x, y), out=tmp_path / "r", **QUIET)
     assert len(run.predict(x).mean) == 60
     assert torch.equal(load_run(tmp_path / "r").predict(x).mean, run.predict(x).mean)
-    with pytest.raises(vd.VardropError, match="handed over in memory .* Pass `data`, as to `fit`"):
+    with pytest.raises(vd.VardropError, match="passed in memory .* Pass `data`, as to `fit`"):
         resume(tmp_path / "r", observer=Observer(), epochs=2)
     assert len(resume(tmp_path / "r", observer=Observer(), data=(x, y), epochs=2).history) == 2
-    with pytest.raises(vd.VardropError, match="The data have changed since"):
+    with pytest.raises(vd.VardropError, match="but the checksum of the data changed"):
         resume(tmp_path / "r", observer=Observer(), data=(x, -y), epochs=3)
 
 
@@ -242,7 +244,8 @@ def test_roles_are_kept_with_the_run(tmp_path):
     table.to_csv(path, index=False)
     fit(path, target="price", id="name", weight="often", out=tmp_path / "r", **QUIET)
     found = load_run(tmp_path / "r")
-    assert found.config.data.roles == Roles("price", "regression", (), "name", "often")
+    roles = Roles("price", "regression", (), "name", "often")
+    assert vars(found.config.data).items() >= vars(roles).items()
     assert [c.name for c in found.about.preprocessing.columns] == ["a", "b", "c", "town"]
     assert torch.equal(found.data.train.weight, torch.ones(42))
 

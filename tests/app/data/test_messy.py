@@ -101,10 +101,10 @@ def test_options_say_how_cells_are_read(tmp_path, case):
     run = load_run(tmp_path / "r")
     assert run.read_file(path)["price"].tolist() == [3 * i + 0.25 for i in range(ROWS)]
     assert len(run.predict(path).mean) == ROWS
-    text = describe(run.about.preprocessing, run.config.data.roles)
+    text = describe(run.about.preprocessing, run.config.data)
     for name, mark in options.items():
         stored = {"\\t": "\t"}.get(mark, mark)
-        assert getattr(run.config.data.roles, name) == stored
+        assert getattr(run.config.data, name) == stored
         assert f"{name} {stored!r}" in text
 
 
@@ -115,7 +115,7 @@ def test_options_of_files_that_cannot_be_are_refused(tmp_path):
     ):
         assert_refused(told, read, tmp_path, lines(), **options)
     table = pd.DataFrame({"x": ["1,5", "2,5"] * 10, "price": range(20)})
-    with pytest.raises(vd.VardropError, match="are for files, not for DataFrame"):
+    with pytest.raises(vd.VardropError, match="cannot be combined with data of the type DataFrame"):
         load_dataset(table, target="price", decimal=",")
 
 

@@ -10,7 +10,7 @@ from tests.app.report import runs
 from tests.refusals import assert_refused
 from vardrop import metrics
 from vardrop.app import report
-from vardrop.app.report.pictures.canvas import png
+from vardrop.app.report.canvas import png
 from vardrop.metrics.intervals import Estimate
 
 HISTORY = list(runs.history(4))
@@ -34,7 +34,7 @@ DRAWN = {
 
 def test_every_public_picture_is_in_the_table():
     homes = {name: getattr(value, "__module__", "") for name, value in vars(report).items()}
-    own = f"{report.__name__}.pictures."
+    own = f"{report.__name__}.pictures"
     assert set(DRAWN) == {name for name, home in homes.items() if home.startswith(own)}
 
 

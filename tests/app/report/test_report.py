@@ -240,7 +240,7 @@ def test_an_interrupted_run_is_marked(tmp_path):
 
 def test_everything_from_files_is_escaped(tmp_path):
     evil = '</td><script>alert("x")</script><img src=x onerror=alert(1)>'
-    found = {**runs.results(), "metrics": {evil: evil}, "ood": {evil: {evil: 0.5}}, "notes": [evil]}
+    found = {**runs.results(), "metrics": {evil: 0.5}, "ood": {evil: {evil: 0.5}}, "notes": [evil]}
     method = {"type": evil, evil: evil}
     config = {evil: evil, "command": evil, "method": method, "classes": [evil] * 10}
     arrays = {f"weight.{evil}": torch.randn(3, 3), "entropy_in": torch.rand(5)}

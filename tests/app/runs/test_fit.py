@@ -64,7 +64,7 @@ def test_a_run_holds_what_the_report_reads(classes):
     }  # fmt: skip
     config = json.loads((classes.directory / "config.json").read_text())
     assert vd.from_json(config["method"]) == vd.sparse_vd()
-    assert config["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert config["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (config["seed"], config["net"], config["data"]["name"]) == (0, "mlp", "iris")
     assert config["checksum"] == load_dataset("iris").checksum
     assert config["sizes"] == {"train": 105, "validation": 15, "test": 30}
@@ -110,10 +110,10 @@ def test_regression_speaks_in_the_units_of_the_target(regression):
 
 
 def test_density_in_units_is_the_scaled_one_over_the_scale(regression):
-    from vardrop.app.runs.run import predicted
+    from vardrop.app.runs.run import predict_tensor
 
     x, scaled = regression.data.test
-    found, p = regression.data.preprocessing, predicted(regression.elbo, x, 16, seed=0)
+    found, p = regression.data.preprocessing, predict_tensor(regression.elbo, x, 16, seed=0)
     units, y = regression.in_units(p), scaled * found.target_std + found.target_mean
     expected = p.log_prob(scaled) - torch.tensor(found.target_std).log()
     assert torch.allclose(units.log_prob(y), expected, atol=1e-3)
@@ -146,12 +146,12 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     assert run.net is net
     assert run.directory.parts[-2:] == ("runs", "digits-1")
     assert type(net[3]) is nn.Linear
-    assert_refused("has a net of your own \\(Sequential\\)", load_run, run.directory)
+    assert_refused("has a custom net \\(Sequential\\)", load_run, run.directory)
     again = load_run(run.directory, own())
     assert torch.equal(again.predict(run.data.test.x).probs, run.predict(run.data.test.x).probs)
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     assert_refused("to fit the net", load_run, run.directory, narrow)
-    assert_refused("has a net of your own", resume, run.directory)
+    assert_refused("has a custom net", resume, run.directory)
     longer = resume(run.directory, own(), Observer(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
     arrays, _ = read_tensors(longer.directory / "arrays.safetensors")
@@ -180,9 +180,11 @@ def test_changed_data_are_noticed(tmp_path):
     run = fit(tmp_path / "t.csv", "mlp", target="y", out=tmp_path / "run", **QUICK)
     assert load_run(run.directory).data.classes == ("0", "1")
     table.assign(a=1.5 * table.a).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(vd.VardropError, match="The data have changed since"):
+    with pytest.raises(vd.VardropError, match="but the checksum of the data changed"):
         _ = load_run(run.directory).data
-    assert_refused("The data have changed since", resume, run.directory, observer=Observer())
+    assert_refused(
+        "but the checksum of the data changed", resume, run.directory, observer=Observer()
+    )
 
 
 def test_a_run_predicts_where_its_data_are_not(tmp_path):
@@ -242,10 +244,10 @@ def test_nets_and_errors_of_the_verbs(tmp_path):
     assert_refused(told, build_net, "vgg", (4,), 3)
     assert_refused("images of at least 4 x 4 for the net lenet5", build_net, "lenet5", (4,), 3)
     run = fit("iris", "mlp", None, out=tmp_path / "r", **QUICK)
-    assert_refused("a run with a method to compress", compress, run)
+    assert_refused("a model with a method to compress", compress, run)
     assert runs.read_history(run.directory)[-1]["sparsity"] == {}
     (run.directory / "config.json").write_text(json.dumps(sealed({"version": 1})))
-    assert_refused("config.json and .* to describe a run", load_run, run.directory)
+    assert_refused("config.json and .* to hold the description of a run", load_run, run.directory)
 
 
 @pytest.mark.parametrize("given, told", [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.app.runs.test_nothing_lost import same_tensors
+from tests.refusals import assert_refused
 from vardrop.app.data import Part
 from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, load_run, resume
 from vardrop.app.runs.callbacks import Observer
@@ -108,6 +110,27 @@ def test_of_many_rows_the_validation_part_chooses(tmp_path):
     assert len(longer.history) == 3
     assert longer.choice.beta == found["beta"]
     assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
+
+
+def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
+    """A KL weight that is best after a quarter of the epochs overfits in all of them."""
+    epochs = Counter()
+
+    class Count(Observer):
+        def __init__(self, label=""):
+            self.label = label
+
+        def trial(self, label):
+            return Count(label)
+
+        def epoch(self, record, elbo):
+            epochs[self.label] += 1
+
+    run = fit(smooth(30_000), "dense-4", target="y", out=tmp_path / "r", epochs=4, batch_size=4096,
+              compare=False, observer=Count())  # fmt: skip
+    assert set(epochs) >= {"trial 1-0", "trial 0.1-0"}
+    assert set(epochs.values()) == {4}
+    assert len(run.history) == 4
 
 
 @pytest.mark.slow
@@ -286,8 +309,7 @@ def test_a_run_without_its_choice_is_damaged(tmp_path):
     dataclasses.replace(run.choice, held_out=scores).write(tmp_path / "r")
     assert "before held-out rows gave its noise a scale" in load_run(tmp_path / "r").standing
     (tmp_path / "r" / "choice.safetensors").unlink()
-    with pytest.raises(vd.VardropError, match="choice.safetensors, but it is not there: the noise"):
-        load_run(tmp_path / "r")
+    assert_refused("choice.safetensors, but it is not there: the noise", load_run, tmp_path / "r")
 
 
 def grouped(groups, seed, rows=None):

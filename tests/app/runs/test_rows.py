@@ -91,7 +91,7 @@ def test_the_rows_of_the_training_are_told_as_such(runs):
 
 
 WRONG = {
-    "no target": (lambda f: f.drop(columns="price"), "to have the target column 'price' to score by"),
+    "no target": (lambda f: f.drop(columns="price"), "values in the target column 'price' of .* to score by"),
     "no value": (lambda f: f.assign(price=None), "values in the target column 'price' of the Data"),
     "no column": (lambda f: f.drop(columns=["town", "day"]), "training in .*, but no 'town', 'day'"),
     "text": (lambda f: f.assign(price="much"), "Expected numbers in column 'price'"),

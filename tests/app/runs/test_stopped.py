@@ -91,4 +91,6 @@ def test_a_net_without_a_scale_says_so_without_its_checkpoint_too(tmp_path):
     assert "was stopped after 1 of 6 epochs" in load_run(path).standing
     remove(path / "checkpoint.json")  # as where the first one was being written
     told = load_run(path).standing
-    assert "before held-out rows gave its noise a scale; go on with `vardrop fit --resume" in told
+    assert (
+        "before held-out rows gave its noise a scale; resume it with `vardrop fit --resume" in told
+    )

@@ -11,16 +11,20 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 import vardrop
+from vardrop._core.checks import printable
 from vardrop._core.errors import VardropError
 from vardrop.app import runs
 from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules
-from vardrop.app.runs import Settings, load_run, method_named
+from vardrop.app.cli.options import Fraction, MaybePath, MaybeText, MaybeTexts
+from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
+from vardrop.app.runs import METHODS, Settings, load_run, method_named
 from vardrop.app.runs.callbacks import (
     JsonLines,
     Observer,
@@ -30,31 +34,39 @@ from vardrop.app.runs.callbacks import (
     TextObserver,
     on_terminal,
 )
+from vardrop.app.runs.compress import MAX_DROPS
 from vardrop.app.runs.config import free_directory
 from vardrop.app.runs.models import check_net_name
 from vardrop.app.score_texts import check_scores
 from vardrop.recipes import BaseRecipe
 
-if TYPE_CHECKING:
-    from vardrop.app.report import Comparison
-
 _BESIDE = Path(vardrop.__file__).resolve().parents[2] / "experiments"  # in a clone
-_SETTINGS = fields(Settings)
+_SETTINGS = {field.name for field in fields(Settings)}
+_IMPORT = "Import a module that registers data sets or methods; may be repeated."
+_METHODS = """A name from `vardrop methods`, or none for the plain model; by default
+bayes_by_backprop with a learned prior for tables, sparse_vd for images."""
+_DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]} by default), or as
+a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
+_OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}; may be repeated."
+_SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
+_COMPARED = "The directories of two or more runs; with --methods, the data."
+_COMPARISON = "A directory for the table and picture, and with --methods for the runs."
+_ON_DATA = o.complete(DATASETS)
+_MODES = Literal["functions", "moments", "sample"]
 
-app = typer.Typer(
-    name="vardrop",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback(epilog="Example: vardrop fit digits --net lenet5 --out runs/a")
 def program(
     context: typer.Context,
-    version: o.VERSION = False,
-    quiet: o.QUIET = False,
-    import_: o.IMPORT = None,
-    debug: o.DEBUG = False,
+    version: Annotated[
+        bool,
+        Option("--version", help="Print the version.", callback=o.print_version, is_eager=True),
+    ] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print errors and --json results only.")] = False,
+    import_: Annotated[MaybeTexts, Option("--import", help=_IMPORT, metavar="MODULE")] = None,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Bayesian neural networks and model compression: train, evaluate, compress, report.
 
@@ -65,7 +77,9 @@ def program(
 
 
 @app.command(epilog="Example: vardrop demo --out /tmp/demo")
-def demo(out: o.DEMO_OUT = None) -> None:
+def demo(
+    out: Annotated[MaybePath, Option(help="A directory; runs/demo-<number> by default.")] = None,
+) -> None:
     """Train on scikit-learn's digits, evaluate the uncertainty, prune, write a report."""
     from vardrop.app.demo import main
 
@@ -88,78 +102,67 @@ def methods(json: o.JSON = False) -> None:
 @o.with_settings()
 def fit(
     context: typer.Context,
-    data: o.DATA = None,
+    data: Annotated[
+        MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_ON_DATA)
+    ] = None,
     net: o.NET = None,
-    method: o.METHOD = None,
-    option: o.OPTION = None,
-    out: o.OUT = None,
+    method: Annotated[
+        MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
+    ] = None,
+    option: Annotated[MaybeTexts, Option(help="Of the method: drop_rate=0.2; repeatable.")] = None,
+    out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
     data_dir: o.DATA_DIR = None,
     where: o.WHERE = None,
     exclude: o.EXCLUDE = None,
-    resume: o.RESUME = False,
-    force: o.FORCE = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
     json: o.JSON = False,
-    tensorboard: o.TENSORBOARD = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Log for TensorBoard.")] = False,
     config: o.CONFIG = None,
-    **more: Any,
+    **values: Any,
 ) -> None:
     """Train a model on data and keep everything in a directory; resume after a stop."""
-    given = {name: value for name, value in more.items() if value is not None}
-    settings = _settings(given, net)
-    given = {name: value for name, value in given.items() if name not in settings}
+    options = {name: value for name, value in values.items() if value is not None}
+    _check_settings(options, net)
     if resume:
         path = _check_resume(out, context)
-        with _stoppable(path):
-            watch = observer(context, json, path if tensorboard else None)
-            run = runs.resume(path, None, watch, **settings)
-        printing.run(run, json)
-        return
-    if data is None:
+    elif data is None:
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
+    else:
+        path = out or free_directory(data)
     with o.usage():
         recipe = _recipe(method, option)
-    path = out or free_directory(data)
-    with _stoppable(path):
-        run = runs.fit(
-            data,
-            net or "auto",
-            recipe,
-            out=path,
-            validation=validation,
-            test=test,
-            directory=data_dir,
-            where=where,
-            exclude=exclude,
-            force=force,
-            observer=observer(context, json, path if tensorboard else None),
-            **given,
-            **settings,
-        )
+    typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
+    with _on_interrupt(f"Resume with `{typed}`.", path):
+        options["observer"] = observer(context, json, path if tensorboard else None)
+        if not resume:
+            parts = {"validation": validation, "test": test, "directory": data_dir}
+            chosen = {"where": where, "exclude": exclude, "force": force, **parts, **options}
+            run = runs.fit(data, net or "auto", recipe, out=path, **chosen)
+        else:
+            run = runs.resume(path, **options)
     printing.run(run, json)
 
 
-def _settings(given: Mapping[str, Any], net: str | None) -> dict[str, Any]:
-    """The settings among the given options; wrong ones, or a wrong net, are errors of usage."""
-    settings = {f.name: given[f.name] for f in _SETTINGS if f.name in given}
+def _check_settings(options: Mapping[str, Any], net: str | None) -> None:
+    """Report wrong settings among the options, or a wrong model, as errors of usage."""
     with o.usage():
+        settings = {name: value for name, value in options.items() if name in _SETTINGS}
         Settings.from_json(settings).torch_device()
         if net is not None:
             check_net_name(net)
-    return settings
 
 
 @contextmanager
-def _stoppable(out: Path) -> Iterator[None]:
-    """Print how to resume an interrupted run."""
+def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
+    """Print how to resume what was interrupted; a run can be resumed once it has its config."""
     try:
         yield
     except KeyboardInterrupt:
-        if not (out / "config.json").is_file():
-            raise VardropError("stopped before it began.") from None
-        typed = f"vardrop fit --resume --out {shlex.quote(str(out))}"
-        raise VardropError(f"stopped. Resume with `{typed}`.") from None
+        begun = run is None or (run / "config.json").is_file()
+        raise VardropError(f"stopped. {text}" if begun else "stopped before it began.") from None
 
 
 def _recipe(method: str | None, option: list[str] | None) -> BaseRecipe | Literal["auto"] | None:
@@ -171,13 +174,7 @@ def _recipe(method: str | None, option: list[str] | None) -> BaseRecipe | Litera
 
 def _check_resume(out: Path | None, context: typer.Context) -> Path:
     """The run to resume, if nothing but settings was given with it."""
-    allowed = {f.name for f in fields(Settings)} | {
-        "out",
-        "resume",
-        "json",
-        "tensorboard",
-        "config",
-    }
+    allowed = _SETTINGS | {"out", "resume", "json", "tensorboard", "config"}
     if out is None:
         raise typer.BadParameter("Expected --out with --resume, but got none. Name the run.")
     for name in context.params.keys() - allowed:
@@ -185,7 +182,7 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
         if source is not None and source.name != "DEFAULT":
             raise typer.BadParameter(
                 "Expected only --out and settings with --resume, because the data, the model and "
-                f"the method are those of the run, but got {name}."
+                f"the method of the run are fixed, but got {name}."
             )
     return out
 
@@ -196,20 +193,32 @@ def observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Ob
         return Observer()
     if context.obj:  # --quiet
         return Observer() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
-    found: list[Observer] = [JsonLines()] if json else [TextObserver()]
+    observers: list[Observer] = [JsonLines()] if json else [TextObserver()]
     if on_terminal() and not json:
-        found.append(ProgressBar())
+        observers.append(ProgressBar())
     if tensorboard is not None:
-        found.append(TensorBoard(tensorboard / "tensorboard"))
-    return ObserverList(found)
+        observers.append(TensorBoard(tensorboard / "tensorboard"))
+    return ObserverList(observers)
+
+
+def _load(path: Path, directory: Path | None = None) -> runs.Run:
+    """A run; one line on stderr tells if its training was interrupted."""
+    run = load_run(path, directory=directory)
+    if run.standing:
+        print(f"vardrop: {printable(run.standing)}", file=sys.stderr)
+    return run
 
 
 @app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")
-def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES = 100) -> None:
+def predict(
+    run: o.RUN,
+    table: Annotated[Path, Argument(help="A CSV or Parquet file; images as .npy.")],
+    out: Annotated[Path, Option(help="The CSV file to write.")],
+    samples: o.SAMPLES = 100,
+) -> None:
     """Predict new rows: mean, interval, aleatoric and epistemic uncertainty."""
-    loaded = load_run(run)
+    loaded = _load(run)
     runs.write_predictions(loaded, table, out, samples)
-    printing.standing(loaded)
     printing.say(f"{out} written")
 
 
@@ -221,9 +230,11 @@ def predict(run: o.RUN, table: o.TABLE, out: o.PREDICTIONS, samples: o.SAMPLES =
 )
 def evaluate(
     run: o.RUN,
-    data: o.NEW_ROWS = None,
-    predictions: o.NEW_PREDICTIONS = None,
-    ood: o.OOD = None,
+    data: Annotated[MaybePath, Option(help="Score this file instead of the test data.")] = None,
+    predictions: Annotated[MaybePath, Option(help="A CSV file for predictions of --data.")] = None,
+    ood: Annotated[
+        MaybeTexts, Option(help=_OOD, autocompletion=o.complete(OUT_OF_DISTRIBUTION))
+    ] = None,
     data_dir: o.DATA_DIR = None,
     samples: o.SAMPLES = 32,
     json: o.JSON = False,
@@ -233,14 +244,12 @@ def evaluate(
         raise typer.BadParameter("--data cannot be combined with --ood.")
     if predictions is not None and data is None:
         raise typer.BadParameter("--predictions requires --data.")
-    loaded = load_run(run, directory=data_dir)
+    loaded = _load(run, directory=data_dir)
     if data is not None:
-        found = runs.evaluate_rows(loaded, data, samples, predictions)
-        printing.standing(loaded)
-        printing.rows(loaded, found, json)
+        scored = runs.evaluate_rows(loaded, data, samples, predictions)
+        printing.rows(loaded, scored, json)
         return
     runs.evaluate(loaded, ood or (), samples)
-    printing.standing(loaded)
     printing.run(loaded, json)
 
 
@@ -252,30 +261,28 @@ def evaluate(
 )
 def compress(
     run: o.RUN,
-    max_drop: o.MAX_DROP = None,
-    sparsity: o.SPARSITY = None,
-    macs: o.MACS = None,
-    latency: o.LATENCY = None,
-    bytes: o.BYTES = None,
-    onnx: o.ONNX = None,
+    max_drop: Annotated[Fraction, Option(help=_DROP)] = None,
+    sparsity: Annotated[Fraction, Option(help="Remove this fraction of the weights.")] = None,
+    macs: Annotated[Fraction, Option(help="Train to this fraction of the multiplications.")] = None,
+    latency: Annotated[Fraction, Option(help="Train to this fraction of the torch time.")] = None,
+    bytes: Annotated[Fraction, Option(help="Train to this fraction of the bytes instead.")] = None,
+    onnx: Annotated[MaybePath, Option(help="Also write the small model as ONNX.")] = None,
     json: o.JSON = False,
 ) -> None:
     """Remove weights that validation data does not need, or train to a budget of MACs."""
     fractions = {"macs": macs, "latency": latency, "bytes": bytes}
-    given = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
-    names = [f"--{name}" for name, value in given.items() if value is not None]
+    budgets = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
+    names = [f"--{name}" for name, value in budgets.items() if value is not None]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} cannot be combined with {names[1]}.")
-    loaded = load_run(run)
+    loaded = _load(run)
     if any(value is not None for value in fractions.values()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the notes of the report say it too
             slimmed = runs.slim_run(loaded, onnx=onnx, **fractions)
-        printing.standing(loaded)
-        printing.slimmed(loaded, slimmed, json)
+        printing.slim(loaded, slimmed, json)
         return
     _, plan = runs.compress(loaded, max_drop, sparsity, onnx)
-    printing.standing(loaded)
     printing.compression(loaded, plan, json)
 
 
@@ -287,15 +294,14 @@ def compress(
 )
 def export(
     run: o.RUN,
-    onnx: o.MODEL,
-    samples: o.FUNCTIONS = 32,
-    mode: o.SERVING = "functions",
-    outputs: o.OUTPUTS = None,
+    onnx: Annotated[Path, Option(help="The file to write.")],
+    samples: Annotated[int, Option(min=0, help="Functions; 0 for the means of the weights.")] = 32,
+    mode: Annotated[Literal["functions", "moments", "sample"], Option(help=_SERVING)] = "functions",
+    outputs: Annotated[MaybeText, Option(help="Such as probs,epistemic; all by default.")] = None,
 ) -> None:
     """Write a run as one ONNX file that takes raw rows and predicts in units of the target."""
-    loaded = load_run(run)
+    loaded = _load(run)
     size = runs.export_run(loaded, onnx, samples, mode=mode, outputs=o.split_names(outputs))
-    printing.standing(loaded)
     printing.say(f"{onnx} written, {size:,} bytes")
 
 
@@ -308,11 +314,13 @@ def export(
 @o.with_settings("seed", "compare")
 def compare(
     context: typer.Context,
-    compared: o.COMPARED = None,
-    methods: o.METHODS_ = None,
-    seeds: o.SEEDS = 5,
-    scores: o.SCORES = None,
-    out: o.COMPARISON_OUT = None,
+    compared: Annotated[
+        MaybeTexts, Argument(help=_COMPARED, metavar="RUNS...|DATA", autocompletion=_ON_DATA)
+    ] = None,
+    methods: Annotated[MaybeText, Option(help="Fit these on DATA, such as none,l0.")] = None,
+    seeds: Annotated[int, Option(help="With --methods: how many seeds.", min=1)] = 5,
+    scores: Annotated[MaybeText, Option(help="Such as auroc,nll; main ones by default.")] = None,
+    out: Annotated[MaybePath, Option(help=_COMPARISON)] = None,
     net: o.NET = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
@@ -321,57 +329,45 @@ def compare(
     exclude: o.EXCLUDE = None,
     json: o.JSON = False,
     config: o.CONFIG = None,
-    **more: Any,
+    **values: Any,
 ) -> None:
     """Compare runs on the same data, or methods that are fitted with several seeds."""
     parts = {"net": net, "validation": validation, "test": test, "directory": data_dir}
-    options = {**parts, "where": where, "exclude": exclude, **more}
-    given = {name: value for name, value in options.items() if value is not None}
+    options = {**parts, "where": where, "exclude": exclude, **values}
+    options = {name: value for name, value in options.items() if value is not None}
     names, wanted = o.split_names(methods), o.split_names(scores)
-    if names is None and (given or len(compared or ()) < 2):
-        option = f" --{next(iter(given)).replace('_', '-')} requires --methods." if given else ""
-        raise typer.BadParameter(f"Expected two or more runs, or data and --methods.{option}")
+    if names is None and (options or len(compared or ()) < 2):
+        first = f" --{next(iter(options)).replace('_', '-')} requires --methods." if options else ""
+        raise typer.BadParameter(f"Expected two or more runs, or data and --methods.{first}")
     if names is None:
-        found = runs.compare_runs(compared or ())
+        comparison = vardrop.compare_runs(compared or ())
         with o.usage():
-            found.select(wanted)
+            comparison.select(wanted)
     else:
-        out = out or free_directory(f"{Path((compared or ['data'])[0]).stem}-comparison")
+        if compared is None or len(compared) != 1:
+            sets = ", ".join(compared or ["none"])
+            raise typer.BadParameter(f"Expected one data set with --methods, but got {sets}.")
         with o.usage():
             check_scores(wanted or ())
-        found = _compare_methods(context, compared or [], names, seeds, out, json, given)
-    if out is not None:
-        found.write(out, wanted)
-    printing.comparison(found, wanted, out, json)
-
-
-def _compare_methods(
-    context: typer.Context,
-    data: list[str],
-    methods: list[str],
-    seeds: int,
-    out: Path,
-    json: bool,
-    given: Mapping[str, Any],
-) -> Comparison:
-    if len(data) != 1:
-        raise typer.BadParameter(
-            f"Expected one data set with --methods, but got {', '.join(data) or 'none'}."
-        )
-    _settings(given, given.get("net"))
-    with o.usage():
-        for name in set(methods) - {"auto"}:
-            method_named(name)
-    watch = observer(context, json, None)
-    try:
-        return runs.compare_methods(data[0], methods, seeds, out=out, observer=watch, **given)
-    except KeyboardInterrupt:
+            for name in set(names) - {"auto"}:
+                method_named(name)
+        _check_settings(options, net)
+        data = compared[0]
+        out = out or free_directory(f"{Path(data).stem}-comparison")
+        options["observer"] = observer(context, json, None)
         typed = f"--out {shlex.quote(str(out))}"
-        raise VardropError(f"stopped. Run the same command with {typed} to resume.") from None
+        with _on_interrupt(f"Run the same command with {typed} to resume."):
+            comparison = runs.compare_methods(data, names, seeds, out=out, **options)
+    if out is not None:
+        comparison.write(out, wanted)
+    printing.comparison(comparison, wanted, out, json)
 
 
 @app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")
-def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
+def report(
+    runs: Annotated[list[Path], Argument(help="The directories of one or more runs.")],
+    out: Annotated[MaybePath, Option(help="A file; report.html in the run by default.")] = None,
+) -> None:
     """Write one self-contained HTML file about one run or several."""
     from vardrop.app.report import report as write
 
@@ -388,41 +384,37 @@ def report(runs: o.RUNS, out: o.REPORT_OUT = None) -> None:
     )
 )
 def reproduce(
-    name: o.EXPERIMENT = None,
-    quick: o.QUICK = False,
-    list_: o.LIST = False,
-    page: o.PAGE = False,
-    experiments: o.EXPERIMENTS = None,
-    results: o.RESULTS = None,
-    docs: o.DOCS = None,
-    force: o.RESTART = False,
+    name: Annotated[MaybeText, Argument(help="A name from --list.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Minutes instead of hours.")] = False,
+    list_: Annotated[bool, Option("--list", help="Show the experiments and what is done.")] = False,
+    page: Annotated[bool, Option("--page", help="Write docs/results.md and its plots.")] = False,
+    results: Annotated[MaybePath, Option(help="A directory; results/ by default.")] = None,
+    force: Annotated[bool, Option("--force", help="Start again, without finished seeds.")] = False,
 ) -> None:
-    """Run an experiment of the papers in a clone, from where a stopped run ended."""
+    """Run an experiment of the papers in a clone; a stopped run is resumed."""
     if (name is not None or quick) + list_ + page != 1:
         raise typer.BadParameter(
             "Expected a name, --quick, --list or --page. Try `vardrop reproduce --list`."
         )
-    directory = experiments_directory(experiments)
-    command, kept = experiments_command(directory), results or directory.parent / "results"
+    directory = experiments_directory()
+    command, stored = (
+        experiments_command(directory),
+        results or directory.parent / "results",
+    )
     if list_:
-        command.show(directory, kept)
+        command.show(directory, stored)
     elif page:
-        command.page(directory, kept, docs or directory.parent / "docs")
+        command.page(directory, stored, directory.parent / "docs")
     elif quick:
         raise typer.Exit(command.quick(directory, name, results, force))
     else:
-        try:
-            command.run(directory, name, kept, force)
-        except KeyboardInterrupt:
-            text = "stopped. The same command continues from the last checkpoint."
-            raise VardropError(text) from None
+        with _on_interrupt("The same command continues from the last checkpoint."):
+            command.run(directory, name, stored, force)
 
 
-def experiments_directory(given: Path | None = None, beside: Path = _BESIDE) -> Path:
-    """The directory of descriptions: the given one, ./experiments, or the one of the clone."""
+def experiments_directory(beside: Path = _BESIDE) -> Path:
+    """The directory of descriptions: ./experiments, or the one of the clone."""
     here = Path("experiments")
-    if given is not None:
-        return given
     return here if any(here.glob("*/*.toml")) else _code(here, beside)
 
 

@@ -27,7 +27,7 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name or " ")
-        except Exception as failure:
+        except Exception as failure:  # a module of the user can raise anything
             missing = f"{failure.name}." if isinstance(failure, ModuleNotFoundError) else None
             if missing is not None and f"{name or ' '}.".startswith(missing):
                 raise typer.BadParameter(

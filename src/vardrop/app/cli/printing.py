@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from vardrop._core.checks import printable
 from vardrop._core.files import plain
 from vardrop.app.runs import Run
+from vardrop.app.runs.compress import PACKED, SMALL
 from vardrop.app.runs.models import Method
 from vardrop.app.score_texts import SCORES, number, score_columns, title
 from vardrop.compression import ShrinkPlan
@@ -35,114 +35,97 @@ def _print_event(event: str, run: Run, values: Mapping[str, Any]) -> None:
     print(json.dumps({"event": event, "directory": str(run.directory), **values}))
 
 
-def standing(run: Run) -> None:
-    """Print one line on stderr if the training was interrupted."""
-    if run.standing:
-        print(f"vardrop: {printable(run.standing)}", file=sys.stderr)
-
-
-def methods(found: Sequence[Method], as_json: bool) -> None:
+def methods(listed: Sequence[Method], as_json: bool) -> None:
     """Print the named methods, one line each."""
-    if as_json:
-        for method in found:
-            print(json.dumps(method._asdict()))
-        return
-    width = max(len(method.name) for method in found)
-    for method in found:
+    width = max(len(method.name) for method in listed)
+    for method in listed:
         paper = f" [{method.paper}]" if method.paper else ""
-        print(f"{method.name:<{width}}  {method.summary}{paper}")
+        text = f"{method.name:<{width}}  {method.summary}{paper}"
+        print(json.dumps(method._asdict()) if as_json else text)
 
 
 def run(run: Run, as_json: bool) -> None:
     """Print the scores of a run, and its directory, in the first process only."""
     if os.environ.get("RANK", "0") != "0":
         return
-    results = run.results
+    results, count = run.results, run.about.sizes["test"]
     if as_json:
         return _print_event("result", run, results)
-    count = run.about.sizes["test"]
     on = f"{count:,} test examples" if count else "held-out examples"
-    say(f"{run.config.net} on {run.about.name}, scores on {on}")
-    _table(results)
-    for line in [*results.get("notes", []), *filter(None, [run.advice])]:
+    _print_scores(f"{run.config.net} on {run.about.name}, scores on {on}", results)
+    for line in filter(None, [run.advice, f"run: {run.directory}"]):
         say(line)
-    say(f"run: {run.directory}")
 
 
-def rows(run: Run, found: Mapping[str, Any], as_json: bool) -> None:
+def rows(run: Run, scored: Mapping[str, Any], as_json: bool) -> None:
     """Print the scores of a run on new rows."""
     if as_json:
-        return _print_event("rows", run, found)
-    say(f"{run.config.net} of {run.directory}, scores on {found['rows']:,} rows of {found['data']}")
-    _table(found)
-    for line in found["notes"]:
-        say(line)
+        return _print_event("rows", run, scored)
+    on = f"{scored['rows']:,} rows of {scored['data']}"
+    _print_scores(f"{run.config.net} of {run.directory}, scores on {on}", scored)
 
 
-def _table(results: Mapping[str, Any]) -> None:
-    table, columns = Table(), score_columns(results)
-    table.add_column("score")
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_column("better")
-    for name in next(iter(columns.values()), {}):
-        cells = (number(scores.get(name)) for scores in columns.values())
-        table.add_row(title(name), *cells, _better(name))
+def _print_scores(head: str, results: Mapping[str, Any]) -> None:
+    columns = score_columns(results)
+    table = Table("score", *(Column(name, justify="right") for name in columns), "better")
+    lines = {
+        title(name): (name, [number(scores.get(name)) for scores in columns.values()])
+        for name in next(iter(columns.values()), {})
+    }
     for data, scores in results.get("ood", {}).items():
-        for name, value in scores.items():
-            gaps = [""] * (len(columns) - 1)
-            table.add_row(f"{data}: {title(name)}", number(value), *gaps, _better(name))
+        gaps = [""] * (len(columns) - 1)
+        lines |= {f"{data}: {title(k)}": (k, [number(v), *gaps]) for k, v in scores.items()}
+    for label, (name, cells) in lines.items():
+        table.add_row(label, *cells, SCORES[name].better if name in SCORES else "")
+    say(head)
     Console().print(table)
-
-
-def _better(name: str) -> str:
-    return SCORES[name].better if name in SCORES else ""
+    for line in results.get("notes", []):
+        say(line)
 
 
 def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
     """Print what was removed, layer by layer, and the scores on test data."""
-    found = run.results["compression"]
+    results = run.results["compression"]
     if as_json:
-        return _print_event("compression", run, found)
+        return _print_event("compression", run, results)
     say(str(plan))
-    if found["macs_after"] > _FALLEN * found["macs_before"]:
-        print(
+    if results["macs_after"] > _FALLEN * results["macs_before"]:
+        say(
             "The MACs hardly fell: removing weights saves bytes (vardrop.pack), not latency. "
             f"For latency: vardrop compress {run.directory} --macs 0.5"
         )
-    print(f"threshold {found['threshold']:.4g}, {_test_scores(found)}")
-    say(f"small model: {run.directory / 'small.safetensors'}, {found['bytes']:,} bytes")
-    packed = found["packed_bytes"]
+    say(f"threshold {results['threshold']:.4g}, {_test_scores(results)}")
+    say(f"small model: {run.directory / SMALL}, {results['bytes']:,} bytes")
+    packed = results["packed_bytes"]
     fewer = f"{plan.total('bytes')[0] / packed:.0f} times fewer than before"
-    say(f"packed: {run.directory / 'small.vdp'}, {packed:,} bytes, {fewer}")
+    say(f"packed: {run.directory / PACKED}, {packed:,} bytes, {fewer}")
 
 
-def slimmed(run: Run, found: Slimmed, as_json: bool) -> None:
+def slim(run: Run, report: Slimmed, as_json: bool) -> None:
     """Print the budget that a model was trained to, and the scores on test data."""
-    kept = run.results["compression"]
+    results = run.results["compression"]
     if as_json:
-        return _print_event("compression", run, kept)
-    said = {*found.notes, found.plan.proof}  # in both
-    layers = [line for line in str(found.plan).splitlines() if line not in said]
-    say("\n".join([*layers, str(found)]))
-    print(_test_scores(kept))
-    say(f"small model: {run.directory / 'small.safetensors'}")
+        return _print_event("compression", run, results)
+    repeated = {*report.notes, report.plan.proof}  # the report says them too
+    layers = [line for line in str(report.plan).splitlines() if line not in repeated]
+    say("\n".join([*layers, str(report), _test_scores(results)]))
+    say(f"small model: {run.directory / SMALL}")
 
 
-def _test_scores(found: Mapping[str, Any]) -> str:
-    before, after = (number(found[f"test_score_{when}"]) for when in ("before", "after"))
-    return f"{found['score']} on test data {before} -> {after}"
+def _test_scores(results: Mapping[str, Any]) -> str:
+    before, after = (number(results[f"test_score_{when}"]) for when in ("before", "after"))
+    return f"{results['score']} on test data {before} -> {after}"
 
 
 def comparison(
-    found: Comparison, scores: Sequence[str] | None, out: Path | None, as_json: bool
+    compared: Comparison, scores: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
     """Print a comparison, and where it was written."""
     if as_json:
-        print(json.dumps(plain({"event": "comparison", **found.to_json()}), allow_nan=False))
+        print(json.dumps(plain({"event": "comparison", **compared.to_json()}), allow_nan=False))
         return
     from vardrop.app.report.comparison import FILE, PICTURE
 
-    say(found.table(scores))
+    say(compared.table(scores))
     if out is not None:
         say(f"written: {out / FILE} and {out / PICTURE}")

@@ -25,28 +25,28 @@ _ANYWHERE = ("--debug", "--quiet", "--version", "--import")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit; an error is one line on stderr, or a traceback with --debug."""
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    own, others = _split_options(given)
-    silent = "--quiet" in own and "--json" not in others
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    options, others = _split_options(words)
+    silent = "--quiet" in options and "--json" not in others
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()) if silent else nullcontext():
             warnings.showwarning = _print_warning
-            code = app([*own, *others], prog_name="vardrop", standalone_mode=False)
+            code = app([*options, *others], prog_name="vardrop", standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in own:
+    except (Exception, KeyboardInterrupt) as error:  # any error ends as one line on stderr
+        if "--debug" in options:
             raise
         text, code = _describe(error)
         print(f"vardrop: {printable(text)}", file=sys.stderr)
     sys.exit(code or 0)
 
 
-def _split_options(given: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_options(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of the program, which may be anywhere, and the command with its own."""
-    own: list[str] = []
+    options: list[str] = []
     others: list[str] = []
-    words = iter(given)
+    words = iter(typed)
     for word in words:
         name, equals, _ = word.partition("=")
         if word == "--":
@@ -54,13 +54,13 @@ def _split_options(given: Sequence[str]) -> tuple[list[str], list[str]]:
         elif name not in _ANYWHERE:
             others.append(word)
         elif name == "--import" and not equals:
-            own.append(f"{word}={next(words, '')}")
+            options.append(f"{word}={next(words, '')}")
         else:
-            own.append(word)
-    return own, others
+            options.append(word)
+    return options, others
 
 
-def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def _print_warning(message: Warning | str, *where: Any, **options: Any) -> None:
     print(f"vardrop: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
@@ -71,19 +71,15 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         hint = f" Try `{context.command_path} --help`." if context is not None else ""
-        if context is not None and _is_from_file(context, error):
+        name = getattr(getattr(error, "param", None), "name", "")
+        source = context.get_parameter_source(name) if context is not None else None
+        if context is not None and source is not None and source.name == "DEFAULT_MAP":
             hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
         meant = nearest(getattr(error, "option_name", ""), near or ())
         end = "" if message.endswith("?") else "."
         return " ".join(f"{message}{end}{meant}{hint}".split()), 2
-    known = isinstance(error, VardropError)
-    text = str(error) if known else f"{type(error).__name__}: {error}. See --debug for where."
+    expected = isinstance(error, VardropError)
+    text = str(error) if expected else f"{type(error).__name__}: {error}. See --debug for where."
     return " ".join(text.split()), 1
-
-
-def _is_from_file(context: typer.Context, error: typer.TyperException) -> bool:
-    """Whether the value of an option that is wrong comes from a configuration file."""
-    source = context.get_parameter_source(getattr(getattr(error, "param", None), "name", ""))
-    return source is not None and source.name == "DEFAULT_MAP"

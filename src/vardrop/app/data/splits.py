@@ -30,9 +30,9 @@ class _Pair(NamedTuple):
 
 
 class Part(_Pair):
-    """Inputs and targets, a pair; and for how many rows each stands, and its group.
+    """Inputs and targets, a pair, with the weights and groups of the rows.
 
-    `weight` is None if every row stands for itself. Rows of one number in `group` are never held
+    `weight` is None if every row counts once. Rows of one number in `group` are never held
     out apart from each other; it is None if there are no groups.
     """
 
@@ -75,8 +75,8 @@ class Part(_Pair):
     def join(self, other: Part) -> Part:
         """The rows of both."""
         pairs = ((self.weight, other.weight), (self.group, other.group))
-        more = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
-        return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), *more)
+        others = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
+        return Part(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), *others)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Roles:
     """What the columns of a table are for, and how its cells are read.
 
     Args:
-        target: what is predicted.
+        target: the column to predict.
         task: classification or regression; inferred from the target unless given.
         drop: columns that are left out.
-        id: a column that names the rows; predictions carry it, the net does not see it.
-        weight: a column that says for how many rows each stands.
-        split: a column that says which part each row is in: train, validation or test.
+        id: a column with the names of the rows, copied to the predictions; not an input.
+        weight: a column with the weight of each row: 2 counts as two rows.
+        split: a column with the part of each row: train, validation or test.
         group: rows with the same value here stay in one part.
         time: the latest rows by this column are the test part, those before them validation.
         stratify: each part has about the same fraction of every class.
@@ -141,7 +141,8 @@ class Roles:
 class About:
     """What a trained net needs to know of its data, without the data themselves.
 
-    `classes` holds the names of the classes, and is empty for regression.
+    `classes` holds the names of the classes, and is empty for regression. `rows` are checksums of
+    the row numbers of each part.
     """
 
     name: str
@@ -151,6 +152,7 @@ class About:
     classes: tuple[str, ...]
     sizes: Mapping[str, int]
     checksum: str
+    rows: Mapping[str, str]
     preprocessing: Preprocessing | None = None
 
     @property
@@ -169,13 +171,12 @@ class Dataset(About):
     """Training, validation and test data with all that a net needs to know of them.
 
     Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back. `test_rows` is a checksum of which rows the test part has.
+    knows the way back.
     """
 
     train: Part
     validation: Part
     test: Part
-    test_rows: str
 
     @property
     def about(self) -> About:
@@ -188,8 +189,8 @@ def with_class_weight(
 ) -> Dataset:
     """The data with class weights on the rows of training and validation; test rows have none.
 
-    A class weight multiplies that of the row. Balanced: n / (K n_k) for the n_k rows of a class, of
-    n in all and K classes that have some. A class that is not named counts once.
+    A class weight multiplies the weight of the row. Balanced: n / (K n_k) for the n_k rows of a
+    class, of n in all and K classes that have some. A class that is not named counts once.
     """
     rows = data.train.join(data.validation)
     factors = torch.ones(len(data.classes), dtype=torch.float64)
@@ -222,16 +223,16 @@ def split_rows(
         seed: of the shuffling.
         name: of the data, for errors.
         parts: the part of each row, None for rows to split; validation and test rows that are
-            given stay as they are, a part without any is taken from the other rows.
+            given stay unchanged, a part without any is taken from the other rows.
         classes: class numbers, of which every part gets its fraction.
         groups: numbers of groups that stay together.
         times: the latest rows are the test part; rows of one time stay together.
         without: a part that stays empty.
     """
-    given = [None] * count if parts is None else list(parts)
-    found = {part: _positions(given, part) for part in _FRACTIONS}
-    rest = _positions(given, "train", None)
-    wanted = [part for part in _FRACTIONS if len(found[part]) == 0 and part != without]
+    named = [None] * count if parts is None else list(parts)
+    split = {part: _positions(named, part) for part in _FRACTIONS}
+    rest = _positions(named, "train", None)
+    wanted = [part for part in _FRACTIONS if len(split[part]) == 0 and part != without]
     sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
     blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
     kind, values = next((kind, v[rest]) for kind, v in blocks.items() if v is not None)
@@ -241,29 +242,29 @@ def split_rows(
     for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
         left = len(wanted) - done  # groups or times that have to stay
         if times is not None:
-            held = _latest(times[rest], size, left)
+            held = _choose_latest(times[rest], size, left)
         elif groups is not None:
-            held = _whole_groups(groups[rest], size, left, seed)
+            held = _choose_groups(groups[rest], size, left, seed)
         else:
             strata = torch.zeros_like(rest) if classes is None else classes[rest]
-            held = _stratified(strata, size, seed)
+            held = _choose_rows(strata, size, seed)
         mask = torch.zeros(len(rest), dtype=torch.bool).index_fill(0, held, True)
-        found[part], rest = rest[mask], rest[~mask]
-    return {**found, "train": rest}
+        split[part], rest = rest[mask], rest[~mask]
+    return {**split, "train": rest}
 
 
 def _positions(values: Sequence[str | None], *wanted: str | None) -> Tensor:
     return torch.tensor([i for i, value in enumerate(values) if value in wanted]).long()
 
 
-def _latest(times: Tensor, size: int, left: int) -> Tensor:
+def _choose_latest(times: Tensor, size: int, left: int) -> Tensor:
     """About `size` of the latest rows, so that no time is divided and `left` of them stay."""
     levels, counts = times.unique(return_counts=True)
     rows = counts.flip(0).cumsum(0)[:-left]  # at the latest time, the latest two, ...
     return (times >= levels[-1 - int((rows - size).abs().argmin())]).nonzero().flatten()
 
 
-def _whole_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
+def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
     """About `size` rows of random groups, so that `left` groups stay."""
     total = len(groups.unique())
     number = min(max(1, round(size / len(groups) * total)), total - left)
@@ -272,7 +273,7 @@ def _whole_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
     return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
 
 
-def _stratified(classes: Tensor, size: int, seed: int) -> Tensor:
+def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
     """`size` rows, each class in proportion if there are enough; not the only row of a class."""
     counts = classes.bincount()
     several = (counts[classes] > 1).nonzero().flatten()

@@ -6,7 +6,7 @@ import csv
 import math
 import shlex
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,7 +56,7 @@ def read_table(
     """Read a CSV or Parquet file, compressed or not.
 
     A CSV file is UTF-8 or Windows-1252, or UTF-16 with its byte-order mark. Missing values are
-    those of `pandas.read_csv`, `?` and `-`.
+    the defaults of `pandas.read_csv`, `?` and `-`.
 
     Args:
         path: the file.
@@ -111,8 +111,13 @@ def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFr
 
 def _sniff(path: Path, options: dict[str, Any]) -> str:
     """The delimiter of a file, from its first lines; a comma if they do not show any."""
-    whole = {"sep": "\x1f", "header": None, "quoting": csv.QUOTE_NONE, "keep_default_na": False}
-    lines = needed("pandas").read_csv(path, nrows=20, dtype=str, **whole, **options)[0]
+    lines_as_cells = {
+        "sep": "\x1f",
+        "header": None,
+        "quoting": csv.QUOTE_NONE,
+        "keep_default_na": False,
+    }
+    lines = needed("pandas").read_csv(path, nrows=20, dtype=str, **lines_as_cells, **options)[0]
     try:
         return csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
     except csv.Error:
@@ -131,8 +136,8 @@ def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
     column, missing = f"the target column '{roles.target}' of {source}", target.isna()
     if bool(missing.any()):
         row = row_number(target, int(missing.to_numpy().argmax()))
-        found = f"row {row} has none ({int(missing.sum())} in all). Take out such rows."
-        raise VardropError(f"Expected a value in every row of {column}, but {found}")
+        reason = f"row {row} has none ({int(missing.sum())} in all). Take out such rows."
+        raise VardropError(f"Expected a value in every row of {column}, but {reason}")
     if target.nunique() < 2:
         raise VardropError(f"Expected {column} to vary, but it is constant.")
     return roles.target
@@ -149,12 +154,12 @@ def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
     distinct = sorted(to_numbers(values, source).unique())
     if len(distinct) == 2:
         return "classification", ""
-    whole = all(value == round(value) for value in distinct)
-    codes = whole and distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
+    integers = all(value == round(value) for value in distinct)
+    codes = integers and distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
     if codes and len(distinct) <= _CODES:
         span = f"{distinct[0]:g} to {distinct[-1]:g}"
         return "classification", f"numbers {span} taken for classes; --task regression for amounts"
-    if whole and len(distinct) <= _CODES:
+    if integers and len(distinct) <= _CODES:
         return "regression", f"{len(distinct)} whole numbers; --task classification for classes"
     return "regression", ""
 
@@ -170,7 +175,9 @@ def fit_preprocessing(
     if task == "regression":
         _, mean, std = _scale(to_numbers(table[target], source).iloc[rows], source)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
-    classes = tuple(sorted({label(v) for v in table[target]}, key=_class_order))
+    labels = {label(value) for value in table[target]}
+    numbers = sorted(filter(is_number, labels), key=float)
+    classes = (*numbers, *sorted(labels - set(numbers)))
     if len(classes) > _MOST_CLASSES:
         problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
         raise VardropError(f"{problem}, but got {len(classes)}. For numbers, ask for a regression.")
@@ -185,6 +192,11 @@ def _learn_columns(
     dropped: dict[str, str] = {}
     problems: dict[str, str] = {}
     for name, values in table.items():
+        cells = values if values.dtype.kind in "Oc" else ()
+        if strange := [v for v in cells if not isinstance(v, Hashable) or isinstance(v, complex)]:
+            text = f"numbers, texts or dates in column '{name}' of {source}, but got {strange[0]!r}"
+            problems[str(name)] = f"Expected {text}."
+            continue
         kind = _kind(values, date_format)
         if reason := _drop_reason(values.iloc[rows], kind):
             dropped[str(name)] = reason
@@ -259,11 +271,6 @@ def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
         column = f"column '{values.name}' of {source}"
         raise VardropError(f"Expected {column} to have a finite mean and scale. Scale it down.")
     return median, mean, std
-
-
-def _class_order(name: str) -> tuple[bool, float, str]:
-    """Numbers first, by size, then texts."""
-    return (False, float(name), name) if is_number(name) else (True, 0.0, name)
 
 
 def describe(preprocessing: Preprocessing, roles: Roles | None = None) -> str:

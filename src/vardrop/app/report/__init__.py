@@ -7,16 +7,14 @@ for _package in ("jinja2", "matplotlib"):
 
 from vardrop.app.report.comparison import Comparison as Comparison, compare_runs as compare_runs
 from vardrop.app.report.page import report as report
-from vardrop.app.report.pictures.comparison import score_intervals as score_intervals
-from vardrop.app.report.pictures.training import training_curves as training_curves
-from vardrop.app.report.pictures.uncertainty import (
+from vardrop.app.report.pictures import (
+    layer_sparsity as layer_sparsity,
     regression_band as regression_band,
     reliability_diagram as reliability_diagram,
     risk_coverage_curve as risk_coverage_curve,
+    score_intervals as score_intervals,
+    training_curves as training_curves,
     uncertainty_histograms as uncertainty_histograms,
-)
-from vardrop.app.report.pictures.weights import (
-    layer_sparsity as layer_sparsity,
     weight_maps as weight_maps,
 )
 from vardrop.app.store import StoredRun as StoredRun, read_run as read_run

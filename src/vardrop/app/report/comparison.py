@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically, write_json
-from vardrop.app.report.pictures.canvas import png
-from vardrop.app.report.pictures.comparison import score_intervals
+from vardrop.app.report.canvas import png
+from vardrop.app.report.pictures import score_intervals
 from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
 from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
 from vardrop.metrics.intervals import Estimate, bootstrap, class_scores, estimated, number_scores
@@ -33,7 +33,7 @@ class Comparison:
 
     Args:
         over: what the intervals are over: the "rows" of the test data, or "seeds".
-        scores: by model and score, with 95% intervals where they are defined.
+        scores: by model and score, with 95% intervals if they are defined.
         differences: from the first model, on the same rows or seeds, by model and score.
         sizes: by model: weights, weights left, bytes and seconds.
         notes: limits of the comparison, in sentences.
@@ -72,12 +72,12 @@ class Comparison:
     def table(self, scores: Sequence[str] | None = None) -> str:
         """The comparison as text: a line for each model, and one for its difference."""
         names = self.select(scores)
-        kinds = [kind for kind in SIZES if any(kind in own for own in self.sizes.values())]
+        kinds = [kind for kind in SIZES if any(kind in sizes for sizes in self.sizes.values())]
         lines = [["", *map(title, names), *(kind.replace("_", " ") for kind in kinds)]]
-        for model, found in self.scores.items():
-            own = self.sizes[model]
-            sizes = [f"{own[kind]:,}" if kind in own else "" for kind in kinds]
-            lines.append([model, *(estimate_text(found.get(name)) for name in names), *sizes])
+        for model, estimates in self.scores.items():
+            sizes = self.sizes[model]
+            counts = [f"{sizes[kind]:,}" if kind in sizes else "" for kind in kinds]
+            lines.append([model, *(estimate_text(estimates.get(name)) for name in names), *counts])
             if model in self.differences:
                 cells = (self.difference_text(model, name) for name in names)
                 lines.append([f"  against {self.reference}", *cells, *[""] * len(kinds)])
@@ -93,8 +93,8 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A DataFrame with a row for each model and score."""
         rows = []
-        for model, found in self.scores.items():
-            for name, estimate in found.items():
+        for model, estimates in self.scores.items():
+            for name, estimate in estimates.items():
                 other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
                 difference = {f"difference_{k}": v for k, v in other._asdict().items()}
                 rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
@@ -103,15 +103,16 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain dictionaries."""
         plain = {
-            part: {model: {k: v._asdict() for k, v in own.items()} for model, own in found.items()}
-            for part, found in (("scores", self.scores), ("differences", self.differences))
+            part: {model: {k: v._asdict() for k, v in scores.items()} for model, scores in pairs}
+            for part in ("scores", "differences")
+            for pairs in [getattr(self, part).items()]
         }
         return {**vars(self), **plain, "reference": self.reference}
 
     def plot(self, scores: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
         """Draw the scores with their intervals, a panel for each score."""
         panels = {
-            name: {model: own[name] for model, own in self.scores.items() if name in own}
+            name: {model: values[name] for model, values in self.scores.items() if name in values}
             for name in self.select(scores)
         }
         return score_intervals(panels, ax)
@@ -124,15 +125,34 @@ class Comparison:
         return path
 
 
-def compare_runs(paths: Iterable[str | Path]) -> Comparison:
-    """Compare runs on the same data from their files; see `vardrop.compare_runs`."""
-    runs = [read_run(Path(path)) for path in paths]
-    if len({run.path.resolve() for run in runs}) < max(2, len(runs)):
-        shown = ", ".join(str(run.path) for run in runs) or "none"
-        raise VardropError(f"Expected two or more different runs to compare, but got {shown}.")
-    for run in runs:
-        _check_comparable(runs[0], run)
-    return compare_stored(name_runs(runs))
+def compare_runs(runs: Iterable[Any]) -> Comparison:
+    """Compare runs on the same data by their files; no model is run.
+
+    Intervals come from 1000 resamples of the test rows. Runs with the same test rows as the
+    first one are compared with it on the same resamples, which shows smaller differences than two
+    intervals do. Runs on other data raise an error.
+
+    Args:
+        runs: two or more runs, or their directories; the others are compared with the first.
+
+    Returns:
+        A `Comparison`: print it, or use `plot()`, `frame()`, `to_json()` and `write(folder)`.
+
+    >>> import tempfile, vardrop as vd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, recipe in (("plain", None), ("noisy", vd.bayes_by_backprop())):
+    ...         run = vd.fit("iris", "mlp", recipe, out=f"{folder}/{name}", epochs=2, folds=1)
+    ...     comparison = vd.compare_runs([f"{folder}/plain", f"{folder}/noisy"])
+    >>> list(comparison.scores), sorted(comparison.differences["noisy"])[:2]
+    (['plain', 'noisy'], ['accuracy', 'auroc'])
+    """
+    stored = [read_run(Path(getattr(run, "directory", run))) for run in runs]
+    if len({run.path.resolve() for run in stored}) < max(2, len(stored)):
+        paths = ", ".join(str(run.path) for run in stored) or "none"
+        raise VardropError(f"Expected two or more different runs to compare, but got {paths}.")
+    for run in stored:
+        _check_comparable(stored[0], run)
+    return compare_stored(name_runs(stored))
 
 
 def _check_comparable(first: StoredRun, run: StoredRun) -> None:
@@ -142,12 +162,12 @@ def _check_comparable(first: StoredRun, run: StoredRun) -> None:
             f"Expected scores on test data of {run.path}, but it has none. Run `vardrop evaluate "
             f"{run.path}`, or fit it with a test part."
         )
-    known = _identify_data(first)
+    expected = _identify_data(first)
     for what, value in _identify_data(run).items():
-        if value != known[what]:
+        if value != expected[what]:
             raise VardropError(
                 f"Expected runs on the same data, but the {what} of {run.path} is {value} and "
-                f"the {what} of {first.path} is {known[what]}. Compare runs on one data set."
+                f"the {what} of {first.path} is {expected[what]}. Compare runs on one data set."
             )
 
 
@@ -172,7 +192,9 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
         scores[label] = {
             k: estimated(v, draws[k]) if k in draws else Estimate(v) for k, v in values.items()
         }
-        if run is not first and _share_rows(first, run):
+        rows, others = (one.results.get("test_rows") for one in (run, first))
+        same = rows is not None and rows == others and _identify_data(run) == _identify_data(first)
+        if run is not first and same:
             differences[label] = {
                 k: estimated(v - scores[name][k].value, draws[k] - resamples[name][k])
                 for k, v in values.items()
@@ -186,11 +208,6 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
     return Comparison("rows", scores, differences, sizes, notes, paths)
 
 
-def _share_rows(first: StoredRun, run: StoredRun) -> bool:
-    rows, others = (one.results.get("test_rows") for one in (first, run))
-    return rows is not None and rows == others and _identify_data(first) == _identify_data(run)
-
-
 def _resample(run: StoredRun) -> dict[str, Tensor]:
     """The scores of resamples of the test rows, as far as the rows are stored."""
     arrays = run.arrays
@@ -201,8 +218,8 @@ def _resample(run: StoredRun) -> dict[str, Tensor]:
         # As in the scores themselves, a probability of zero counts as the smallest normal number.
         smallest = torch.tensor(torch.finfo(torch.float32).tiny).log().item()
         bounded = logs.clamp(min=smallest) if logs.isinf().any() else logs
-        found = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
+        scores = class_scores(arrays["probs"].double(), bounded, arrays["labels"].long())
     else:
         mean, y, lower, upper = (arrays[k].flatten().double() for k in _NUMBERS)
-        found = number_scores(mean, y, lower, upper, logs)
-    return bootstrap(found, len(logs), weight)
+        scores = number_scores(mean, y, lower, upper, logs)
+    return bootstrap(scores, len(logs), weight)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from vardrop.app.report.pictures import training, uncertainty, weights
-from vardrop.app.report.pictures.canvas import png
+from vardrop.app.report import pictures
+from vardrop.app.report.canvas import png
 from vardrop.app.store import StoredRun
 
 # A picture may have several parts, such as one per layer, and none if its data is missing.
@@ -52,16 +52,16 @@ def make_card(label: str, alt: str, ax: Axes) -> Card:
 
 
 def _training(run: StoredRun) -> Parts:
-    # The training loss is that of the scaled target, the validation score is in its units.
+    # The training loss uses the scaled target, the validation score is in its units.
     shift = math.log(run.unit)
     rows = [{**row, "nll": row["nll"] + shift} if "nll" in row else row for row in run.history]
-    return {"": training.training_curves(rows)} if rows else {}
+    return {"": pictures.training_curves(rows)} if rows else {}
 
 
 def _reliability(run: StoredRun) -> Parts:
     if "probs" not in run.arrays:
         return {}
-    return {"": uncertainty.reliability_diagram(run.arrays["probs"], run.arrays["labels"])}
+    return {"": pictures.reliability_diagram(run.arrays["probs"], run.arrays["labels"])}
 
 
 def _band(run: StoredRun) -> Parts:
@@ -69,7 +69,7 @@ def _band(run: StoredRun) -> Parts:
         return {}
     x, y, mean, lower, upper = (run.arrays[key] for key in ("x", "y", "mean", "lower", "upper"))
     target = run.target or "target"
-    return {"": uncertainty.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)}
+    return {"": pictures.regression_band(x, y, mean, lower, upper, level=_LEVEL, target=target)}
 
 
 def _risk(run: StoredRun) -> Parts:
@@ -77,11 +77,11 @@ def _risk(run: StoredRun) -> Parts:
     if "probs" in arrays:
         confidence, guess = arrays["probs"].max(-1)
         mistakes = (guess != arrays["labels"]).float()
-        return {"": uncertainty.risk_coverage_curve(1 - confidence, mistakes)}
+        return {"": pictures.risk_coverage_curve(1 - confidence, mistakes)}
     if "lower" in arrays:
         y, mean, lower, upper = (arrays[key].flatten() for key in ("y", "mean", "lower", "upper"))
         errors = (y - mean).abs()
-        return {"": uncertainty.risk_coverage_curve(upper - lower, errors, "mean absolute error")}
+        return {"": pictures.risk_coverage_curve(upper - lower, errors, "mean absolute error")}
     return {}
 
 
@@ -90,19 +90,19 @@ def _histograms(run: StoredRun) -> Parts:
     for key, label in (("entropy", "entropy"), ("epistemic", "epistemic uncertainty")):
         if outside := run.sets(f"{key}_out"):
             inside = run.arrays[f"{key}_in"]
-            parts[label] = uncertainty.uncertainty_histograms(inside, outside, f"{label} (nats)")
+            parts[label] = pictures.uncertainty_histograms(inside, outside, f"{label} (nats)")
     return parts
 
 
 def _layers(run: StoredRun) -> Parts:
     fractions = {run.label(name): value for name, value in run.fractions().items()}
-    return {"": weights.layer_sparsity(fractions)} if fractions else {}
+    return {"": pictures.layer_sparsity(fractions)} if fractions else {}
 
 
 def _maps(run: StoredRun) -> Parts:
     before, after = run.layers("weight"), run.layers("weight_pruned")
-    small = [name for name, weight in before.items() if weights.fits_on_map(weight)][:_MAPS]
-    return {run.label(n): weights.weight_maps(before[n], after.get(n)) for n in small}
+    small = [name for name, weight in before.items() if pictures.fits_on_map(weight)][:_MAPS]
+    return {run.label(n): pictures.weight_maps(before[n], after.get(n)) for n in small}
 
 
 _RELIABILITY = "On the diagonal the model is calibrated, below it overconfident."

@@ -100,8 +100,8 @@ def _render(runs: Runs) -> str:
 
 def _notes(runs: Runs, compared: Comparison) -> list[str]:
     notes = [(name, note) for name, run in runs.items() for note in summary.notes(run)]
-    own = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
-    return [*own, *compared.notes]
+    texts = [f"{name}: {note}" if len(runs) > 1 else note for name, note in notes]
+    return [*texts, *compared.notes]
 
 
 def _score_table(runs: Runs, compared: Comparison) -> Table:
@@ -109,34 +109,28 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
     labels = {name: name if len(runs) > 1 else MODEL for name in runs}
     columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
-        by_label, own = score_columns(run.results), columns[labels[name]]
-        own |= {k: _score_cell(compared, name, k, v) for k, v in by_label.pop(MODEL, {}).items()}
+        by_label, column = score_columns(run.results), columns[labels[name]]
+        for key, value in by_label.pop(MODEL, {}).items():
+            low, high = compared.scores[name].get(key, Estimate(math.nan))[2:]
+            interval = "" if low is None else f"[{number(low)}, {number(high)}]"
+            note = f"{interval}\n{compared.difference_text(name, key)}".strip()
+            column[key] = Cell(number(value), note)
         for data, values in (run.results.get("ood") or {}).items():
-            own |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
-        own |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
+            column |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
+        column |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
         for label, scores in by_label.items():
             cells = {k: Cell(number(v)) for k, v in scores.items()}
             same = columns.get(label, cells) == cells  # baselines are often shared
             columns[label if same else f"{label}, {name}"] = cells
     keys = dict.fromkeys(key for cells in columns.values() for key in cells)
-    rows = [[_score_name(k), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys]
+    names = {k: Cell(s.title, f"{s.text}; {s.better} is better") for k, s in SCORES.items()}
+    rows = [
+        [names.get(k, Cell(k)), *(c.get(k, Cell(_GAP)) for c in columns.values())] for k in keys
+    ]
     text = "In brackets: 95% intervals over the test examples."
     if compared.differences:
         text += f" Below them: the difference from {compared.reference}, with its own interval."
     return Table(["", *columns], rows, text)
-
-
-def _score_cell(compared: Comparison, run: str, score: str, value: Any) -> Cell:
-    low, high = compared.scores[run].get(score, Estimate(math.nan))[2:]
-    interval = "" if low is None else f"[{number(low)}, {number(high)}]"
-    return Cell(number(value), f"{interval}\n{compared.difference_text(run, score)}".strip())
-
-
-def _score_name(key: str) -> Cell:
-    if key not in SCORES:
-        return Cell(key)
-    name, text, better = SCORES[key]
-    return Cell(name, f"{text}; {better} is better")
 
 
 def _confusion_table(run: StoredRun) -> Table:

@@ -130,13 +130,15 @@ def _against_plain(run: StoredRun) -> list[tuple[str, str]]:
 
 
 def _compression(run: StoredRun) -> list[tuple[str, str]]:
-    found = run.results.get("compression") or {}
-    if not found:
+    results = run.results.get("compression") or {}
+    if not results:
         return []
-    weights, macs = (found[f"{k}_after"] / found[f"{k}_before"] for k in ("weights", "macs"))
-    before, after = (number(found[f"test_score_{when}"]) for when in ("before", "after"))
+    weights, macs = (results[f"{k}_after"] / results[f"{k}_before"] for k in ("weights", "macs"))
+    before, after = (number(results[f"test_score_{when}"]) for when in ("before", "after"))
     head = f"{weights:.1%} of the weights and {macs:.1%} of the multiplications left"
-    return [(head, f"after compression; {title(found['score'])} on test data {before} to {after}.")]
+    return [
+        (head, f"after compression; {title(results['score'])} on test data {before} to {after}.")
+    ]
 
 
 def notes(run: StoredRun) -> list[str]:
@@ -147,10 +149,10 @@ def notes(run: StoredRun) -> list[str]:
 
 def facts(run: StoredRun, flat: bool) -> dict[str, str]:
     """The configuration of a run by name, settings one by one if `flat`, and its training time."""
-    config = {k: v for k, v in run.config.items() if k != "version" and _is_set(v)}
+    config = {k: v for k, v in run.config.items() if k not in ("version", "rows") and _is_set(v)}
     config["method"] = method_name(run.config.get("method"))
-    found = flatten(config) if flat else config
-    pairs = {name.replace("_", " "): show(value) for name, value in found.items()}
+    values = flatten(config) if flat else config
+    pairs = {name.replace("_", " "): show(value) for name, value in values.items()}
     if run.history:
         pairs["trained"] = f"{len(run.history)} epochs, {run.seconds:,.1f} seconds"
     return pairs

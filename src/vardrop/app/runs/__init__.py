@@ -1,9 +1,6 @@
 """The application: fit, evaluate, compress, report; what the command line and notebooks call."""
 
-from vardrop.app.runs.compare import (
-    compare_methods as compare_methods,
-    compare_runs as compare_runs,
-)
+from vardrop.app.runs.compare import compare_methods as compare_methods
 from vardrop.app.runs.compress import (
     compress as compress,
     slim_run as slim_run,

@@ -1,4 +1,4 @@
-"""Several runs, or several methods with several seeds, beside each other."""
+"""Compare several methods with several seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from vardrop.app.runs.callbacks import Observer
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
-from vardrop.app.runs.run import Run
 from vardrop.app.score_texts import BOUNDS, number
 from vardrop.app.store import StoredRun, read_run
 from vardrop.metrics.intervals import repeated
@@ -36,33 +35,6 @@ _OF_DATA = (*(f.name for f in dataclasses.fields(Roles)), "directory", *_PARTS)
 _UNBOUNDED = (-math.inf, math.inf)
 
 
-def compare_runs(runs: Iterable[str | Path | Run]) -> Comparison:
-    """Compare runs on the same data by what they wrote; no net is run.
-
-    Intervals are those of 1000 resamples of the test rows. Runs with the same test rows as the
-    first one are compared with it on the same resamples, which tells smaller differences apart
-    than two intervals do. Runs on other data are refused.
-
-    Args:
-        runs: two or more runs, or their directories; the first is what the others are compared
-            with.
-
-    Returns:
-        a `Comparison`: print it, or `plot()`, `frame()`, `to_json()`, `write(folder)`.
-
-    >>> import tempfile, vardrop as vd
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name, recipe in (("plain", None), ("noisy", vd.bayes_by_backprop())):
-    ...         run = vd.fit("iris", "mlp", recipe, out=f"{folder}/{name}", epochs=2, folds=1)
-    ...     found = vd.compare_runs([f"{folder}/plain", f"{folder}/noisy"])
-    >>> list(found.scores), sorted(found.differences["noisy"])[:2]
-    (['plain', 'noisy'], ['accuracy', 'auroc'])
-    """
-    from vardrop.app.report import compare_runs as compare
-
-    return compare(run.directory if isinstance(run, Run) else run for run in runs)
-
-
 def compare_methods(
     data: Any,
     recipes: Sequence[Method] | Mapping[str, Method],
@@ -71,32 +43,32 @@ def compare_methods(
     net: str | nn.Module = "auto",
     out: str | Path | None = None,
     observer: Observer | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Comparison:
     """Fit several methods with several seeds on the same splits, and compare them.
 
-    Every seed splits the data anew, in the same way for all methods; scores are those of the test
+    Every seed splits the data again, in the same way for all methods. Scores are on the test
     part. Means have intervals over the seeds, and so have the differences from the first method,
-    seed by seed; where the seeds choose the test rows the intervals are wider by what splits of the
+    seed by seed. If the seeds choose the test rows, the intervals account for what splits of the
     same rows share (Nadeau & Bengio 2003).
 
     Every run is kept in the folder, under its method, a checksum of all that it depends on, and its
-    seed. What is there already is not trained again: the same call goes on after a stop, and takes
-    more seeds or more methods later; runs with other data, settings or options stay beside it.
+    seed. Existing runs are not trained again: the same call resumes after a stop, and later accepts
+    more seeds or methods. Runs with other data, settings or options are kept.
 
     Args:
         data: as for `fit`.
         recipes: methods, by name or by value, None for the plain net; or a dictionary of them by
-            labels of your own. The first is what the others are compared with.
+            custom labels. The others are compared with the first.
         seeds: how many, from 0 on, or which.
-        net: as for `fit`; one of your own is copied for each run.
+        net: as for `fit`; a custom network is copied for each run.
         out: the folder; runs/<data>-comparison-<number> by default.
-        observer: as for `fit`; is told about the runs as about trials, and their scores by notes.
-        more: other arguments of `fit`, the same for all runs. The plain net is not trained beside
-            each run (`compare=False`) unless asked for.
+        observer: as for `fit`; gets the runs as trials, and their scores as notes.
+        options: other arguments of `fit`, the same for all runs. The plain model is not trained
+            next to each run (`compare=False`) unless requested.
 
     Returns:
-        a `Comparison`, which also stands in the folder (comparison.json and comparison.png).
+        A `Comparison`, which is also written into the folder (comparison.json and comparison.png).
 
     >>> import tempfile, vardrop as vd
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -104,13 +76,11 @@ def compare_methods(
     >>> list(found.scores), found.over
     (['none', 'l0'], 'seeds')
     """
-    if wrong := sorted({"seed", "force"} & set(more)):
-        raise VardropError(
-            f"Expected no `{wrong[0]}` for a comparison, but got {more[wrong[0]]!r}. Pass `seeds`, "
-            "and another `out` to begin anew."
-        )
-    methods, numbers, more = _methods(recipes), _seeds(seeds), {"compare": False, **more}
-    of_data = {name: value for name, value in more.items() if name in _OF_DATA}
+    if wrong := sorted({"seed", "force"} & set(options)):
+        text = f"Expected no `{wrong[0]}` for a comparison, but got {options[wrong[0]]!r}."
+        raise VardropError(f"{text} Pass `seeds`, and another `out` to start again.")
+    methods, numbers, options = _methods(recipes), _seeds(seeds), {"compare": False, **options}
+    of_data = {name: value for name, value in options.items() if name in _OF_DATA}
     checksum = load_dataset(data, seed=numbers[0], **of_data).checksum  # or why it cannot be read
     name = Path(data).stem if isinstance(data, str | Path) else type(data).__name__
     folder = Path(out) if out is not None else free_directory(f"{name}-comparison")
@@ -118,11 +88,11 @@ def compare_methods(
     runs: dict[str, list[StoredRun]] = {label: [] for label in methods}
     with working(folder):
         for label, method in methods.items():
-            identity = _identity(checksum, net, method, more)
+            identity = _identity(checksum, net, method, options)
             for seed in numbers:
                 watch = observer and observer.trial(f"{label}, seed {seed}")
-                given = {"recipe": method, "seed": seed, "observer": watch, **more}
-                run = _finish(folder / f"{identity}-{seed}", data, net, **given)
+                arguments = {"recipe": method, "seed": seed, "observer": watch, **options}
+                run = _finish(folder / f"{identity}-{seed}", data, net, **arguments)
                 runs[label].append(run)
                 if observer is not None:
                     scores = list((run.results.get("metrics") or {}).items())[:4]
@@ -141,14 +111,12 @@ def _methods(recipes: Any) -> dict[str, Method]:
     methods: dict[str, Method] = {}
     for label, recipe in pairs:
         check_type("recipes", recipe, BaseRecipe | str | None, "names of methods, recipes or None")
-        known = isinstance(recipe, str) and recipe != "auto"
-        method = method_named(recipe) if known else recipe  # type: ignore[arg-type]
+        named = isinstance(recipe, str) and recipe != "auto"
+        method = method_named(recipe) if named else recipe  # type: ignore[arg-type]
         name = str(label) or (recipe if isinstance(recipe, str) else _name(method))
         if name in methods:
-            raise VardropError(
-                f"Expected methods that differ in their names, but got {name} twice. Give them "
-                "labels: recipes={'a': ..., 'b': ...}."
-            )
+            text = f"Expected methods that differ in their names, but got {name} twice."
+            raise VardropError(f"{text} Give them labels: recipes={{'a': ..., 'b': ...}}.")
         methods[name] = method
     if not methods:
         raise VardropError("Expected `recipes` to name at least one method, but got none.")
@@ -172,54 +140,64 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     return list(seeds)
 
 
-def _identity(checksum: str, net: str | nn.Module, method: Method, more: Mapping[str, Any]) -> str:
+def _identity(checksum: str, net: Any, method: Method, options: Mapping[str, Any]) -> str:
     """The name of the method and a checksum of all that its runs depend on, but for the seed.
 
-    The checksum of the data knows the parts of a test and of validation, wherever they lie.
+    The checksum of the data covers custom validation and test parts, wherever they are stored.
     """
-    settings = {k: repr(v) for k, v in sorted(more.items()) if k not in (*_PARTS, "directory")}
+    settings = {k: repr(v) for k, v in sorted(options.items()) if k not in (*_PARTS, "directory")}
     tensors = {} if isinstance(net, str) else net.state_dict()
     content = digest(f"{checksum} {net!r} {method!r} {settings}", tensors)
     return re.sub(r"[^\w.=-]+", "-", f"{_name(method)}-{content[:12]}")
 
 
-def _finish(path: Path, data: Any, net: str | nn.Module, **given: Any) -> StoredRun:
+def _finish(path: Path, data: Any, net: str | nn.Module, **options: Any) -> StoredRun:
     """The run of a method and a seed: that which is there, taken to its end, or a new one."""
     if (path / "results.json").is_file() and not read_run(path).stopped:
         return read_run(path)
     model = copy.deepcopy(net)
     if (path / "config.json").is_file():
-        parts = {"data": data, **{name: given.get(name) for name in _PARTS}}
+        parts = {"data": data, **{name: options.get(name) for name in _PARTS}}
         in_memory = any(not isinstance(part, str | Path | None) for part in parts.values())
         own = None if isinstance(model, str) else model
-        resume(path, own, given["observer"], **(parts if in_memory else {}))
+        resume(path, own, options["observer"], **(parts if in_memory else {}))
     else:  # whatever a stop left there is no run yet
-        fit(data, model, out=path, force=True, **given)
+        fit(data, model, out=path, force=True, **options)
     return read_run(path)
 
 
 def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
     from vardrop.app.report import Comparison
 
-    values = {label: _values(own) for label, own in runs.items()}
+    values = {label: _values(stored) for label, stored in runs.items()}
     reference = next(iter(runs))
-    ratio = _test_ratio([run for own in runs.values() for run in own])
+    rows = {run.results.get("test_rows") for stored in runs.values() for run in stored}
+    counts = runs[reference][0].config["sizes"]
+    trained = counts["train"] + counts["validation"]
+    ratio = counts["test"] / trained if len(rows) > 1 else 0.0  # 0 if no seed chooses the rows
     scores = {
-        label: {name: repeated(v, ratio, BOUNDS.get(name, _UNBOUNDED)) for name, v in own.items()}
-        for label, own in values.items()
+        label: {
+            name: repeated(v, ratio, BOUNDS.get(name, _UNBOUNDED)) for name, v in stored.items()
+        }
+        for label, stored in values.items()
     }
     differences = {
         label: {
             name: repeated([a - b for a, b in zip(v, first, strict=True)], ratio)
-            for name, v in own.items()
+            for name, v in stored.items()
             if (first := values[reference].get(name)) is not None
         }
-        for label, own in values.items()
+        for label, stored in values.items()
         if label != reference
     }
     notes = ["One seed has no interval: give more."] if len(runs[reference]) == 1 else []
-    sizes = {label: _mean_sizes(own) for label, own in runs.items()}
-    paths = {label: [str(run.path) for run in own] for label, own in runs.items()}
+    sizes: dict[str, dict[str, float]] = {}
+    for label, stored in runs.items():
+        each = [run.sizes() for run in stored]
+        names = dict.fromkeys(name for one in each for name in one)
+        means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
+        sizes[label] = {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}
+    paths = {label: [str(run.path) for run in stored] for label, stored in runs.items()}
     return Comparison("seeds", scores, differences, sizes, notes, paths)
 
 
@@ -227,23 +205,7 @@ def _values(runs: Sequence[StoredRun]) -> dict[str, list[float]]:
     """Scores by seed, those that every seed defines."""
     metrics = [run.results.get("metrics") or {} for run in runs]
     if not all(metrics):
-        raise VardropError(
-            "Expected a test part to compare methods on, but got none. Leave `test=False` out."
-        )
+        text = "Expected a test part to compare methods on, but got none."
+        raise VardropError(f"{text} Leave `test=False` out.")
     names = [n for n in metrics[0] if all(isinstance(one.get(n), int | float) for one in metrics)]
     return {name: [float(one[name]) for one in metrics] for name in names}
-
-
-def _test_ratio(runs: Sequence[StoredRun]) -> float:
-    """Rows of the test over those of the training, where the seeds choose them; else 0."""
-    rows = {run.results.get("test_rows") for run in runs}
-    sizes = runs[0].config["sizes"]
-    return sizes["test"] / (sizes["train"] + sizes["validation"]) if len(rows) > 1 else 0.0
-
-
-def _mean_sizes(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Sizes of the nets, on average over the seeds."""
-    each = [run.sizes() for run in runs]
-    names = dict.fromkeys(name for one in each for name in one)
-    means = {n: sum(one.get(n, 0) for one in each) / len(each) for n in names}
-    return {n: round(v, 2) if n == "seconds" else round(v) for n, v in means.items()}

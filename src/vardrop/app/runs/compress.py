@@ -18,7 +18,7 @@ from vardrop._core.files import remove, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.runs.config import working
 from vardrop.app.runs.export import check_target, export_small
-from vardrop.app.runs.run import Model, Run, likelihood_for, predicted
+from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
 from vardrop.compression import (
     ShrinkPlan,
     Shrunk,
@@ -37,7 +37,7 @@ from vardrop.tuning.slim_report import Slimmed
 Metric = Callable[[Tensor, Tensor], float]
 SMALL, PACKED = "small.safetensors", "small.vdp"
 _ENOUGH = 1000  # rows of validation that show a small loss
-MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # what may be lost where nothing is said
+MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # the largest loss by default
 
 
 def compress(
@@ -46,15 +46,14 @@ def compress(
     sparsity: float | None = None,
     onnx: str | Path | None = None,
 ) -> Shrunk:
-    """Take out of a trained net what its method calls dead, and keep the small net with the run.
+    """Remove the weights or units that the method marks as irrelevant, and store the small model.
 
     Args:
         run: a run whose method selects weights or units.
-        max_drop: how much may be lost on validation data: of accuracy, so that 0.002 is 0.2 points
-            (where nothing is given); in regression, by which fraction the RMSE may grow, so that
-            0.01 is 1 % (where nothing is given), whatever the units of the target. Fewer than 1000
-            rows cannot show so little: where nothing is given, the method's own rule then is the
-            most that goes.
+        max_drop: the largest loss on validation data. For classes it is a loss of accuracy, 0.002
+            by default; in regression the fraction by which the RMSE may grow, 0.01 by default.
+            Fewer than 1000 rows cannot show so little: by default, no more is removed then than
+            the rule of the method allows.
         sparsity: the fraction to drop, instead.
         onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
 
@@ -65,13 +64,9 @@ def compress(
         check_target(run, Path(onnx))
     with working(run.directory):
         threshold, shrunk = shrink_model(run, run.data.validation, max_drop, sparsity)
-        results = _measurements(run, *shrunk, threshold)
-        results["bytes"] = save(shrunk.net, run.directory / SMALL)
-        results["packed_bytes"] = pack(shrunk, run.directory / PACKED).bytes
-        if onnx is not None:
-            results["onnx_bytes"] = export_small(run, shrunk.net, onnx)
+        packed = pack(shrunk, run.directory / PACKED).bytes
         _store_pruned(run, threshold)
-        run.keep({**run.results, "compression": results})
+        _store(run, *shrunk, onnx, threshold=threshold, packed_bytes=packed)
     return shrunk
 
 
@@ -80,10 +75,8 @@ def shrink_model(
 ) -> tuple[float, Shrunk]:
     """The threshold that held-out rows allow, and the small plain net with its plan."""
     if not has_noise(model.net):
-        raise VardropError(
-            "Expected a model with a method to compress, but it is plain. Train with a method such "
-            "as sparse_vd, or give a budget of macs, latency or bytes."
-        )
+        text = "Expected a model with a method to compress, but it is plain."
+        raise VardropError(f"{text} Train with sparse_vd, or give a budget of macs or bytes.")
     score, metric = _metric(model)
     unasked = max_drop is None and sparsity is None
     if unasked:
@@ -110,7 +103,7 @@ def slim_run(
     bytes: float | None = None,
     onnx: str | Path | None = None,
 ) -> Slimmed:
-    """Slim the net of a run to a budget on its own data, and keep the small net with the run.
+    """Slim the model of a run to a budget on its own data, and store the small model.
 
     A noisy net is taken at its means; its noise does not come along.
 
@@ -127,18 +120,14 @@ def slim_run(
     with working(run.directory):
         plain = copy.deepcopy(run.net)
         net, data = revert(plain) if has_noise(plain) else plain, run.data
-        given: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
-        given["seed"] = run.config.settings.seed
-        slimmed = slim(net, data.train, data.validation, **given)
-        results = _measurements(run, slimmed.net, slimmed.plan, None)
-        results["bytes"] = save(slimmed.net, run.directory / SMALL)
-        remove(run.directory / PACKED)  # it is of another small net
-        results["latency_before"] = dict(slimmed.before.latency)
-        results["latency_after"] = dict(slimmed.after.latency)
-        results["notes"] = " ".join(slimmed.notes)
-        if onnx is not None:
-            results["onnx_bytes"] = export_small(run, slimmed.net, onnx)
-        run.keep({**run.results, "compression": results})
+        budget: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
+        budget["seed"] = run.config.settings.seed
+        slimmed = slim(net, data.train, data.validation, **budget)
+        remove(run.directory / PACKED)  # it is of another small model
+        latencies = (dict(costs.latency) for costs in (slimmed.before, slimmed.after))
+        times = dict(zip(("latency_before", "latency_after"), latencies, strict=True))
+        notes = " ".join(slimmed.notes)
+        _store(run, slimmed.net, slimmed.plan, onnx, threshold=None, notes=notes, **times)
     return slimmed
 
 
@@ -152,17 +141,17 @@ def _metric(run: Model) -> tuple[str, Metric]:
 
 
 @torch.no_grad()
-def _measurements(
-    run: Run, small: nn.Module, plan: ShrinkPlan, threshold: float | None
-) -> dict[str, Any]:
+def _store(
+    run: Run, small: nn.Module, plan: ShrinkPlan, onnx: str | Path | None, **others: Any
+) -> None:
+    """Write the small model, and its measurements on test data into results.json."""
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
     score, metric = _metric(run)
     x, y = run.data.test if len(run.data.test.y) else run.data.validation
     outputs = torch.cat([small(batch) for batch in x.split(1000)])
-    return {
+    results = {
         "score": score,
-        "threshold": threshold,
-        "test_score_before": metric(predicted(run.elbo, x, 0, 0).draws[0], y),
+        "test_score_before": metric(predict_tensor(run.elbo, x, 0, 0).draws[0], y),
         "test_score_after": metric(outputs, y),
         "weights_before": before,
         "weights_after": after,
@@ -171,14 +160,19 @@ def _measurements(
         "macs_before": macs,
         "macs_after": macs_left,
         "layers": [dataclasses.asdict(layer) for layer in plan.layers],
+        "bytes": save(small, run.directory / SMALL),
+        **others,
     }
+    if onnx is not None:
+        results["onnx_bytes"] = export_small(run, small, onnx)
+    run.keep({**run.results, "compression": results})
 
 
 def _store_pruned(run: Run, threshold: float) -> None:
     """Keep the weights of the noisy layers without what the threshold takes, for the report."""
     arrays, pruned = run.arrays(), zero_pruned_weights(run.net, threshold)[0]
     for name, module in run.net.named_modules():
-        for own in module.weight_axes if isinstance(module, Variational) else ():
-            weight = getattr(pruned.get_submodule(name), own)
-            arrays[f"weight_pruned.{tensor_name(name, own)}"] = weight
+        for tensor in module.weight_axes if isinstance(module, Variational) else ():
+            weight = getattr(pruned.get_submodule(name), tensor)
+            arrays[f"weight_pruned.{tensor_name(name, tensor)}"] = weight
     write_tensors(run.directory / "arrays.safetensors", arrays)

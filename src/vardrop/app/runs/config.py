@@ -1,4 +1,4 @@
-"""What a run is: stored beside its results, and enough to build everything again."""
+"""The configuration of a run, which is enough to build everything again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from vardrop._core import files
+from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.values import from_json, to_json
 from vardrop.app.data import About, Dataset, Preprocessing, Roles, load_dataset
 from vardrop.app.runs.settings import Settings
-from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
+from vardrop.app.store import (
+    BEST,
+    CHECKPOINT,
+    HISTORY,
+    STANDING,
+    make_directory,
+    read_sealed,
+    reading,
+)
 from vardrop.recipes import BaseRecipe
 
 VERSION = 1
@@ -30,19 +39,18 @@ ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.
 _OWN = "config.json", "preprocessing.json", "choice.safetensors", "report.html"
 FILES = (*_OWN, *ABOUT_BEST, BEST, CHECKPOINT, HISTORY, STANDING)
 _PLAIN = "net", "own_net", "where", "exclude"
-_ABOUT = "name", "kind", "task", "shape", "classes", "sizes", "checksum"
+_ABOUT = "name", "kind", "task", "shape", "classes", "sizes", "checksum", "rows"
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Which data: the arguments of `load_dataset`, but for the seed.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data(Roles):
+    """Which data: the arguments of `load_dataset`, except for the seed.
 
-    `given` is true where they, or parts of them, were handed over in memory: then they have to be
-    handed over again.
+    `given` is true if they, or parts of them, were passed in memory. Then they have to be passed
+    again.
     """
 
     name: str
-    roles: Roles = dataclasses.field(default_factory=Roles)
     directory: str | None = None
     validation: str | None = None
     test: str | bool | None = None
@@ -52,31 +60,16 @@ class Data:
         """The data themselves."""
         if self.given:
             raise VardropError(
-                f"Expected the data of the run, because they were handed over in memory "
-                f"({self.name}), but got none. Pass `data`, as to `fit`."
+                f"Expected the data of the run, because they were passed in memory ({self.name}), "
+                "but got none. Pass `data`, as to `fit`."
             )
         return self.read(self.name, self.validation, self.test, seed)
 
     def read(self, data: Any, validation: Any, test: Any, seed: int) -> Dataset:
-        """Data that were handed over, in the parts and roles of these."""
-        roles = vars(self.roles)
-        return load_dataset(
-            data, directory=self.directory, seed=seed, validation=validation, test=test, **roles
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is stored: flat."""
-        own = {k: v for k, v in vars(self).items() if k != "roles"}
-        return {**own, **dataclasses.asdict(self.roles)}
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Data:
-        """What `to_json` described."""
-        names = {f.name for f in dataclasses.fields(Roles)}
-        roles = _whole(Roles, {k: v for k, v in stored.items() if k in names})
-        others = {k: v for k, v in stored.items() if k not in names}
-        roles["drop"] = tuple(roles["drop"])
-        return cls(**_whole(cls, {**others, "roles": Roles(**roles)}))
+        """Data in memory, in the parts and roles of these."""
+        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(Roles)}
+        options |= {"directory": self.directory, "validation": validation, "test": test}
+        return load_dataset(data, seed=seed, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +108,8 @@ class Config:
             "versions": versions(),
             "seed": self.settings.seed,
             "method": None if self.method is None else to_json(self.method),
-            "data": {**self.data.to_json(), "task": about.task},
-            "settings": self.settings.to_json(),
+            "data": {**dataclasses.asdict(self.data), "task": about.task},
+            "settings": dataclasses.asdict(self.settings),
             **{name: getattr(self, name) for name in _PLAIN},
             **{name: getattr(about, name) for name in _ABOUT},
         }
@@ -131,62 +124,47 @@ class Config:
     @classmethod
     def read(cls, directory: Path) -> Config:
         """The configuration of a run."""
-        path, columns = directory / "config.json", directory / "preprocessing.json"
-        stored = files.unsealed(files.read_json(path), str(path))
-        content = None
-        if stored.get("kind") == "table":
-            content = files.unsealed(files.read_json(columns), str(columns))
-        source = f"{directory} (config.json and preprocessing.json)"
-        return cls.from_json(stored, content, source)
+        stored = read_sealed(directory / "config.json")
+        table = stored.get("kind") == "table"
+        columns = read_sealed(directory / "preprocessing.json") if table else None
+        return cls.from_json(stored, columns, f"{directory} (config.json and preprocessing.json)")
 
     @classmethod
     def from_json(
         cls, stored: dict[str, Any], preprocessing: dict[str, Any] | None, source: str
     ) -> Config:
-        """What `to_json` described, and the preprocessing of a table; an error names `source`."""
+        """The configuration that `to_json` described; an error names `source`."""
         if stored.get("version") != VERSION:
             raise VardropError(
                 f"Expected a run of version {VERSION} in {source}, but got "
                 f"{stored.get('version')!r}. Train it again."
             )
-        try:
+        with reading(source, "the description of a run"):
             columns = None if preprocessing is None else Preprocessing.from_json(preprocessing)
-            return cls._from_json(stored, columns)
-        except (KeyError, TypeError, AttributeError, ValueError) as wrong:
-            reason = " ".join(str(wrong).split())
-            raise VardropError(
-                f"Expected {source} to describe a run, but got {type(wrong).__name__}: {reason} It "
-                "is damaged."
-            ) from wrong
-
-    @classmethod
-    def _from_json(cls, stored: dict[str, Any], preprocessing: Preprocessing | None) -> Config:
-        method = None if stored["method"] is None else from_json(stored["method"])
-        if not isinstance(method, BaseRecipe | None):
-            raise VardropError(f"Expected `method` to be a recipe, or null, but got {method!r}.")
-        about = {name: stored[name] for name in _ABOUT} | {"preprocessing": preprocessing}
-        about |= {name: tuple(stored[name]) for name in ("shape", "classes")}
-        columns = preprocessing and ((preprocessing.features,), preprocessing.classes)
-        if columns is not None and columns != (about["shape"], about["classes"]):
-            raise VardropError("Expected the shape and the classes of the preprocessing.")
-        return cls(
-            data=Data.from_json(stored["data"]),
-            about=About(**about),
-            method=method,
-            settings=Settings.from_json(_whole(Settings, stored["settings"])),
-            command=stored["command"],
-            **{name: stored[name] for name in _PLAIN},
-        )
+            method = None if stored["method"] is None else from_json(stored["method"])
+            check_type("method", method, BaseRecipe | None, "a recipe, or null")
+            about = {name: stored[name] for name in _ABOUT} | {"preprocessing": columns}
+            about |= {name: tuple(stored[name]) for name in ("shape", "classes")}
+            learned = columns and ((columns.features,), columns.classes)
+            if learned is not None and learned != (about["shape"], about["classes"]):
+                raise VardropError("Expected the shape and the classes of the preprocessing.")
+            data = _check_names(Data, stored["data"])
+            return cls(
+                data=Data(**{**data, "drop": tuple(data["drop"])}),
+                about=About(**about),
+                method=method,  # type: ignore[arg-type]
+                settings=Settings.from_json(_check_names(Settings, stored["settings"])),
+                command=stored["command"],
+                **{name: stored[name] for name in _PLAIN},
+            )
 
 
-def _whole(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
+def _check_names(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass, if none is missing and none is unknown."""
     if wrong := sorted({f.name for f in dataclasses.fields(kind)} ^ set(stored)):
-        raise VardropError(
-            f"Expected the fields of {kind.__name__}, each of them, but {wrong} are missing or "
-            "unknown."
-        )
-    return dict(stored)
+        text = f"Expected the fields of {kind.__name__}, each of them"
+        raise VardropError(f"{text}, but {wrong} are missing or unknown.")
+    return stored
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -228,12 +206,7 @@ def prepare(directory: Path, force: bool) -> None:
             f"Expected {directory} to be free for a new run, but it holds files. Go on with it by "
             "--resume, overwrite it by --force, or choose another directory."
         )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise VardropError(
-            f"Expected to make the directory {directory}, but got: {failure.strerror}."
-        ) from failure
+    make_directory(directory)
 
 
 @contextmanager

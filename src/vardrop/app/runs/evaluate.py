@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop._core.errors import VardropError
+from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically, write_tensors
 from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 _WEIGHED = (
     "The classes were weighed in training: probabilities, NLL, Brier score and calibration error "
-    "are those of data where the classes are as frequent as the weights make them."
+    "are valid for data in which the classes are as frequent as the weights make them."
 )
 _UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
 
 
 def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
-    """Score a run on test data, tell those from other sets, and keep the results with the run.
+    """Score a run on test data and its out-of-distribution detection, and store the results.
 
     Args:
         run: a trained run.
-        ood: image sets that the net was not trained on; see `load_out_of_distribution`.
+        ood: image sets that the model was not trained on; see `load_out_of_distribution`.
         samples: draws of the noise.
 
     Returns:
@@ -59,14 +59,14 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
 
 
 def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
-    """What `evaluate` does, for a caller that has the directory to itself."""
+    """As `evaluate`, for a caller that holds the lock of the directory."""
     data, choice, arrays = run.data, run.choice, run.arrays()
     results: dict[str, Any] = {
         "ood": {},
         "compression": {},
         **run.results,
         "task": data.task,
-        "known": _known_targets(run),
+        "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
         "layers": _layers(run.net),
@@ -77,7 +77,7 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         p, weight = run.predict(data.test.x, samples), data.test.weight
         y = in_units(run, data.test.y)
         results |= score_prediction(run, p, y, weight, results["known"])
-        results["test_rows"] = data.test_rows
+        results["test_rows"] = data.rows["test"]
         arrays["log_prob"] = p.log_prob(y).double().flatten()
         arrays |= {} if weight is None else {"row_weight": weight}
         if p.classifies:
@@ -89,7 +89,10 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         for name in ood:
             images = load_out_of_distribution(name, data.shape, run.config.data.directory)
             other = run.predict(images, samples)
-            results["ood"] = {**results["ood"], name: _separation(p, other)}
+            kinds = ("entropy", "epistemic") if int(p.samples.max()) > 1 else ("entropy",)
+            pairs = {kind: (getattr(p, kind), getattr(other, kind)) for kind in kinds}
+            areas = {f"auroc_{k}": float(metrics.auroc(*pair)) for k, pair in pairs.items()}
+            results["ood"] = {**results["ood"], name: areas}
             arrays[f"entropy_out_{name}"] = other.entropy
             arrays[f"epistemic_out_{name}"] = other.epistemic
     elif ood:
@@ -99,16 +102,8 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
     return run.results
 
 
-def _separation(p: Prediction, other: Prediction) -> dict[str, float]:
-    """Areas under the ROC curve by which uncertainty tells other inputs from those of the test."""
-    areas = {"auroc_entropy": float(metrics.auroc(p.entropy, other.entropy))}
-    if int(p.samples.max()) > 1:
-        areas["auroc_epistemic"] = float(metrics.auroc(p.epistemic, other.epistemic))
-    return areas
-
-
-def _known_targets(run: Run) -> dict[str, Any]:
-    """What the targets of the rows that were trained on say alone: all that no net needs."""
+def _summarize_targets(run: Run) -> dict[str, Any]:
+    """Class counts, or mean and standard deviation, of the training targets."""
     rows = run.data.train.join(run.data.validation)
     weight = None if rows.weight is None else rows.weights
     if run.about.task == "classification":
@@ -119,21 +114,21 @@ def _known_targets(run: Run) -> dict[str, Any]:
 
 
 def in_units(run: Run, y: Tensor) -> Tensor:
-    """Targets in the units that people know, in double precision; classes as they are."""
+    """Targets in their original units, in double precision; classes unchanged."""
     mean, std = run.config.units
     return y if run.about.task == "classification" else y.double() * std + mean
 
 
 def score_prediction(
-    run: Run, p: Prediction, y: Tensor, weight: Tensor | None, known: Mapping[str, Any]
+    run: Run, p: Prediction, y: Tensor, weight: Tensor | None, targets: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Scores of a prediction of rows whose targets are known, and those of no net beside them."""
+    """Scores of a prediction, and of the baseline that predicts the same for every row."""
     if not p.classifies:
         interval = run.interval(p, scores.LEVEL)
         scored = scores.number_scores(p.mean, p.std, p.log_prob(y), y, interval, weight)
-        constant = scores.constant(known["mean"], known["std"], y, weight)
+        constant = scores.constant(targets["mean"], targets["std"], y, weight)
         return {**dataclasses.asdict(scored), "baseline": {"name": "mean", **constant}}
-    classes, counts = run.about.classes, torch.tensor(known["counts"]).double()
+    classes, counts = run.about.classes, torch.tensor(targets["counts"]).double()
     # From log-probabilities: a probability that has rounded to zero would make the NLL infinite.
     scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
     scored.notes.extend(_notes(run))
@@ -142,7 +137,7 @@ def score_prediction(
 
 
 def _notes(run: Run) -> list[str]:
-    """What weights of classes do to probabilities."""
+    """A note if class weights change the meaning of probabilities."""
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
@@ -150,8 +145,8 @@ def _layers(net: nn.Module) -> list[dict[str, Any]]:
     """Name, kind and number of weights of each layer, biases left out."""
     layers = []
     for name, module in net.named_modules():
-        own = module.weight_axes if isinstance(module, Variational) else ("weight",)
-        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in own]
+        names = module.weight_axes if isinstance(module, Variational) else ("weight",)
+        counts = [t.numel() for n, t in module.named_parameters(recurse=False) if n in names]
         if counts:
             layers.append({"name": name, "kind": type(module).__name__, "weights": sum(counts)})
     return layers
@@ -161,24 +156,24 @@ def _layers(net: nn.Module) -> list[dict[str, Any]]:
 def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
     """Weights of the noisy layers, before and after the method's own pruning."""
     layers = {n: m for n, m in net.named_modules() if isinstance(m, Variational)}
-    tensors = [(name, own) for name, layer in layers.items() for own in layer.weight_axes]
-    arrays = {f"weight.{tensor_name(n, own)}": getattr(layers[n], own) for n, own in tensors}
+    tensors = [(name, w) for name, layer in layers.items() for w in layer.weight_axes]
+    arrays = {f"weight.{tensor_name(n, w)}": getattr(layers[n], w) for n, w in tensors}
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
     if has_noise(net) and relevance(net) and not depends:  # else no constant mask says what goes
         after = dict(zero_pruned_weights(net)[0].named_parameters())
-        for name, own in tensors:
-            if f"{name}.{own}" in after:
-                arrays[f"weight_pruned.{tensor_name(name, own)}"] = after[f"{name}.{own}"]
+        for name, w in tensors:
+            if f"{name}.{w}" in after:
+                arrays[f"weight_pruned.{tensor_name(name, w)}"] = after[f"{name}.{w}"]
     return arrays
 
 
 def evaluate_rows(
     run: Run, data: Any, samples: int = SAMPLES, predictions: str | Path | None = None
 ) -> dict[str, Any]:
-    """Score a run on rows of a new table, prepared as those of its training were.
+    """Score a run on rows of a new table, preprocessed like its training data.
 
-    The run stays as it is. What the rows have that the training had not is told: new categories,
-    missing values in columns that had none. Rows without a target are left out.
+    The run is left unchanged. Notes report new categories and missing values in columns that had
+    none in training. Rows without a target are left out.
 
     Args:
         run: a trained run on a table.
@@ -203,10 +198,8 @@ def evaluate_rows(
     (75, ['accuracy', 'balanced_accuracy', 'auroc'])
     """
     if run.about.preprocessing is None:
-        raise VardropError(
-            f"Expected a run on a table for new rows, but {run.directory} is one on images. Score "
-            "it on test data, or predict an .npy file."
-        )
+        text = f"Expected a run on a table for new rows, but {run.directory} is one on images."
+        raise VardropError(f"{text} Score it on test data, or predict an .npy file.")
     if predictions is not None:
         sources = [data] if isinstance(data, str | Path) else []
         check_output(Path(predictions), run.directory, run.config.data.name, *sources)
@@ -214,15 +207,15 @@ def evaluate_rows(
     frame, name, notes = _rows_with_target(run, data, columns)
     target, p = frame[columns.target], run.predict(columns.inputs(frame, name), samples)
     y, weight = in_units(run, columns.targets(target, name)), None
-    if (column := run.config.data.roles.weight) in frame.columns:
+    if (column := run.config.data.weight) in frame.columns:
         weight = row_weights(frame[column], name)
     elif column is not None:
         notes.append(f"{name} has no column '{column}' of weights: each row counts once.")
-    known = run.results.get("known") or _known_targets(run)
-    scored = score_prediction(run, p, y, weight, known)
+    targets = run.results.get("known") or _summarize_targets(run)
+    scored = score_prediction(run, p, y, weight, targets)
     if predictions is not None:
         table = prediction_table(run, p)
-        for column in (columns.target, run.config.data.roles.id):
+        for column in (columns.target, run.config.data.id):
             if column is not None:
                 table.insert(0, column, named_rows(frame, column, name), True)
         write_atomically(Path(predictions), table.to_csv(index=False).encode())
@@ -239,27 +232,20 @@ def _rows_with_target(
     names = [column.name for column in columns.columns]
     if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
         data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
-    roles = dataclasses.replace(run.config.data.roles, target=columns.target)
+    roles = dataclasses.replace(run.config.data, target=columns.target)
     table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    if columns.target not in table.rows.columns:
-        raise VardropError(
-            f"Expected {table.name} to have the target column '{columns.target}' to score by, but "
-            f"it has {', '.join(map(repr, table.rows.columns))}. Rows without a target can be "
-            "predicted."
-        )
-    there = table.rows[columns.target].notna()
+    there = table.rows.get(columns.target, needed("pandas").Series(dtype=float)).notna()
     if not bool(there.any()):
         raise VardropError(
-            f"Expected values in the target column '{columns.target}' of {table.name}, but got "
-            "none. Rows without a target can be predicted."
+            f"Expected values in the target column '{columns.target}' of {table.name} to score by, "
+            "but got none. Rows without a target can be predicted."
         )
     notes = []
     if table.checksum == run.about.checksum:
-        notes.append(
-            f"{table.name} is what the run was trained on: these scores say nothing of new rows."
-        )
+        text = "is what the run was trained on: these scores say nothing of new rows."
+        notes.append(f"{table.name} {text}")
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")
     frame = table.rows[there]

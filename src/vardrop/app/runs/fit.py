@@ -1,4 +1,4 @@
-"""`fit`: data, net and method in; a trained run in its directory out."""
+"""`fit` trains a model on data and stores the run in a directory; `resume` continues it."""
 
 from __future__ import annotations
 
@@ -51,29 +51,29 @@ def fit(
     exclude: str | None = None,
     force: bool = False,
     observer: Observer | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Run:
-    """Train a net on named data or a table, keep everything in a directory, score it on test data.
+    """Train a model on named data or a table, store the run in a directory, score it on test data.
 
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
             `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
-        net: "mlp50", "mlp", "lenet300", "lenet5", or a net of your own, which is trained in place;
+        net: "mlp50", "mlp", "lenet300", "lenet5", or a custom network, which is trained in place;
             by default "mlp50" for a table below 2000 rows, else "mlp".
-        recipe: the method, or its name as on the command line; None leaves the net as it is, plain
-            or converted by you. By default `bayes_by_backprop(prior=Normal(learned=True))` for
-            tables, `sparse_vd()` for images.
+        recipe: the method, or its name as on the command line; None leaves the network unchanged.
+            By default `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for
+            images.
         out: the directory; runs/<data>-<number> by default. One that holds files is an error.
         target, task, drop: of a table; see `load_dataset`.
-        validation, test: data of your own for these parts, of the same kind as `data`; with
+        validation, test: custom data for these parts, of the same kind as `data`; with
             test=False all rows are trained on, and only what was held out in turn is scored.
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
-        observer: is told about steps and epochs; a progress bar on a terminal by default.
-        more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train,
-            see `Settings`. What is not given follows from the data, and the KL weight, the scale of
-            the noise and the width of intervals from held-out rows.
+        observer: is called after steps and epochs; a progress bar on a terminal by default.
+        options: what other columns of a table are for, see `vardrop.app.data.Roles`, and how to
+            train, see `Settings`. Settings that are not passed follow from the data. Held-out rows
+            decide the KL weight, the scale of the noise and the width of intervals.
 
     >>> import tempfile, vardrop as vd
     >>> from vardrop.app.runs import fit
@@ -82,14 +82,15 @@ def fit(
     ...     list(run.results["metrics"])[:3]
     ['accuracy', 'balanced_accuracy', 'auroc']
     """
-    roles = {name: more.pop(name) for name in _ROLES if name in more}
-    source = _source(data, validation, test, directory, Roles(target, task, tuple(drop), **roles))
+    roles = {name: options.pop(name) for name in _ROLES if name in options}
+    roles |= {"target": target, "task": task, "drop": tuple(drop)}
+    source = _source(data, validation, test, directory, roles)
     path = Path(out) if out is not None else free_directory(source.name)
-    if isinstance(more.get("class_weight"), Mapping):
-        more["class_weight"] = {label(c): w for c, w in more["class_weight"].items()}
-    _check_names(more)
-    chosen = Settings.from_json(more)
-    for package in ("safetensors", "pandas", "sklearn"):  # told before anything is trained
+    if isinstance(options.get("class_weight"), Mapping):
+        options["class_weight"] = {label(c): w for c, w in options["class_weight"].items()}
+    _check_names(options)
+    chosen = Settings.from_json(options)
+    for package in ("safetensors", "pandas", "sklearn"):  # an error before anything is trained
         needed(package)
     device = chosen.torch_device()
     with joined(device) as world:
@@ -97,48 +98,48 @@ def fit(
         about = dataset.about
         if isinstance(recipe, str):
             recipe = usual_method(about.kind) if recipe == "auto" else method_named(recipe)
-        _check_settings(chosen, about, recipe, source.roles)
+        _check_settings(chosen, about, recipe, source)
         if net == "auto":
             net = usual_net(about.kind, about.sizes["train"] + about.sizes["validation"])
-        own = None if isinstance(net, str) else net
-        name, settings = (
-            str(net) if own is None else type(own).__name__,
-            _fill(chosen, source, about),
-        )
-        config = Config(source, about, name, own is not None, recipe, where, exclude, settings)
-        model = fresh_net(config, own)
-        if config.method is not None:  # what cannot be converted is told before anything is written
+        custom = None if isinstance(net, str) else net
+        name = net if isinstance(net, str) else type(net).__name__
+        settings = _fill(chosen, source, about)
+        config = Config(source, about, name, custom is not None, recipe, where, exclude, settings)
+        model = fresh_net(config, custom)
+        if recipe is not None:  # what cannot be converted is an error before anything is written
             with own_generators(device):
-                convert(copy.deepcopy(model), config.method, where, exclude)
+                convert(copy.deepcopy(model), recipe, where, exclude)
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
             if world.first and observer is not None and dataset.preprocessing is not None:
-                reading = source.roles if is_table(source.name) else None
+                reading = source if is_table(source.name) else None
                 observer.describe(describe(dataset.preprocessing, reading))
             return _finish(FitJob(config, path, dataset, model, world), observer)
 
 
-def _check_names(more: Mapping[str, Any]) -> None:
-    """Refuse an argument that nothing here has, with the name that it was probably meant to be."""
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raise for an unknown argument, and suggest the nearest name."""
     settings = {f.name for f in dataclasses.fields(Settings)}
-    known = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"more"}
-    if unknown := [name for name in more if name not in settings]:
-        raise VardropError(
-            f"Expected arguments among {', '.join(sorted(known))}, but got {unknown[0]!r}."
-            f"{nearest(unknown[0], known)}"
-        )
+    names = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"options"}
+    for name in set(options) - settings:
+        text = f"Expected arguments among {', '.join(sorted(names))}, but got {name!r}."
+        raise VardropError(text + nearest(name, names))
 
 
-def _source(data: Any, validation: Any, test: Any, directory: Any, roles: Roles) -> Data:
-    """Which data, as it is kept: files by their path, what was handed over by what it is."""
+def _source(
+    data: Any, validation: Any, test: Any, directory: Any, roles: Mapping[str, Any]
+) -> Data:
+    """Which data, as it is stored: files by their path, data in memory by their type."""
     parts = {"name": data, "validation": validation, "test": None if test is False else test}
-    in_memory = any(d is not None and _path(d) is None for d in parts.values())
-    names = {k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()}
-    where = None if directory is None else str(directory)
-    own_test = False if test is False else names["test"]
-    name = names["name"] or "None"
-    return Data(name, roles, where, names["validation"], own_test, in_memory)
+    stored: dict[str, Any] = {
+        k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()
+    }
+    stored["name"] = stored["name"] or "None"
+    stored["test"] = False if test is False else stored["test"]
+    given = any(d is not None and _path(d) is None for d in parts.values())
+    folder = None if directory is None else str(directory)
+    return Data(**{**roles, **stored}, directory=folder, given=given)
 
 
 def _path(data: Any) -> str | None:
@@ -148,41 +149,39 @@ def _path(data: Any) -> str | None:
     return str(path.resolve()) if path.is_file() else str(data)
 
 
-def _fill(given: Settings, source: Data, about: About) -> Settings:
-    """The settings with what follows from the data in the place of what was not given.
+def _fill(settings: Settings, source: Data, about: About) -> Settings:
+    """Fill the settings that were not passed with defaults for the data.
 
-    Parts that were given are no folds: they would mix what was to be kept apart.
+    Custom parts are not divided into folds, which would mix them.
     """
-    roles = source.roles
-    apart = (source.validation, roles.split, roles.group, roles.time)
-    if given.folds is None and any(part is not None for part in apart):
-        given = dataclasses.replace(given, folds=1)
-    return given.for_data(about.sizes["train"] + about.sizes["validation"], about.kind == "image")
+    apart = (source.validation, source.split, source.group, source.time)
+    if settings.folds is None and any(part is not None for part in apart):
+        settings = dataclasses.replace(settings, folds=1)
+    return settings.for_data(
+        about.sizes["train"] + about.sizes["validation"], about.kind == "image"
+    )
 
 
-def _check_settings(given: Settings, about: About, recipe: BaseRecipe | None, roles: Roles) -> None:
-    """Refuse settings that do not suit the target or the method."""
-    weights, numbers = given.class_weight, about.task == "regression"
-    if given.heteroscedastic and not numbers:
-        raise VardropError(
-            f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a "
-            "class. Leave it out."
-        )
-    if weights is not None and numbers:
-        raise VardropError(
-            f"Expected classes for `class_weight`, but the target of {about.name} is a number. "
-            "Name a column of weights by `weight`."
-        )
-    if unknown := sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []:
-        raise VardropError(
-            f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
-            f"{', '.join(map(repr, unknown))}."
-        )
-    if isinstance(recipe, HeadRecipe) and (weights or roles.weight):
-        raise VardropError(
-            "Expected no weights of rows or classes for a method with a head, whose loss is its "
-            f"own, but got {weights or roles.weight!r}. Choose another method."
-        )
+def _check_settings(
+    settings: Settings, about: About, recipe: BaseRecipe | None, roles: Roles
+) -> None:
+    """Raise for settings that do not suit the target or the method."""
+    weights, numbers = settings.class_weight, about.task == "regression"
+    unknown = sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []
+    head_weights = isinstance(recipe, HeadRecipe) and (weights or roles.weight)
+    problems = {
+        f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a class. "
+        "Leave it out.": settings.heteroscedastic and not numbers,
+        f"Expected classes for `class_weight`, but the target of {about.name} is a number. Name a "
+        "column of weights by `weight`.": weights is not None and numbers,
+        f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
+        f"{', '.join(map(repr, unknown))}.": unknown,
+        "Expected no weights of rows or classes for a method with a head, which has its own loss, "
+        f"but got {head_weights!r}. Choose another method.": head_weights,
+    }
+    for text, wrong in problems.items():
+        if wrong:
+            raise VardropError(text)
 
 
 def resume(
@@ -194,23 +193,23 @@ def resume(
     test: Any = None,
     **changes: Any,
 ) -> Run:
-    """Go on with a run from its last checkpoint, as if it had never stopped.
+    """Resume a run from its last checkpoint, with bit-identical results.
 
-    What defines the data (the seed of their split too) stays that of the run. With another
-    `batch_size` the epoch that was interrupted begins anew; with another `beta` the competition for
-    the best net does. A run that is at its end stays as it is.
+    The data and the seed of their split cannot change. With another `batch_size` the interrupted
+    epoch starts again; with another `beta` the search for the best model does. A finished run is
+    left unchanged.
 
     Args:
         out: the directory of the run.
-        net: a fresh net of your own, where `fit` was given one.
+        net: a fresh network, if `fit` was given a custom one.
         observer: as for `fit`.
-        data, validation, test: again what `fit` was given, where that was no name and no file.
+        data, validation, test: as for `fit`, if they were passed in memory.
         changes: settings to change from here on, such as a lower `lr`.
     """
     path = Path(out)
-    device = _changed(Config.read(path), path, changes).settings.torch_device()
+    device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
     with joined(device) as world, working(path) if world.first else nullcontext():
-        config = _changed(Config.read(path), path, changes)  # by now nobody else can change it
+        config = _apply_changes(Config.read(path), path, changes)  # nobody else can change it now
         dataset = load_same_data(config, path, data, validation, test)
         model = fresh_net(config, net)
         if changes and world.first:
@@ -218,9 +217,9 @@ def resume(
         return _finish(FitJob(config, path, dataset, model, world, resuming=True), observer)
 
 
-def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
-    """The configuration with other settings, as far as a run that has begun can have them."""
-    settings, old = Settings.from_json({**config.settings.to_json(), **changes}), config.settings
+def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Config:
+    """The configuration with other settings, if a started run can have them."""
+    settings, old = Settings.from_json({**vars(config.settings), **changes}), config.settings
     reasons = {
         "seed": f"it split the data of {path}: rows of the test would be trained on",
         "class_weight": f"the KL weight of {path} was chosen with it",
@@ -230,10 +229,8 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     for name, reason in reasons.items():
         before, now = getattr(old, name), getattr(settings, name)
         if before != now:
-            raise VardropError(
-                f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}. Begin a "
-                "new run."
-            )
+            text = f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}."
+            raise VardropError(f"{text} Begin a new run.")
     return dataclasses.replace(config, settings=settings)
 
 

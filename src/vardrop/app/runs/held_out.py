@@ -1,4 +1,4 @@
-"""What held-out rows decide: the KL weight, the scale of the noise, the width of intervals."""
+"""Choices on held-out rows: the KL weight, the scale of the noise, the width of intervals."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
-from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import fold_numbers
 from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
+from vardrop.app.store import reading
 from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Conformal, Prediction
 from vardrop.prediction.conformal import conformal_rule
@@ -47,13 +47,13 @@ class HeldOutScores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why.
+    """The choices of held-out rows, and the scores behind them.
 
     Args:
         beta: the KL weight.
         log_scale: c; the noise of a regression is e^c times as wide as the net learned it, the
             temperature of classes e^c.
-        weights: the NLL of held-out rows by KL weight, where there was a choice.
+        weights: the NLL of held-out rows by KL weight, if there was a choice.
         held_out: their scores by who predicts them: "net", "plain" (the plain net), and "mean" or
             "majority" (no net).
         rows: their NLL row by row, by who predicts them.
@@ -81,7 +81,7 @@ class Choice:
         return conformal_rule(self.deviations, level, self.shares)
 
     def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
-        """With the scores of more nets; those of "net" also give the deviations."""
+        """With the scores of more models; "net" also sets the deviations."""
         held_out = {**self.held_out, **{name: held.scores for name, held in others.items()}}
         rows = {**self.rows, **{name: held.rows for name, held in others.items()}}
         net = others.get("net", self)
@@ -90,7 +90,7 @@ class Choice:
         )
 
     def against(self) -> dict[str, dict[str, float]]:
-        """By how much the NLL is above that of the others, with its standard error."""
+        """How much higher the NLL is than that of each baseline, with its standard error."""
         others = [name for name in self.rows if "net" in self.rows and name != "net"]
         worse = {name: self.rows["net"] - self.rows[name] for name in others}
         error = {name: float(w.std(correction=0)) / math.sqrt(len(w)) for name, w in worse.items()}
@@ -112,24 +112,24 @@ class Choice:
         return " ".join(sentences)
 
     def to_json(self) -> dict[str, Any]:
-        """What results.json has of it."""
+        """The entry in results.json."""
         chosen = {"beta": self.beta, "weights": self.weights, "scale": math.exp(self.log_scale)}
         return {**chosen, **self.held_out, "advice": self.advice}
 
     def write(self, directory: Path) -> None:
-        """Keep it with the run."""
+        """Write it into the directory of a run."""
         write_tensors(directory / CHOICE, *self.state())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors and its values, of which `from_state` makes it again."""
         tensors = {f"rows.{k}": v for k, v in self.rows.items()}
         tensors |= {"deviations": self.deviations, "shares": self.shares}
-        kept = ("beta", "log_scale", "weights", "held_out")
-        return tensors, {name: getattr(self, name) for name in kept}
+        names = ("beta", "log_scale", "weights", "held_out")
+        return tensors, {name: getattr(self, name) for name in names}
 
     @classmethod
     def read(cls, directory: Path) -> Choice | None:
-        """That of a run; None where nothing was chosen yet."""
+        """Read the choice of a run; None if nothing was chosen yet."""
         path = directory / CHOICE
         if not path.is_file():
             return None
@@ -138,17 +138,12 @@ class Choice:
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], values: Any, source: str) -> Choice:
         """What `state` described, if its parts fit each other."""
-        try:
+        with reading(source, "the choices of held-out rows"):
             rows = {k.removeprefix("rows."): t for k, t in tensors.items() if k.startswith("rows.")}
             choice = cls(
                 **values, rows=rows, deviations=tensors["deviations"], shares=tensors["shares"]
             )
             choice._check()
-        except (TypeError, KeyError, AttributeError, ValueError) as wrong:
-            raise VardropError(
-                f"Expected {source} to hold what held-out rows decided, but got: {wrong}. It is "
-                "damaged."
-            ) from wrong
         return choice
 
     def _check(self) -> None:

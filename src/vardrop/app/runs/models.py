@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 class Method(NamedTuple):
-    """A named method: what it does and where it comes from, one line each."""
+    """A named method, with one line on what it does and its paper."""
 
     name: str
     summary: str
@@ -46,7 +46,7 @@ def methods() -> list[Method]:
 
 
 def usual_method(kind: Kind) -> Recipe:
-    """The method where none is given.
+    """The default method.
 
     For tables one that cannot collapse: the scale of the prior is learned, so that the KL never
     asks for all weights to vanish. For images one that also says which weights to remove.
@@ -69,12 +69,10 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRec
     try:
         return METHODS[name](**(options or {}))
     except TypeError as misfit:
-        known = inspect.signature(METHODS[name]).parameters
-        meant = "".join(nearest(own, known) for own in options or () if own not in known)
-        raise VardropError(
-            f"Expected options of {name} among {', '.join(known) or 'none'}, but got: {misfit}."
-            f"{meant}"
-        ) from misfit
+        fields = inspect.signature(METHODS[name]).parameters
+        meant = "".join(nearest(key, fields) for key in options or () if key not in fields)
+        text = f"Expected options of {name} among {', '.join(fields) or 'none'}"
+        raise VardropError(f"{text}, but got: {misfit}.{meant}") from misfit
 
 
 def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
@@ -110,7 +108,7 @@ NETS: dict[str, tuple[str, Callable[[Shape, int], nn.Sequential]]] = {
 
 
 def usual_net(kind: Kind, rows: int) -> str:
-    """The net where none is given: smaller for a table of few rows."""
+    """The default network: smaller for a table of few rows."""
     return "mlp50" if kind == "table" and rows < FEW else "mlp"
 
 

@@ -24,8 +24,8 @@ _LEVEL = 0.95
 def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     """A prediction as a table, one row each.
 
-    Regression: `mean`, the ends of the 95 % interval, and the aleatoric and epistemic variances.
-    Classification: `class`, its mean `probability`, the 95 % interval of that over the draws,
+    Regression: `mean`, the ends of the 95% interval, and the aleatoric and epistemic variances.
+    Classification: `class`, its mean `probability`, the 95% interval of that over the draws,
     `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class. The
     name of a class that a spreadsheet would run as a formula has an apostrophe before it.
     """
@@ -47,7 +47,7 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
 
 
 def _cell(name: str) -> str:
-    """The name of a class as a cell: what begins like a formula, and is no number, is quoted."""
+    """The name of a class as a cell: a text that a spreadsheet would run as a formula is quoted."""
     if not name.startswith(("=", "+", "-", "@", "\t", "\r")):
         return name
     try:
@@ -69,7 +69,7 @@ def write_predictions(
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
-    column, names, done = run.config.data.roles.id, [], 0
+    column, names, done = run.config.data.id, [], 0
     if run.about.preprocessing is None:
         rows = _images(run, Path(source))
     else:
@@ -86,7 +86,7 @@ def write_predictions(
 
 
 def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
-    """The names of the rows, as they stand in the table."""
+    """The names of the rows in the table."""
     if column not in rows.columns:
         raise VardropError(
             f"Expected {source} to have the column '{column}', which names the rows, but got none."

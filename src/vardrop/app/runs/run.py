@@ -1,4 +1,4 @@
-"""A run: a trained net with its data and its directory, ready to predict and to report."""
+"""A run: a trained model with its data and its directory, for predictions and reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.files import read_json, read_tensors, sealed, unsealed, write_json
+from vardrop._core.files import read_tensors, sealed, write_json
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
@@ -25,8 +25,7 @@ from vardrop.app.runs.checkpoint import load_module, under
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
-from vardrop.app.runs.settings import Settings
-from vardrop.app.store import BEST, read_history, read_standing
+from vardrop.app.store import BEST, read_history, read_sealed, read_standing
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
@@ -54,12 +53,12 @@ def likelihood_for(config: Config) -> Likelihood:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A trained net with all that a prediction needs: no file and no data.
+    """A trained model with everything that a prediction needs, without files and data.
 
     Args:
         config: what was trained.
         elbo: the net with its likelihood.
-        choice: what held-out rows decided; None where the training did not come so far.
+        choice: the choices of held-out rows; None if training stopped before them.
     """
 
     config: Config
@@ -82,7 +81,7 @@ class Model:
     def from_state(
         cls, tensors: dict[str, Tensor], values: dict[str, Any], path: Path, net: nn.Module | None
     ) -> Model:
-        """The model that `state` described; `net` is a fresh one where it was of the user's own."""
+        """The model that `state` described; `net` is fresh if a custom one was trained."""
         config = Config.from_json(values["config"], values["preprocessing"], str(path))
         chosen, choice = values["choice"], None
         if chosen is not None:
@@ -91,7 +90,7 @@ class Model:
 
     @property
     def about(self) -> About:
-        """What the net knows of its data; all that a prediction needs."""
+        """The description of the data that a prediction needs."""
         return self.config.about
 
     @property
@@ -100,35 +99,33 @@ class Model:
         return self.elbo.net
 
     def inputs(self, x: Any) -> Tensor:
-        """Inputs of the net: a tensor as it is; or from a DataFrame, an array or a file."""
+        """Inputs of the model: a tensor unchanged, or from a DataFrame, an array or a file."""
         if isinstance(x, Tensor):
             return x
-        if self.about.preprocessing is None:
-            raise VardropError(
-                "Expected a tensor for a run on images, but got a table. Pass images of shape "
-                f"(N, {', '.join(map(str, self.about.shape))})."
-            )
+        preprocessing = self.about.preprocessing
+        if preprocessing is None:
+            shape = f"(N, {', '.join(map(str, self.about.shape))})"
+            raise VardropError(f"Expected a tensor of images of shape {shape}, but got a table.")
         if isinstance(x, str | Path):
-            found = self.about.preprocessing
-            return found.inputs(self.read_file(x), str(x))
-        names = [column.name for column in self.about.preprocessing.columns]
-        return self.about.preprocessing.inputs(frame_of(x, names), "the table")
+            return preprocessing.inputs(self.read_file(x), str(x))
+        names = [column.name for column in preprocessing.columns]
+        return preprocessing.inputs(frame_of(x, names), "the table")
 
     def read_file(self, path: str | Path) -> pandas.DataFrame:
-        """The rows of a file, its cells read as those of the training data were."""
+        """The rows of a file, read with the options of the training data."""
         preprocessing = self.about.preprocessing
         assert preprocessing is not None
-        return read_table(path, self.config.data.roles, preprocessing.text_columns)
+        return read_table(path, self.config.data, preprocessing.text_columns)
 
     def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
 
         Args:
-            x: a table like that of the training: a DataFrame, an array with its columns, a CSV or
+            x: a table with the training columns: a DataFrame, an array with its columns, a CSV or
                 Parquet file; or a tensor with inputs of the net.
             samples: draws of the noise; 0 takes the means of the weights.
-            draw: "weights" for whole functions, so that a row has one answer in every batch; it is
-                that of a graph of `export_run`.
+            draw: "weights" draws whole functions, so that a row has the same prediction in every
+                batch, as in a graph of `export_run`.
         """
         return join(list(self.predict_batches(self.inputs(x), samples, draw)))
 
@@ -137,7 +134,7 @@ class Model:
     ) -> Iterator[Prediction]:
         """The predictions of many rows, a thousand at a time: memory holds no more of them.
 
-        They are those of `predict` of all rows, but for rounding.
+        They equal `predict` of all rows up to rounding.
 
         Args:
             x: a file, which is read piece by piece; a loader of batches, each of them what
@@ -151,23 +148,19 @@ class Model:
         88
         """
         if (name := broken_parameter(self.elbo)) is not None:  # it would give a class all the same
-            raise NotFiniteError(
-                f"Expected the net to be finite, but got NaN or infinity in '{name}'. Train it "
-                "again."
-            )
+            text = f"Expected the net to be finite, but got NaN or infinity in '{name}'."
+            raise NotFiniteError(f"{text} Train it again.")
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
-        pieces = enumerate(_split_evenly(self._pieces(x), _BATCH))
+        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
+            x = (x,)
+        parts = (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
+        pieces = enumerate(_split_evenly(parts, _BATCH))
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
         for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
             p = raw if scale == 1 else raw.rescaled(scale)
             _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
             yield self.in_units(p)
-
-    def _pieces(self, x: Any) -> Iterator[Tensor]:
-        if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
-            return iter((self.inputs(x),))
-        return (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
 
     def in_units(self, p: Prediction) -> Prediction:
         """A prediction of standardized targets in the units of the target."""
@@ -181,10 +174,10 @@ class Model:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
 
         Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
-        (split-conformal, see `conformal`). With groups the fraction is that of rows of new groups:
+        (split-conformal, see `conformal`). With groups the fraction is of rows of new groups:
         every group counts once, see `Choice.conformal`, and 19 of them have to be held out for a
-        level of 0.95. Classes, and where too few were held out: that of the draws,
-        `p.interval(level)`.
+        level of 0.95. For classes, and if too few rows were held out, it is the interval of the
+        draws, `p.interval(level)`.
         """
         if p.classifies or self.choice is None:
             return p.interval(level)
@@ -195,7 +188,7 @@ class Model:
     def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
         """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
 
-        Split-conformal by the held-out rows or groups, as `interval`; where too few were held out
+        Split-conformal by the held-out rows or groups, as `interval`. If too few were held out,
         every class is inside.
         """
         check_number("level", level, above=0, below=1)
@@ -228,7 +221,7 @@ class Run(Model):
 
     @functools.cached_property
     def data(self) -> Dataset:
-        """The data themselves, read where they are first asked for."""
+        """The data, read at the first access."""
         return self.loaded or load_same_data(self.config, self.directory)
 
     @property
@@ -238,12 +231,12 @@ class Run(Model):
 
     @property
     def results(self) -> dict[str, Any]:
-        """What was measured so far; empty before the end of the training."""
+        """The content of results.json; empty before the end of the training."""
         path = self.directory / "results.json"
-        return unsealed(read_json(path), str(path)) if path.is_file() else {}
+        return read_sealed(path) if path.is_file() else {}
 
     def keep(self, results: dict[str, Any]) -> None:
-        """Store what was measured."""
+        """Write results.json."""
         write_json(self.directory / "results.json", sealed(results))
 
     def arrays(self) -> dict[str, Tensor]:
@@ -253,27 +246,29 @@ class Run(Model):
 
     @property
     def standing(self) -> str:
-        """Where a training that did not come to its end stopped; empty for one that did."""
+        """Where an interrupted training stopped; empty for a finished one."""
         values, settings = read_standing(self.directory), self.config.settings
-        if values is not None and not _is_done(values, settings):
-            kept = "last" if settings.patience is None else "best"
+        tired = values and settings.patience is not None and values["waited"] >= settings.patience
+        ended = values and (tired or values["epoch"] >= (settings.epochs or 0))
+        if values is not None and not (ended and values["phase"] == "fit"):
+            which = "last" if settings.patience is None else "best"
             warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
             done = values["position"]
             steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
             return (
                 f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
-                f"{steps}; this is its {kept} net{warm} so far."
+                f"{steps}; this is its {which} net{warm} so far."
             )
         if self.choice is None or "net" in self.choice.held_out:
             return ""
         return (
             f"{self.directory} was stopped before held-out rows gave its noise a scale; "
-            f"{going_on(self.config, self.directory)}"
+            f"{resume_text(self.config, self.directory)}"
         )
 
     @property
     def advice(self) -> str:
-        """What to try where the net is no better than something simpler; empty where it is."""
+        """What to try if the model is no better than a simpler one; empty otherwise."""
         return str(self.results.get("held_out", {}).get("advice", ""))
 
     def report(self, out: str | Path | None = None) -> Path:
@@ -291,8 +286,8 @@ def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     """
     left: list[Tensor] = []
     for part in parts:
-        *whole, last = torch.cat([*left, part]).split(size)
-        yield from whole
+        *pieces, last = torch.cat([*left, part]).split(size)
+        yield from pieces
         left = [last]
     yield from left
 
@@ -307,13 +302,7 @@ def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:
     return values
 
 
-def _is_done(values: dict[str, Any], settings: Settings) -> bool:
-    """Whether the values of a checkpoint are those of a training at its end."""
-    tired = settings.patience is not None and values["waited"] >= settings.patience
-    return values["phase"] == "fit" and (tired or values["epoch"] >= (settings.epochs or 0))
-
-
-def predicted(
+def predict_tensor(
     elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
 ) -> Prediction:
     """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
@@ -328,37 +317,28 @@ def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
 def load_same_data(
     config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
 ) -> Dataset:
-    """The data of a run, or those handed over for it, if they are what it was trained on."""
+    """The data of a run, or data passed for it, if they are what it was trained on."""
     seed, source = config.settings.seed, config.data
-    given = handed is not None
-    data = source.read(handed, validation, test, seed) if given else source.load(seed)
-    if data.checksum != config.about.checksum:
-        raise VardropError(
-            f"Expected the data {data.name} that {path} was trained on, with "
-            f"{config.about.checksum}, but got {data.checksum}. The data have changed since."
-        )
-    now, then = data.about, config.about
-    kept = ("kind", "task", "shape", "classes", "sizes")
-    names = [name for name in kept if getattr(now, name) != getattr(then, name)]
-    if not names and then.preprocessing is not None and now.preprocessing is not None:
-        names = [] if then.preprocessing.resembles(now.preprocessing) else ["training rows"]
-    if names:
-        raise VardropError(
-            f"Expected the {names[0]} of {data.name} to be as {path} was trained with, but got "
-            "others. The data are read or split in another way now; begin a new run."
-        )
+    data = source.load(seed) if handed is None else source.read(handed, validation, test, seed)
+    for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
+        now, then = getattr(data, name), getattr(config.about, name)
+        if now != then:
+            raise VardropError(
+                f"Expected {data.name} to be the data that {path} was trained on, but the {name} "
+                f"of the data changed from {then} to {now}. Begin a new run."
+            )
     return data
 
 
 def load_run(
     path: str | Path, net: nn.Module | None = None, directory: str | Path | None = None
 ) -> Run:
-    """Read a run, with the net of its best epoch; its data are read only where they are needed.
+    """Read a run with the model of its best epoch; its data are read only if they are needed.
 
     Args:
         path: the directory that `fit` wrote.
-        net: a fresh net of your own, where `fit` was given one.
-        directory: of the image sets, where they have moved.
+        net: a fresh network, if `fit` was given a custom one.
+        directory: of the image sets, if they have moved.
     """
     check_type("path", path, str | os.PathLike, "the directory that fit wrote")
     path = Path(path)
@@ -372,7 +352,7 @@ def load_run(
     if run.choice is None and not run.standing:
         raise VardropError(
             f"Expected the file {path / CHOICE}, but it is not there: the noise of this net would "
-            f"have another scale. Put it back, or {going_on(config, path)}"
+            f"have another scale. Put it back, or {resume_text(config, path)}"
         )
     return run
 
@@ -404,37 +384,34 @@ def _check_size(config: Config, stored: int, source: Path) -> None:
     except (RuntimeError, TypeError, OverflowError) as wrong:  # as many as no memory has
         raise VardropError(f"Expected {source} to hold a net, but got: {wrong}.") from wrong
     if wanted > stored:
-        raise VardropError(
-            f"Expected {source} to hold the {wanted} numbers of the net {config.net}, but got "
-            f"{stored}. It is damaged."
-        )
+        numbers = f"the {wanted} numbers of the net {config.net}, but got {stored}"
+        raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")
 
 
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
-    """The net that a run begins with: the user's own, or one by name and seed."""
+    """The network before training: a custom one, or one by name and seed."""
     if not config.own_net:
         about = config.about
         with own_generators(seed=config.settings.seed):
             return build_net(config.net, about.shape, config.outputs, about.embeddings)
     if net is None:
-        raise VardropError(
-            f"Expected `net`, because the run has a net of your own ({config.net}), but got none. "
-            "Pass a fresh one."
-        )
+        text = f"Expected `net`, because the run has a custom net ({config.net}), but got none."
+        raise VardropError(f"{text} Pass a fresh one.")
     return net
 
 
-def going_on(config: Config, path: Path) -> str:
-    """What to type, or to call, to go on with a run that was stopped."""
-    given = [name for name, own in (("net", config.own_net), ("data", config.data.given)) if own]
-    if not given:
-        return f"go on with `vardrop fit --resume --out {shlex.quote(str(path))}`."
-    more = ", ".join(f"{name}={name}" for name in given)
-    return f"go on with `vardrop.resume({str(path)!r}, {more})`."
+def resume_text(config: Config, path: Path) -> str:
+    """The command, or the call, that resumes a run."""
+    custom = {"net": config.own_net, "data": config.data.given}
+    arguments = [name for name, needs_passing in custom.items() if needs_passing]
+    if not arguments:
+        return f"resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."
+    typed = ", ".join(f"{name}={name}" for name in arguments)
+    return f"resume it with `vardrop.resume({str(path)!r}, {typed})`."
 
 
 def _check_begun(config: Config, path: Path) -> None:
-    """Say where a run without a net stands, and how it gets one."""
+    """Raise an error for a run without a trained model, with the command that resumes it."""
     if (path / BEST).is_file():
         return
     standing = read_standing(path)
@@ -444,7 +421,5 @@ def _check_begun(config: Config, path: Path) -> None:
         where = "while it trained nets on held-out rows, to choose and to compare"
     else:
         where = "before its first checkpoint"
-    raise VardropError(
-        f"Expected a trained net in {path}, but it was stopped {where}. To have one, "
-        f"{going_on(config, path)}"
-    )
+    text = f"Expected a trained net in {path}, but it was stopped {where}."
+    raise VardropError(f"{text} To have one, {resume_text(config, path)}")

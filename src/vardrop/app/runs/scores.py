@@ -1,4 +1,4 @@
-"""Scores of predictions as people read them; what they cannot tell is said in words."""
+"""Scores of predictions, with notes on their limits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Scored:
     """Scores, those to be read first at the beginning.
 
     Args:
-        metrics: by name; None where the rows do not define it, as `notes` says.
+        metrics: by name; None if the rows do not define it; then `notes` has the reason.
         confusion: rows by true class (down) and predicted class (across), each counted once.
-        notes: sentences on what these rows cannot tell.
+        notes: limits of these rows, in sentences.
     """
 
     metrics: Scores
@@ -45,9 +45,9 @@ def class_scores(
 ) -> Scored:
     """Scores of class probabilities.
 
-    With two classes the average precision is that of the rarer one; with more, it and AUROC are of
-    one class against the rest, averaged. A class without a row is left out of averages; where two
-    classes leave but one, nothing compares them, and the scores that do are None.
+    With two classes the average precision is of the rarer one; with more, it and AUROC are of one
+    class against the rest, averaged. A class without a row is left out of averages. If only one of
+    two classes is left, the scores that compare classes are None.
 
     Args:
         probs: shape (N, K).
@@ -55,7 +55,7 @@ def class_scores(
         y: class indices, shape (N,).
         classes: K names.
         frequencies: of the classes among the rows of the training, shape (K,).
-        weight: for how many rows each stands, shape (N,); one where None. A row of weight 0 does
+        weight: weight of each row, shape (N,); 1 if None. A row of weight 0 does
             not count at all: a class that has no other rows is left out of averages.
     """
     if weight is not None and bool((weight > 0).any()):  # a row of weight 0 is not there
@@ -86,7 +86,7 @@ def class_scores(
         "auroc": average("roc_auc_score", compared),
         "average_precision": average("average_precision_score", precise),
         "f1": macro("f1_score", sorted({*present, *guess.tolist()})),
-        "nll": -float(averaged(_bounded(log_probs, notes), weight)),
+        "nll": -float(averaged(_bound(log_probs, notes), weight)),
         "brier": float(metrics.brier(probs, y, weight)),
         "ece": float(metrics.ece(probs, y, weight=weight)),
     }
@@ -94,7 +94,7 @@ def class_scores(
         scores = {name: scores[name] for name in ("balanced_accuracy", "auroc")} | scores
         notes.append(
             f"{float(frequencies.max()):.1%} of the training rows are of one class, so accuracy "
-            "is easy: read balanced accuracy and AUROC, and accuracy beside that class alone."
+            "is easy: read balanced accuracy and AUROC, and compare accuracy with that class alone."
         )
     pairs = torch.bincount(len(classes) * y + probs.argmax(1), minlength=len(classes) ** 2)
     return Scored(scores, pairs.reshape(len(classes), -1).tolist(), notes)
@@ -112,8 +112,8 @@ def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
     return [f"The test part has no row of class {shown}: {effect}."]
 
 
-def _bounded(log_probs: Tensor, notes: list[str]) -> Tensor:
-    """Log-probabilities with the smallest normal number in the place of zero."""
+def _bound(log_probs: Tensor, notes: list[str]) -> Tensor:
+    """Log-probabilities with the smallest normal number instead of zero."""
     if not (zero := int((log_probs == -math.inf).sum())):
         return log_probs.double()
     notes.append(
@@ -161,7 +161,7 @@ def majority(
         counts: how many of them are of each class, shape (K,).
         y: class indices, shape (N,).
         classes: K names.
-        weight: for how many rows each stands, shape (N,).
+        weight: of each row, shape (N,).
     """
     counts = counts.double()
     shares = (counts + 1) / (counts.sum() + len(classes))

@@ -1,4 +1,4 @@
-"""How to train, as one value that is stored with the run."""
+"""The settings of a training, stored with the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Settings:
 
     Every argument is an option of `vardrop fit`, which takes its help from here.
 
-    What is None by default follows from the data, see `for_data`; what is given stays as it is.
+    Settings that are None by default follow from the data, see `for_data`.
 
     Args:
         epochs: epochs of the noisy net; unless given as many as make 5000 steps (6000 from 2000
@@ -50,7 +50,7 @@ class Settings:
         folds: parts of a table's rows that are held out in turn to choose the KL weight and the
             scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
             and 1 from there on unless given.
-        compare: train the plain net on the same rows too, and say where it is as good.
+        compare: also train the plain model on the same rows, and report if it is as good.
         heteroscedastic: learn the width of a regression's noise row by row, and not one for all.
         class_weight: for how many rows one of a class counts in training: a number by class, or
             balanced for as many as make all classes count alike; test scores count each once.
@@ -58,10 +58,10 @@ class Settings:
         clip: largest norm of the gradient; no bound unless given.
         pretrain: epochs of the plain net before it is made noisy.
         patience: epochs without a better validation loss after which to stop; never unless given,
-            and with it the best net on validation data is kept in the place of the last one.
+            and with it the best model on validation data is kept instead of the last one.
         precision: type of the forward pass: float32, or bfloat16 for mixed precision.
         compile: use torch.compile.
-        device: where to train: cpu, cuda and so on; auto takes a GPU where there is one, under
+        device: where to train: cpu, cuda and so on; auto uses a GPU if one is available, under
             torchrun each process its own.
         seed: seed of the initial weights, the noise, the shuffling and the split of the data; a
             resumed run keeps its own.
@@ -94,36 +94,33 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        given = {k: v for k, v in given.items() if v is not None or k not in _FOLLOWS}
-        for name in _LEAST.keys() & given:
-            check_integer(name, given[name], _LEAST[name])
+        values = {k: v for k, v in vars(self).items() if v is not None or k not in _FOLLOWS}
+        for name in _LEAST.keys() & values:
+            check_integer(name, values[name], _LEAST[name])
         check_integer("seed", self.seed, 0)
         check_number("seed", self.seed, below=2**62)  # generators take 63 bits
-        for name in {"weight_decay", "checkpoint_seconds", "beta"} & given.keys():
-            check_number(name, given[name], at_least=0)
-        for name in {"lr", "noise_lr", "clip"} & given.keys():
-            check_number(name, given[name], above=0)
+        for name in {"weight_decay", "checkpoint_seconds", "beta"} & values.keys():
+            check_number(name, values[name], at_least=0)
+        for name in {"lr", "noise_lr", "clip"} & values.keys():
+            check_number(name, values[name], above=0)
         check_choice("rate", self.rate, get_args(Rate))
         check_choice("precision", self.precision, get_args(Precision))
         for name in ("compile", "compare", "heteroscedastic"):
-            check_type(name, given[name], bool, "True or False")
+            check_type(name, values[name], bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
         _check_warmup(self.warmup)
         _check_weights(self.class_weight)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
-            raise VardropError(
-                f"Expected `folds` to be 1 with `patience`, which needs rows that are not trained "
-                f"on, but got {self.folds}. Leave one of them out."
-            )
+            text = "Expected `folds` to be 1 with `patience`, which needs a validation part"
+            raise VardropError(f"{text}, but got {self.folds}. Leave one of them out.")
 
     def for_data(self, rows: int, images: bool = False) -> Settings:
-        """With what follows from the number of rows in the place of None; but `beta` for tables.
+        """Fill settings that are None from the number of rows, except `beta` for tables.
 
         Args:
-            rows: how many may be trained on, those of validation among them.
-            images: whether they are images, and not rows of a table.
+            rows: the number of training and validation rows.
+            images: whether the data are images instead of a table.
 
         >>> chosen = Settings(lr=0.1).for_data(800)
         >>> chosen.batch_size, chosen.epochs, chosen.lr, chosen.folds
@@ -165,42 +162,33 @@ class Settings:
         return falls[self.rate]
 
     def torch_device(self) -> torch.device:
-        """The device that was asked for, or an error where there is no such one."""
+        """The device; an error if it is not available."""
         return device_named(self.device)
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as a dictionary."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Settings:
-        """The settings that `to_json` described."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(data) - known):
-            raise VardropError(
-                f"Expected settings among {sorted(known)}, but got {unknown}."
-                f"{nearest(unknown[0], known)}"
-            )
+        """The settings of a dictionary, such as `dataclasses.asdict` makes."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(data) - names):
+            text = f"Expected settings among {sorted(names)}, but got {unknown}."
+            raise VardropError(text + nearest(unknown[0], names))
         warmup = data.get("warmup")
         return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
 
 
-def _check_weights(given: Any) -> None:
-    if isinstance(given, dict):
-        for name, weight in given.items():
-            check_type("class_weight", name, str, "weights by the names of classes")
-            check_number(f"class_weight[{name!r}]", weight, at_least=0)
-    elif given not in (None, "balanced"):
-        raise VardropError(
-            f"Expected `class_weight` to be 'balanced', or weights by class such as "
-            f"{{'yes': 10, 'no': 1}}, but got {given!r}."
-        )
+def _check_weights(weights: Any) -> None:
+    if weights is not None and weights != "balanced" and not isinstance(weights, dict):
+        example = "{'yes': 10, 'no': 1}"
+        text = f"Expected `class_weight` to be 'balanced', or weights by class such as {example}"
+        raise VardropError(f"{text}, but got {weights!r}.")
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        check_type("class_weight", name, str, "weights by the names of classes")
+        check_number(f"class_weight[{name!r}]", weight, at_least=0)
 
 
-def _check_warmup(given: Any) -> None:
-    if given is not None and (not isinstance(given, tuple) or len(given) != 2):
-        raise VardropError(
-            f"Expected `warmup` to be two epochs, such as (5, 20), but got {given!r}."
-        )
-    for epoch in given or ():
+def _check_warmup(epochs: Any) -> None:
+    if epochs is not None and (not isinstance(epochs, tuple) or len(epochs) != 2):
+        text = "Expected `warmup` to be two epochs, such as (5, 20)"
+        raise VardropError(f"{text}, but got {epochs!r}.")
+    for epoch in epochs or ():
         check_number("warmup", epoch, at_least=0)

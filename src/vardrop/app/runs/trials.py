@@ -3,8 +3,8 @@
 Trials are as long as the run's own training: a KL weight that suits a short one overfits in a long
 one. Without folds the best trial is the run's own training.
 
-Every trial is kept in a directory of its own below the run, so that a run that is killed goes on
-where it was; they go when the run has its net.
+Every trial is stored in a separate directory below the run, so that a killed run can be resumed.
+The directories are removed when the run has its model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ from vardrop.app.runs.held_out import (
     score_held_out,
     weights_to_try,
 )
-from vardrop.app.runs.run import predicted
+from vardrop.app.runs.run import predict_tensor
 from vardrop.app.runs.training import Training, train_net, train_together
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
 from vardrop.conversion import convert
@@ -55,7 +55,7 @@ _VALIDATION_SAMPLES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FitJob:
-    """A run to carry out: what it is, its rows, its net, and who is told and takes part."""
+    """A run to carry out: configuration, rows, network, observer and processes."""
 
     config: Config
     path: Path
@@ -84,7 +84,7 @@ class FitJob:
         return [(self.data.train, self.data.validation)]
 
     def kl_weights(self) -> tuple[float, ...]:
-        """The KL weights among which to choose; one where it is given or plays no part."""
+        """The KL weights to choose from; one if it was passed or has no effect."""
         if self.config.settings.beta is not None:
             return (self.config.settings.beta,)
         net = copy.deepcopy(self.net)
@@ -96,7 +96,8 @@ class FitJob:
 
     def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
         """What a net says of rows that did not train it."""
-        return HeldOutPrediction(predicted(elbo, part.x, _SAMPLES, self.config.settings.seed), part)
+        seed = self.config.settings.seed
+        return HeldOutPrediction(predict_tensor(elbo, part.x, _SAMPLES, seed), part)
 
     def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
         """The scale of the noise that suits these rows, and the scores with it."""
@@ -147,7 +148,7 @@ def _adopt_trial(path: Path, beta: float) -> bool:
 
 
 def _keep_initial_weights(job: FitJob) -> None:
-    """Keep the weights that a net of the user's own begins with, or bring them back."""
+    """Store the initial weights of a custom network, or restore them."""
     path = job.path / TRIALS / _INITIAL
     if not job.config.own_net:
         return
@@ -161,15 +162,15 @@ def _keep_initial_weights(job: FitJob) -> None:
 def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
     """NLL and accuracy, or NLL and RMSE in the units of the target, while a net is trained.
 
-    The net's means predict; draws do where the means are zero by construction. A plain net's own
-    width of noise follows its training error and would stop it far too early, so its NLL has the
-    width that suits these rows best.
+    The means of the weights predict; draws do if the means are zero by construction. The noise of a
+    plain model follows its training error and would stop it far too early, so its NLL uses the
+    width that fits these rows best.
     """
     empty_means = any(
         isinstance(m, Variational) and m.posterior is not None and m.posterior.zero_mean
         for m in elbo.net.modules()
     )
-    p = predicted(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
+    p = predict_tensor(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
     unit = config.units[1]
     scores = score_held_out([HeldOutPrediction(p, part)], 0.0, unit).scores
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
@@ -211,15 +212,23 @@ def _try(
 ) -> dict[float | None, tuple[float, HeldOutScores]]:
     """Scale and scores of nets by KL weight, on rows that were held out; of the plain net for None.
 
-    Those of folds are trained together where they can be.
+    Folds are trained together if possible.
     """
     trials = [(weight, fold) for weight in weights for fold in range(len(pairs))]
     trainings = [_training(job, pairs[fold], weight, fold) for weight, fold in trials]
-    elbos: Iterable[ELBO] | None = None
+    elbos = None
     if job.folded:
         elbos = train_together(trainings, job.net, job.observer.trial(label), job.world)
     if elbos is None:
-        elbos = (_train_alone(job, training) for training in trainings)
+        elbos = []
+        for training in trainings:
+            if job.world.first:
+                training.directory.mkdir(parents=True, exist_ok=True)
+            observer, net = (
+                job.observer.trial(f"trial {training.directory.name}"),
+                copy.deepcopy(job.net),
+            )
+            elbos.append(train_net(training, net, observer, job.world, job.resuming))
     held: dict[float | None, list[HeldOutPrediction]] = {}
     for (weight, fold), elbo in zip(trials, elbos, strict=True):
         held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
@@ -232,7 +241,7 @@ def _try(
 
 
 def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
-    """A training on the first part of a pair; of the plain net where there is no KL weight."""
+    """A training on the first part of a pair; of the plain model without a KL weight."""
     config, settings, (train, held) = job.config, job.config.settings, pair
     if beta is None:
         settings = dataclasses.replace(settings, pretrain=0)
@@ -247,10 +256,3 @@ def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: in
 
 def _trial(path: Path, beta: float | None, fold: int) -> Path:
     return path / TRIALS / f"{'plain' if beta is None else f'{beta:g}'}-{fold}"
-
-
-def _train_alone(job: FitJob, training: Training) -> ELBO:
-    if job.world.first:
-        training.directory.mkdir(parents=True, exist_ok=True)
-    observer = job.observer.trial(f"trial {training.directory.name}")
-    return train_net(training, copy.deepcopy(job.net), observer, job.world, job.resuming)

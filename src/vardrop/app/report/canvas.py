@@ -51,8 +51,8 @@ def legend_above(ax: Axes) -> None:
     names = ax.get_legend_handles_labels()[1]
     columns = max(1, min(len(names), _LINE // max(map(len, names))))
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0.2}
-    found = ax.legend(frameon=False, fontsize=SMALL, ncols=columns, borderaxespad=0.1, **place)
-    for text in found.get_texts():
+    legend = ax.legend(frameon=False, fontsize=SMALL, ncols=columns, borderaxespad=0.1, **place)
+    for text in legend.get_texts():
         text.set_parse_math(False)
     rows = math.ceil(len(names) / columns)
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)

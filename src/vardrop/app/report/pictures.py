@@ -1,0 +1,375 @@
+"""Pictures: functions on data that return a matplotlib Axes.
+
+Without `ax` a picture is drawn on a new figure, which `ax.figure` shows in a notebook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from vardrop import metrics
+from vardrop._core.errors import VardropError
+from vardrop.app.report import canvas
+from vardrop.app.report.canvas import Numbers
+from vardrop.app.score_texts import title
+from vardrop.metrics.intervals import Estimate
+
+_PARTS = {"nll": ("NLL", canvas.BLUE), "kl": ("KL", canvas.RED), "beta": ("beta", canvas.GREEN)}
+_PANEL, _ROW, _NAMES = 2.6, 0.32, 1.6  # inches
+
+
+def reliability_diagram(
+    probs: Numbers, labels: Numbers, bins: int = 15, ax: Axes | None = None
+) -> Axes:
+    """Draw accuracy against confidence in bins; a calibrated model is on the diagonal.
+
+    As `vardrop.metrics.reliability_curve`; dots grow with the number of examples.
+
+    Args:
+        probs: class probabilities, shape (N, K).
+        labels: class indices, shape (N,).
+        bins: number of bins of equal width.
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.app.report import reliability_diagram
+    >>> ax = reliability_diagram([[0.75, 0.25], [0.75, 0.25]], [0, 1])
+    >>> ax.get_title(loc="left")
+    'ECE 0.250'
+
+    Guo et al. 2017, "On calibration of modern neural networks", sec. 2.
+    """
+    ax = canvas.axes(ax)
+    p = torch.as_tensor(probs).detach().cpu()
+    y = torch.as_tensor(labels).cpu()
+    curve = metrics.reliability_curve(p, y, bins)
+    filled = curve.count > 0
+    confidence, accuracy = curve.confidence[filled].numpy(), curve.accuracy[filled].numpy()
+    fraction = (curve.count[filled] / curve.count.sum()).numpy()
+    ax.plot([0, 1], [0, 1], color=canvas.GREY, linestyle="--", linewidth=1)
+    ax.vlines(confidence, confidence, accuracy, color=canvas.BLUE, linewidth=1, alpha=0.6)
+    size = 16 + 200 * np.sqrt(fraction)
+    ax.scatter(confidence, accuracy, s=size, color=canvas.BLUE, alpha=0.75, lw=0)
+    ax.set_xlim(-0.02, 1.06)
+    ax.set_ylim(-0.04, 1.08)
+    return canvas.tidy(ax, "confidence", "accuracy", f"ECE {float(metrics.ece(p, y, bins)):.3f}")
+
+
+def uncertainty_histograms(
+    inside: Numbers,
+    outside: Mapping[str, Numbers] | None = None,
+    label: str = "entropy",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the uncertainty of test examples and of out-of-distribution examples.
+
+    Args:
+        inside: uncertainty of examples like the training data, shape (N,).
+        outside: uncertainty of out-of-distribution examples by data set, each of shape (M,).
+        label: the name of the uncertainty.
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.app.report import uncertainty_histograms
+    >>> ax = uncertainty_histograms([0.1, 0.4], {"noise": [0.4, 0.9]})
+    >>> ax.get_legend().get_texts()[1].get_text()
+    'noise (AUROC 0.875)'
+
+    Hendrycks & Gimpel 2017, for the area under the ROC curve as a detector's score.
+    """
+    ax = canvas.axes(ax)
+    first = canvas.numbers("inside", inside, flat=True)
+    others = {
+        name: canvas.numbers(f"outside[{name!r}]", values, flat=True)
+        for name, values in (outside or {}).items()
+    }
+    sets = {"in distribution": first, **others}
+    low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
+    edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
+    for i, (name, values) in enumerate(sets.items()):
+        style: dict[str, Any] = {"color": canvas.BLUE, "alpha": 0.45, "label": name}
+        if i > 0:
+            area = float(metrics.auroc(torch.from_numpy(first), torch.from_numpy(values)))
+            colour = canvas.OTHERS[(i - 1) % len(canvas.OTHERS)]
+            text = f"{canvas.short(name, 30)} (AUROC {area:.3f})"
+            style = {"histtype": "step", "linewidth": 1.6, "color": colour, "label": text}
+        ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), **style)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    canvas.legend_above(canvas.tidy(ax, label, "examples"))
+    return ax
+
+
+def risk_coverage_curve(
+    uncertainty: Numbers, errors: Numbers, risk: str = "error rate", ax: Axes | None = None
+) -> Axes:
+    """Draw the mean error of the examples that remain when the most uncertain are rejected.
+
+    As `vardrop.metrics.risk_coverage`; the title is the area under the curve.
+
+    Args:
+        uncertainty: of each example, shape (N,).
+        errors: 0/1 mistakes or any loss of each example, shape (N,).
+        risk: the name of the mean error.
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.app.report import risk_coverage_curve
+    >>> risk_coverage_curve([0.3, 0.1], [1.0, 0.0]).get_title(loc="left")
+    'area 0.25'
+
+    Geifman & El-Yaniv 2017, "Selective classification for deep neural networks".
+    """
+    ax = canvas.axes(ax)
+    scores = torch.from_numpy(canvas.numbers("uncertainty", uncertainty, flat=True))
+    losses = torch.from_numpy(canvas.numbers("errors", errors, flat=True))
+    curve = metrics.risk_coverage(scores, losses)
+    ax.plot(curve.coverage.numpy(), curve.risk.numpy(), color=canvas.BLUE, linewidth=1.6)
+    ax.axhline(float(losses.mean()), color=canvas.GREY, linestyle="--", linewidth=1)
+    ax.set_ylim(bottom=0)
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.grid(alpha=0.25)
+    area = float(metrics.aurc(scores, losses))
+    return canvas.tidy(ax, "examples answered", risk, f"area {area:.3g}")
+
+
+def regression_band(
+    x: Numbers,
+    y: Numbers,
+    mean: Numbers,
+    lower: Numbers,
+    upper: Numbers,
+    ax: Axes | None = None,
+    level: float | None = None,
+    target: str = "y",
+) -> Axes:
+    """Draw predictions with their interval and the observed values.
+
+    Examples are ordered by the feature if there is one, else by the prediction.
+
+    Args:
+        x: features, shape (N,), (N, 1) or (N, D).
+        y: observed values, shape (N,).
+        mean: predictions, shape (N,).
+        lower, upper: ends of the predictive interval, shape (N,).
+        ax: where to draw; a new figure by default.
+        level: the nominal coverage of the interval.
+        target: the name of the target.
+
+    >>> from vardrop.app.report import regression_band
+    >>> ax = regression_band([0.0, 1.0], [0.1, 2.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 1.5], level=0.9)
+    >>> ax.get_title(loc="left")
+    '50.0% of the examples in the 90% interval'
+    """
+    values = {"y": y, "mean": mean, "lower": lower, "upper": upper}
+    rows = [canvas.numbers(name, value, flat=True) for name, value in values.items()]
+    features = canvas.numbers("x", x)
+    if any(len(row) != len(features) for row in rows):
+        raise VardropError(
+            f"Expected `x`, `y`, `mean`, `lower` and `upper` to have one length, but got "
+            f"{[len(features), *map(len, rows)]}. Pass one row per example."
+        )
+    single = features.size == len(features)
+    order = np.argsort(features.ravel() if single else rows[1], kind="stable")
+    place = features.ravel()[order] if single else np.arange(len(order), dtype=np.float64)
+    seen, middle, low, high = (row[order] for row in rows)
+    ax = canvas.axes(ax)
+    interval = "interval" if level is None else f"{level:.0%} interval"
+    ax.fill_between(place, low, high, color=canvas.BLUE, alpha=0.22, lw=0, label=interval)
+    ax.plot(place, middle, color=canvas.BLUE, linewidth=1.6, label="prediction")
+    ax.plot(place, seen, ".", color=canvas.OTHERS[0], markersize=3, alpha=0.7, label="observed")
+    inside = np.mean((seen >= low) & (seen <= high))
+    text = "x" if single else "examples in order of the prediction"
+    canvas.tidy(ax, text, target, f"{inside:.1%} of the examples in the {interval}")
+    canvas.legend_above(ax)
+    return ax
+
+
+def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -> Axes:
+    """Draw NLL, KL and beta by epoch in separate strips, because their scales differ.
+
+    Args:
+        history: one mapping per epoch, with "epoch" and any of "nll", "kl" and "beta". An "nll"
+            in "validation" is drawn as a dashed line.
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.app.report import training_curves
+    >>> ax = training_curves([{"epoch": 0, "nll": 2.3, "kl": 900.0, "beta": 0.0}])
+    >>> [strip.get_ylabel() for strip in ax.child_axes]
+    ['NLL', 'KL', 'beta']
+    """
+    parts = [key for key in _PARTS if any(key in row for row in history)]
+    if not parts:
+        raise VardropError(
+            f"Expected `history` to hold rows with {', '.join(_PARTS)}, but got {len(history)} "
+            "rows without any of them. Pass the rows of history.jsonl."
+        )
+    ax = canvas.axes(ax)
+    ax.set_axis_off()
+    height, strips = 1 / len(parts), []
+    for i, key in enumerate(parts):
+        strip = ax.inset_axes((0.0, 1 - (i + 1) * height, 1.0, 0.82 * height))
+        strips.append(strip)
+        label, colour = _PARTS[key]
+        _curve(strip, history, key, colour)
+        canvas.tidy(strip, x="epoch" if i == len(parts) - 1 else "", y=label)
+        strip.tick_params(labelbottom=i == len(parts) - 1)
+        strip.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        strip.yaxis.set_major_locator(MaxNLocator(nbins=3))
+        if key == "kl":
+            strip.yaxis.set_major_formatter(EngFormatter(sep=""))
+    canvas.figure_of(ax).align_ylabels(strips)
+    return ax
+
+
+def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
+    """One quantity by epoch, with its validation score as a dashed line."""
+    validation = [row.get("validation") or {} for row in history]
+    for rows, style in ((history, "-"), (validation, "--")):
+        points = [
+            (row.get("epoch", i), values[key])
+            for i, (row, values) in enumerate(zip(history, rows, strict=True))
+            if values.get(key) is not None
+        ]
+        if points:
+            marker = "o" if len(points) == 1 else None
+            strip.plot(*zip(*points, strict=True), style, color=colour, marker=marker)
+        if points and rows is validation:
+            strip.set_title("dashed: validation", loc="right", fontsize=canvas.SMALL, pad=3)
+
+
+def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axes:
+    """Draw the fraction of removed weights of every layer as bars.
+
+    Args:
+        sparsity: fraction of removed weights by layer, each in [0, 1].
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.app.report import layer_sparsity
+    >>> len(layer_sparsity({"conv1": 0.6, "fc1": 0.99}).patches)
+    2
+    """
+    places = range(len(sparsity))
+    fractions = canvas.numbers("sparsity", list(sparsity.values()))
+    ax = canvas.axes(ax, height=max(3.0, 0.8 + 0.3 * len(sparsity)))
+    ax.barh(places, fractions, color=canvas.BLUE, height=0.7)
+    for place, fraction in zip(places, fractions, strict=True):
+        ax.text(1.02, place, f"{fraction:.1%}", va="center", fontsize=canvas.SMALL)
+    ax.set_yticks(places, labels=[canvas.short(name) for name in sparsity], parse_math=False)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1)
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.tick_params(axis="y", length=0)
+    return canvas.tidy(ax, x="weights removed")
+
+
+def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None = None) -> Axes:
+    """Draw the weights of a layer before and after pruning; red is positive, blue negative.
+
+    A dense layer is drawn as its matrix, outputs down and inputs across, a convolution as its
+    filters.
+
+    Args:
+        before: weights, shape (out, in, ...).
+        after: the same layer after pruning, drawn next to it on the same scale.
+        ax: where to draw; a new figure by default.
+
+    >>> import torch
+    >>> from vardrop.app.report import weight_maps
+    >>> ax = weight_maps(torch.randn(6, 1, 5, 5), torch.zeros(6, 1, 5, 5))
+    >>> [panel.get_title() for panel in ax.child_axes]
+    ['before', 'after, 0.0% left']
+    """
+    weight = canvas.numbers("before", before)
+    panels = {"before": weight}
+    if after is not None:
+        pruned = canvas.numbers("after", after)
+        panels[f"after, {np.count_nonzero(pruned) / pruned.size:.1%} left"] = pruned
+    ax = canvas.axes(ax)
+    ax.set_axis_off()
+    colours = colormaps["RdBu_r"].with_extremes(bad="#d8d8d8")  # between filters
+    scale = float(np.quantile(np.abs(weight), 0.99)) or 1.0
+    aspect: Literal["equal", "auto"] = "equal" if weight.ndim > 2 else "auto"
+    for i, (label, values) in enumerate(panels.items()):
+        panel = ax.inset_axes((i * 0.52, 0.0, 0.48, 0.9))
+        panel.imshow(_to_matrix(values), cmap=colours, vmin=-scale, vmax=scale, aspect=aspect)
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.spines[:].set_color(canvas.GREY)
+        panel.set_title(label, fontsize=canvas.TEXT)
+    return ax
+
+
+def _to_matrix(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A weight of any shape as one matrix; filters of one channel as tiles with gaps."""
+    if weight.ndim != 4:
+        return weight.reshape(len(weight), -1) if weight.ndim > 1 else weight.reshape(1, -1)
+    if weight.shape[1] > 1:
+        out, into, height, width = weight.shape
+        return weight.transpose(0, 2, 1, 3).reshape(out * height, into * width)
+    across = math.ceil(math.sqrt(1.6 * len(weight)))
+    edges = [(0, -len(weight) % across), (0, 1), (0, 1)]
+    tiles = np.pad(weight[:, 0], edges, constant_values=np.nan)
+    height, width = tiles.shape[1:]
+    grid = tiles.reshape(-1, across, height, width).swapaxes(1, 2)
+    return grid.reshape(-1, across * width)[:-1, :-1]
+
+
+def fits_on_map(weight: Any, cells: int = 512) -> bool:
+    """Whether single weights of a layer can be seen in `weight_maps`."""
+    return max(weight.shape[0], math.prod(weight.shape[1:])) <= cells
+
+
+def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | None = None) -> Axes:
+    """Draw each score in a separate panel: a dot per model, its 95% interval as a line.
+
+    A dashed line marks the first model, which the others are compared with.
+
+    Args:
+        scores: estimates by score and model.
+        ax: where to draw; a new figure by default.
+
+    >>> from vardrop.metrics.intervals import Estimate
+    >>> from vardrop.app.report import score_intervals
+    >>> found = {"a": Estimate(0.9, 0.01, 0.88, 0.92), "b": Estimate(0.95)}
+    >>> ax = score_intervals({"accuracy": found})
+    >>> [panel.get_xlabel() for panel in ax.child_axes]
+    ['accuracy']
+    """
+    if not scores or not all(scores.values()):
+        raise VardropError(
+            "Expected `scores` to hold at least one score of one model, but got none. Leave the "
+            "picture out."
+        )
+    names = list(dict.fromkeys(name for estimates in scores.values() for name in estimates))
+    width = _NAMES + _PANEL * len(scores)
+    ax = canvas.axes(ax, width=width, height=1.0 + _ROW * len(names))
+    ax.set_axis_off()
+    for i, (score, estimates) in enumerate(scores.items()):
+        panel = ax.inset_axes((i / len(scores), 0.0, 0.86 / len(scores), 1.0))
+        _panel(panel, estimates, names)
+        labels = [canvas.short(name) for name in names] if i == 0 else [""] * len(names)
+        panel.set_yticks(range(len(names)), labels=labels, parse_math=False)
+        canvas.tidy(panel, x=title(score))
+        panel.tick_params(axis="y", length=0)
+    return ax
+
+
+def _panel(panel: Axes, estimates: Mapping[str, Estimate], names: list[str]) -> None:
+    for place, name in enumerate(names):
+        if name in estimates:
+            value, _, low, high = estimates[name]
+            if low is not None and high is not None:
+                panel.plot([low, high], [place, place], color=canvas.BLUE, linewidth=1.6, alpha=0.6)
+            panel.plot([value], [place], color=canvas.BLUE, marker="o", markersize=5)
+    if names[0] in estimates:
+        panel.axvline(estimates[names[0]].value, color=canvas.GREY, linestyle="--", linewidth=1)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.grid(axis="x", alpha=0.25)
