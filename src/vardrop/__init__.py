@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from vardrop.estimators import local_reparameterization as local_reparameterization
     from vardrop.estimators import per_example as per_example
     from vardrop.estimators import weight_sample as weight_sample
+    from vardrop.functional.fast.switch import reference as reference
     from vardrop.gates import BetaBernoulli as BetaBernoulli
     from vardrop.gates import BinaryDropout as BinaryDropout
     from vardrop.gates import ConcreteDropout as ConcreteDropout

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import TorchDispatchMode
 from vardrop.compression.layer_views import affine, join_name
 from vardrop.compression.mask import decompose
 from vardrop.compression.modules.attention import SlimAttention

@@ -1,12 +1,40 @@
 """Pure numerics: formulas on tensors, without modules; what state there is belongs to a thread."""
 
-from vardrop.functional.cpu import (
+from vardrop.functional.elementwise import (
+    log1mexp as log1mexp,
+    log_square as log_square,
+    logit_from_log as logit_from_log,
+    project as project,
+    wide as wide,
+)
+from vardrop.functional.fast.additive import (
     AdditiveWeights as AdditiveWeights,
     cached_step as cached_step,
     keep_layout as keep_layout,
     shared_weights as shared_weights,
 )
-from vardrop.functional.drawing import (
+from vardrop.functional.log_uniform import (
+    ard_kl_additive as ard_kl_additive,
+    dawson as dawson,
+    log_uniform_kl as log_uniform_kl,
+    log_uniform_kl_additive as log_uniform_kl_additive,
+    log_uniform_kl_bound as log_uniform_kl_bound,
+    log_uniform_kl_cubic as log_uniform_kl_cubic,
+    log_uniform_kl_of_log as log_uniform_kl_of_log,
+    log_uniform_kl_sigmoid as log_uniform_kl_sigmoid,
+)
+from vardrop.functional.noise import (
+    gaussian_output as gaussian_output,
+)
+from vardrop.functional.normal import (
+    expected_log1p_square as expected_log1p_square,
+    function_moments as function_moments,
+    max_moments as max_moments,
+    normal_entropy as normal_entropy,
+    normal_kl as normal_kl,
+    relu_moments as relu_moments,
+)
+from vardrop.functional.random import (
     NoiseCalls as NoiseCalls,
     drawing as drawing,
     drawn_from_own as drawn_from_own,
@@ -20,40 +48,6 @@ from vardrop.functional.drawing import (
     standard_normal as standard_normal,
     undisturbed as undisturbed,
     uniform as uniform,
-)
-from vardrop.functional.elementwise import (
-    log1mexp as log1mexp,
-    log_square as log_square,
-    logit_from_log as logit_from_log,
-    project as project,
-    square as square,
-    wide as wide,
-)
-from vardrop.functional.log_uniform import (
-    ard_kl_additive as ard_kl_additive,
-    dawson as dawson,
-    log_uniform_kl as log_uniform_kl,
-    log_uniform_kl_additive as log_uniform_kl_additive,
-    log_uniform_kl_bound as log_uniform_kl_bound,
-    log_uniform_kl_cubic as log_uniform_kl_cubic,
-    log_uniform_kl_of_log as log_uniform_kl_of_log,
-    log_uniform_kl_sigmoid as log_uniform_kl_sigmoid,
-)
-from vardrop.functional.noise import (
-    Convolution as Convolution,
-    Dense as Dense,
-    Product as Product,
-    can_fuse as can_fuse,
-    fused_output as fused_output,
-    gaussian_output as gaussian_output,
-)
-from vardrop.functional.normal import (
-    expected_log1p_square as expected_log1p_square,
-    function_moments as function_moments,
-    max_moments as max_moments,
-    normal_entropy as normal_entropy,
-    normal_kl as normal_kl,
-    relu_moments as relu_moments,
 )
 from vardrop.functional.truncated_log_normal import (
     log_normal_mass as log_normal_mass,

@@ -482,7 +482,7 @@ class LocalLayer(Noisy):
             return self
         grouped = self.variance.shape[1] != vars(self)["in_channels"]
         more = 0 if grouped or not self.variance.is_cpu else -len(self.variance) % _LANES
-        twin = cast(LocalLayer, clone_modules(self))
+        twin = clone_modules(self)
         twin.channels_last, twin.outputs = True, len(self.variance) if more else None
         twin.variance = _channels_last(_longer(self.variance, more))
         twin.bias_variance = _longer(self.bias_variance, more)
