@@ -27,6 +27,7 @@ from torch import Tensor
 
 from vardrop._core.torch_private import in_forward_mode
 from vardrop.functional.elementwise import log_square, wide
+from vardrop.functional.fast import switch
 from vardrop.functional.fast.additive import blocked_kl, can_block, can_share, traced_kl
 
 _ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
@@ -164,7 +165,8 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     weight, log_sigma2 = wide(weight), wide(log_sigma2)
     if can_share(weight, log_sigma2):
         return blocked_kl(weight, log_sigma2, value)
-    if torch.compiler.is_compiling() and weight.dtype == torch.float32:
+    compiled = torch.compiler.is_compiling() and weight.dtype == torch.float32
+    if compiled and switch.enabled:
         return traced_kl(weight, log_sigma2, value)
     return plain_kl_additive(weight, log_sigma2)
 
