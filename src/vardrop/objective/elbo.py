@@ -166,7 +166,7 @@ class ELBO(nn.Module):
         loss, nll, parts = terms[0] if self.samples == 1 else _average(terms)
         divergence = sum_kl(noisy, value=latest is None)
         if divergence is None:
-            divergence = torch.zeros_like(nll)
+            divergence = torch.zeros((), device=nll.device)
         if latest is not None:
             divergence = divergence - divergence.detach() + latest
         loss = loss + self.beta * divergence / self.num_data
