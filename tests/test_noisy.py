@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from vardrop._core.modules import clone_modules
+from vardrop._core.sharding import called_through, is_spread
 
 
 def net() -> nn.Module:
@@ -165,6 +169,37 @@ def test_a_clone_starts_without_what_belongs_to_another_call() -> None:
     head = vd.convert(nn.Sequential(nn.Linear(3, 2)), vd.dropmax())
     head[0]._tapped = []  # as in the middle of a training step of another thread
     assert clone_modules(head)(torch.ones(1, 3)).shape == (1, 2)
+
+
+def test_clones_are_made_while_another_thread_switches_the_noise() -> None:
+    layers = [nn.Linear(4, 4) for _ in range(20)]
+    model, stop = vd.convert(nn.Sequential(*layers), vd.sparse_vd()), threading.Event()
+
+    def switch() -> None:
+        while not stop.is_set():
+            with vd.sampling(model):
+                pass
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor() as threads:
+            switching = threads.submit(switch)
+            clones = [clone_modules(model) for _ in range(200)]
+            stop.set()
+            switching.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any("_switches" in vars(m) for clone in clones for m in clone.modules())
+
+
+def test_a_half_imported_module_of_another_thread_is_no_error(monkeypatch) -> None:
+    for name in ("torch.distributed.tensor", "torch.distributed.fsdp"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    model = net()
+    assert not is_spread(model)
+    assert called_through(model, "forward") == model.forward
+    assert torch.equal(clone_modules(model)(torch.ones(1, 4)), model(torch.ones(1, 4)))
 
 
 def test_modules_can_be_replaced_wherever_they_occur() -> None:

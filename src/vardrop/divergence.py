@@ -41,7 +41,7 @@ class _Pair(NamedTuple):
     formula: Formula
     refuse: Refusal
     gradient: Formula
-    shared: Shared
+    shared: Shared | None
 
 
 _PAIRS: dict[tuple[type[Any], type[Prior]], _Pair] = {}
@@ -52,7 +52,7 @@ def register_kl(
     p_type: type[Prior],
     refuse: Refusal = lambda q, p: None,
     gradient: Formula | None = None,
-    shared: Shared = lambda q, p, weight, tensors: None,
+    shared: Shared | None = None,
 ) -> Callable[[Formula], Formula]:
     """Register the KL of a pair of types, as a decorator of its formula.
 
@@ -139,8 +139,8 @@ def shared_in_step(
     q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors
 ) -> F.AdditiveWeights | None:
     """What draws and KL of the running training step share of a weight, where the pair says so."""
-    found = _registered(q, p)
-    return None if found is None else found.shared(q, p, weight, q_tensors)
+    pair = _PAIRS.get((type(q), type(p)))
+    return None if pair is None or pair.shared is None else pair.shared(q, p, weight, q_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:

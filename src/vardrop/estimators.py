@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,15 +24,7 @@ from torch import Tensor
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.functional import (
-    Product,
-    can_fuse,
-    fused_output,
-    gaussian_output,
-    keep_layout,
-    normal_like,
-    random_signs,
-)
+from vardrop.functional import gaussian_output, keep_layout, normal_like, random_signs
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
 
@@ -41,9 +34,7 @@ class Affine:
     """One multilinear map `op(inputs, weight, bias)` of a noisy weight.
 
     A `bias` that is a plain tensor is deterministic. `trailing` counts the output axes after the
-    one that runs over channels (0 for Linear, 2 for Conv2d). `squares` maps the inputs to those
-    that carry a variance (x -> x^2; an index stays an index). `fused` is `op` with its gradients,
-    where it has them in one piece.
+    one that runs over channels (0 for Linear, 2 for Conv2d).
     """
 
     op: Callable[..., Tensor]
@@ -51,9 +42,6 @@ class Affine:
     bias: NoisyTensor | Tensor | None
     outputs: int
     trailing: int
-    squares: Callable[..., tuple[Tensor, ...]]
-    channel_axis: int
-    fused: Product | None = None
 
     @property
     def mean_bias(self) -> Tensor | None:
@@ -88,35 +76,24 @@ class Affine:
 
         Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
         """
-        weight = self.weight.mean
-        if self.precision != torch.float16:
-            own = tuple(v.to(weight.dtype) for v in variances)
-            variance = self.variance_output(self.squares(*inputs), own, spread)
-            return self.mean_output(inputs), variance
-        # Variances vanish in float16, whose smallest number is 6e-8: there it is a float32 product.
-        with torch.autocast(weight.device.type, enabled=False):
-            floats = (x.float() if x.is_floating_point() else x for x in inputs)
-            own = tuple(v.float() for v in variances)
-            variance = self.variance_output(self.squares(*floats), own, spread)
+        mean = self.weight.mean
+        half = self.precision == torch.float16  # in which variances vanish: it ends at 6e-8
+        dtype = torch.float32 if half else mean.dtype
+        with torch.autocast(mean.device.type, enabled=False) if half else nullcontext():
+            values = [x.float() if half and x.is_floating_point() else x for x in inputs]
+            squares = [x * x if x.is_floating_point() else x for x in values]  # or an index
+            if self.trailing:
+                squares = [keep_layout(s, x) for s, x in zip(squares, values, strict=True)]
+            if spread is not None:
+                squares[0] = squares[0] + spread
+            variance = self.op(*squares, *(v.to(dtype) for v in variances))
+            if spread is not None and not self.weight.posterior.zero_mean:
+                variance = variance + self.op(spread, mean.square(), None)
         return self.mean_output(inputs), variance
-
-    def variance_output(
-        self,
-        squares: tuple[Tensor, ...],
-        variances: tuple[Tensor, ...],
-        spread: Tensor | None = None,
-    ) -> Tensor:
-        """The second of the `moments`, from inputs that are squared already."""
-        if spread is not None:
-            squares[0].add_(spread)
-        variance = self.op(*squares, *variances)
-        if spread is None or self.weight.posterior.zero_mean:
-            return variance
-        return variance.add_(self.op(spread, self.weight.mean.square(), None))
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output for the mean weights, or None where it is zero without a product."""
-        bias = self.mean_bias
+        bias = self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
         if not self.weight.posterior.zero_mean:
             return self.op(*inputs, self.weight.mean, bias)
         return None if bias is None else bias.view(-1, *(1,) * self.trailing)
@@ -127,7 +104,7 @@ class Affine:
         bias = variance.new_full((self.outputs,), floor)
         if isinstance(self.bias, NoisyTensor):
             bias = bias + self.bias.variance()
-        return keep_layout(variance, self.weight.mean), bias
+        return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
 
     def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Standard noise for the weight and, where it is noisy, for the bias."""
@@ -243,11 +220,7 @@ class LocalReparameterization(Estimator):
         )
 
     def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        variances, weight = affine.variances(self.floor), affine.weight.mean
-        fused = None if affine.weight.posterior.zero_mean else affine.fused
-        if fused is not None and can_fuse(fused, inputs[0], weight, noise):
-            return fused_output(fused, inputs[0], weight, affine.mean_bias, *variances, noise)
-        mean, variance = affine.moments(inputs, variances)
+        mean, variance = affine.moments(inputs, affine.variances(self.floor))
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
             return (variance.sqrt() * noise).to(affine.precision)
@@ -280,16 +253,15 @@ class Flipout(Estimator):
             bias = affine.bias.perturbation(noise_b).to(affine.bias.mean.dtype)
         x, *rest = inputs
         if x.is_floating_point():
-            x = x * (self._signs(x, affine.channel_axis) if sign_in is None else sign_in)
+            x = x * (self._signs(x, affine.trailing) if sign_in is None else sign_in)
         y = affine.op(x, *rest, weight, bias)
-        y = y * (self._signs(y, affine.channel_axis) if sign_out is None else sign_out)
+        y = y * (self._signs(y, affine.trailing) if sign_out is None else sign_out)
         return y if mean is None else mean + y
 
     @staticmethod
-    def _signs(x: Tensor, channel_axis: int) -> Tensor:
-        axis = channel_axis % x.dim()
-        kept = (0, axis)
-        return random_signs(tuple(n if i in kept else 1 for i, n in enumerate(x.shape)), x)
+    def _signs(x: Tensor, trailing: int) -> Tensor:
+        signed = (0, x.dim() - 1 - trailing)  # one sign per example and channel
+        return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
 
 
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:

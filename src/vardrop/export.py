@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import arguments
 from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
+from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
 from vardrop.compression.probes import Inputs, check_runs, to_arguments
 from vardrop.compression.save import as_path, to_dense

@@ -390,14 +390,18 @@ def kl(net: nn.Module, value: bool = True) -> Tensor:
     >>> vd.kl(net).shape
     torch.Size([])
     """
-    found: dict[Hashable, list[Tensor]] = {}
-    for module in noisy_modules(net).values():
-        for key, term in module.kl_terms(value, found).items():
-            found.setdefault(key, []).append(term)
-    if not found:
-        return torch.zeros((), device=next(net.parameters()).device)
-    means = [t[0] if len(t) == 1 else torch.stack(t).mean() for t in found.values()]
-    return torch.stack(means).sum()
+    total = sum_kl(noisy_modules(net).values(), value)
+    return torch.zeros((), device=next(net.parameters()).device) if total is None else total
+
+
+def sum_kl(modules: Iterable[Noisy], value: bool = True) -> Tensor | None:
+    """The KL of noisy modules, tied weights once; None if they have none."""
+    terms: dict[Hashable, list[Tensor]] = {}
+    for module in modules:
+        for key, term in module.kl_terms(value, terms).items():
+            terms.setdefault(key, []).append(term)
+    means = [t[0] if len(t) == 1 else torch.stack(t).mean() for t in terms.values()]
+    return torch.stack(means).sum() if means else None
 
 
 def noisy_weights(net: nn.Module) -> Iterator[tuple[str, str, NoisyTensor]]:

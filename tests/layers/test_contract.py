@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+import vardrop as vd
 from vardrop import recipes
 from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
 
@@ -16,6 +17,13 @@ ROWS = [(check, *pair) for check in CHECKS for pair in covering(1 if check in TR
 @pytest.mark.parametrize("check, layer, recipe", ROWS)
 def test_contract(check, layer, recipe):
     CHECKS[check](LAYERS[layer].make, LAYERS[layer].inputs(), ALL[recipe])
+
+
+@pytest.mark.parametrize("layer, recipe", covering(1))
+def test_contract_without_fast_paths(layer, recipe):
+    with vd.reference():
+        for check in ("noise", "gradients", "stored_noise", "autocast", "kl_is_a_sum"):
+            test_contract(check, layer, recipe)
 
 
 @pytest.mark.slow

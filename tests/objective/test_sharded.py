@@ -32,7 +32,7 @@ PARALLEL = (
 )  # fmt: skip
 SEEDED = ("bayes_by_backprop", "sparse_vd", "bayes_by_backprop-weight_sample")
 # Views that leave a sharded module: torch warns, in case somebody writes into them.
-spread = importlib.import_module("vardrop.functional.drawing")
+spread = importlib.import_module("vardrop.functional.random")
 VIEWS = "ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning"
 pytestmark = pytest.mark.filterwarnings(VIEWS)
 

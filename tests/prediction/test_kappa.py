@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop.functional.drawing import drawing
+from vardrop.functional.random import drawing
 from vardrop.prediction import select, unlabelled_kappa
 from vardrop.prediction.kappa import kappa
 

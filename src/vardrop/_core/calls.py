@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import check_input
+from vardrop._core.torch_private import tree_leaves, tree_map_only
 
 
 def call(net: nn.Module, x: Any) -> Any:
@@ -25,6 +25,8 @@ def call(net: nn.Module, x: Any) -> Any:
     >>> call(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
     torch.Size([4, 1])
     """
+    if isinstance(x, Tensor):
+        return net(x)
     args, kwargs = arguments(net, x)
     return net(*args, **kwargs)
 
@@ -110,7 +112,7 @@ def untouched(x: Any) -> Any:
     A net that begins in place (`Dropout(inplace=True)`, `x += 1`) then leaves the caller's alone,
     and every draw begins with the same.
     """
-    return mapped(Tensor.clone, x)
+    return x.clone() if isinstance(x, Tensor) else tree_map_only(Tensor, Tensor.clone, x)
 
 
 def shapes(x: Any) -> tuple[torch.Size, ...]:

@@ -112,8 +112,9 @@ def check_tensor(name: str, value: Any, remedy: str = "") -> None:
     >>> import torch
     >>> check_tensor("x", torch.zeros(2))
     """
-    remedy = remedy or f"Convert it with torch.as_tensor({name})."
-    check_type(name, value, Tensor, "a tensor", remedy)
+    if not isinstance(value, Tensor):
+        remedy = remedy or f"Convert it with torch.as_tensor({name})."
+        raise VardropError(_sentence(name, "a tensor", value, remedy))
 
 
 def shown(value: Any) -> str:

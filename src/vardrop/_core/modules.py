@@ -14,7 +14,7 @@ from torch import nn
 
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import is_spread
-from vardrop._core.torch_private import unwrap
+from vardrop._core.torch_private import separate_state, unwrap
 
 Net = TypeVar("Net", bound=nn.Module)
 _TABLES = frozenset(vars(nn.Module()))  # parameters, buffers, children and hooks of a module
@@ -65,10 +65,8 @@ def _clone_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
                 table[key] = _clone_value(entry, memo)
         elif name not in transient:
             state[name] = copy.copy(value) if name in _TABLES else _clone_value(value, memo)
-    state.pop("_compiled_call_impl", None)  # it would call the original
-    if "_flat_weights" in state:  # a recurrent layer writes into this list
-        state["_flat_weights"] = list(state["_flat_weights"])
-    return cast(nn.Module, clone)
+    separate_state(state)
+    return clone
 
 
 def _clone_value(value: Any, memo: dict[int, Any]) -> Any:

@@ -1,19 +1,89 @@
-"""Every private name of torch that the library relies on, each in one function with its reason.
+"""Every private name of torch that the library relies on, with the reason.
 
-A torch release may move or remove any of them, so tests/_core/test_torch_private.py runs them all.
+A torch release may move or remove any of them. Import them from here, so that one file changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
+
+# torch.compiler.disable does the same, but imports the compiler, which takes a second.
+from torch._compile import _disable_dynamo as disable_dynamo
+from torch.autograd import forward_ad
+
+# Modes that see every operation, also inside of modules of other libraries.
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
+
+# Batches are nested tuples, lists and dictionaries; torch.utils has no public functions for them.
+from torch.utils._pytree import (
+    tree_leaves as tree_leaves,
+    tree_map as tree_map,
+    tree_map_only as tree_map_only,
+)
 
 
 def in_transform() -> bool:
     """Whether a `torch.func` transform such as vmap is active. There is no public query."""
     return torch._C._are_functorch_transforms_active()
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are carried forwards (`torch.func.jvp`). There is no public query."""
+    return forward_ad._current_level >= 0
+
+
+def in_checkpoint() -> bool:
+    """Whether activation checkpointing replaces saved tensors. There is no public query."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def save_modes() -> Callable[[], None]:
+    """A function that ends all transforms and dispatch modes which begin after this call.
+
+    An interrupt may come before their context managers are able to do so.
+    """
+    depth, modes = (
+        _functorch.get_dynamic_layer_stack_depth(),
+        len(_get_current_dispatch_mode_stack()),
+    )
+
+    def restore() -> None:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while len(_get_current_dispatch_mode_stack()) > modes:
+            _pop_mode()
+
+    return restore
+
+
+def disable_compiler(function: Callable[..., Any], reason: str) -> Any:
+    """A function that `torch.compile` does not trace; with `fullgraph=True` it reports why."""
+    apart: Any = disable_dynamo(function, recursive=False)
+    apart._torchdynamo_disable, apart._torchdynamo_disable_msg = True, reason
+    return apart
+
+
+def schema(operator: Any) -> Any:
+    """The declaration of an operator: its name and its arguments."""
+    return operator._schema
+
+
+def overload_name(operator: Any) -> str:
+    """Which overload of a function an operator is."""
+    return str(operator._overloadname)
+
+
+def backward_hooks(tensor: Tensor) -> list[Any]:
+    """The hooks that `Tensor.register_hook` added. There is no public query."""
+    return list((tensor._backward_hooks or {}).values())
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -27,11 +97,13 @@ def unwrap(net: nn.Module) -> nn.Module:
     return net if inner is None else unwrap(inner)
 
 
-def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of one module by name, without those of its children.
+def own_parameters(module: nn.Module) -> dict[str, Any]:
+    """The parameters of one module by name, None included. The public iterators skip ties."""
+    return module._parameters
 
-    The public iterators leave out a tensor that occurs twice.
-    """
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of one module by name, ties included, without those of children."""
     for tensors in (module._parameters, module._buffers):
         yield from ((name, t) for name, t in tensors.items() if t is not None)
 
@@ -40,3 +112,20 @@ def has_plain_forward(module: nn.Module) -> bool:
     """Whether a call of a module runs the `forward` of its class: no hook, no replaced method."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return not hooks and "forward" not in vars(module)
+
+
+def separate_state(state: dict[str, Any]) -> None:
+    """Cut the last links of a copied module state to the module that it was copied from."""
+    state.pop("_compiled_call_impl", None)  # it would call the original
+    if "_flat_weights" in state:  # a recurrent layer writes into this list
+        state["_flat_weights"] = list(state["_flat_weights"])
+
+
+def set_parameters(state: dict[str, Any], parameters: dict[str, Any]) -> None:
+    """Put other parameters into the state of a module, and into the list of a recurrent layer."""
+    state["_parameters"] = parameters
+    if "_flat_weights_names" in state:
+        names = state["_flat_weights_names"]
+        state["_flat_weights"] = [parameters.get(name) for name in names]
+        # By which torch would notice that these are not its parameters.
+        state["_flat_weight_refs"] = [None] * len(names)

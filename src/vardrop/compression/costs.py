@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vardrop._core.calls import tensors_in
+from vardrop._core.torch_private import TorchDispatchMode
 from vardrop.compression.layer_views import affine_layers, join_name
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.attention import SlimAttention

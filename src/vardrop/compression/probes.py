@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import call, one_tensor, plain_batch, tensors_in, untouched
 from vardrop._core.checks import check_net, check_type, shown
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
 from vardrop.noisy import Noisy, evaluating, modules_of
 

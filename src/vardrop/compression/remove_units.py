@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import TorchDispatchMode, tree_map_only
 from vardrop.compression.layer_views import (
     Affine,
     affine_layers,

@@ -1,74 +1,47 @@
 """Pure numerics: formulas on tensors, without modules; what state there is belongs to a thread."""
 
-from vardrop.functional.cpu import (
-    AdditiveWeights as AdditiveWeights,
-    cached_step as cached_step,
-    keep_layout as keep_layout,
-    shared_weights as shared_weights,
-)
-from vardrop.functional.drawing import (
-    NoiseCalls as NoiseCalls,
-    drawing as drawing,
-    drawn_from_own as drawn_from_own,
-    generator as generator,
-    given_noise as given_noise,
-    noise_is_given as noise_is_given,
-    noise_source as noise_source,
-    normal_like as normal_like,
-    own_noise as own_noise,
-    random_signs as random_signs,
-    standard_normal as standard_normal,
-    undisturbed as undisturbed,
-    uniform as uniform,
-)
-from vardrop.functional.elementwise import (
-    log1mexp as log1mexp,
-    log_square as log_square,
-    logit_from_log as logit_from_log,
-    project as project,
-    square as square,
-    wide as wide,
-)
-from vardrop.functional.log_uniform import (
-    ard_kl_additive as ard_kl_additive,
-    dawson as dawson,
-    log_uniform_kl as log_uniform_kl,
-    log_uniform_kl_additive as log_uniform_kl_additive,
-    log_uniform_kl_bound as log_uniform_kl_bound,
-    log_uniform_kl_cubic as log_uniform_kl_cubic,
-    log_uniform_kl_of_log as log_uniform_kl_of_log,
-    log_uniform_kl_sigmoid as log_uniform_kl_sigmoid,
-)
-from vardrop.functional.noise import (
-    Convolution as Convolution,
-    Dense as Dense,
-    Product as Product,
-    can_fuse as can_fuse,
-    fused_output as fused_output,
-    gaussian_output as gaussian_output,
-)
-from vardrop.functional.normal import (
-    expected_log1p_square as expected_log1p_square,
-    function_moments as function_moments,
-    max_moments as max_moments,
-    normal_entropy as normal_entropy,
-    normal_kl as normal_kl,
-    relu_moments as relu_moments,
+from vardrop.functional.elementwise import log1mexp as log1mexp, log_square as log_square
+from vardrop.functional.elementwise import logit_from_log as logit_from_log, project as project
+from vardrop.functional.elementwise import wide as wide
+from vardrop.functional.fast.additive import AdditiveWeights as AdditiveWeights
+from vardrop.functional.fast.additive import cached_step as cached_step, keep_layout as keep_layout
+from vardrop.functional.fast.additive import shared_weights as shared_weights
+from vardrop.functional.log_uniform import ard_kl_additive as ard_kl_additive, dawson as dawson
+from vardrop.functional.log_uniform import log_uniform_kl as log_uniform_kl
+from vardrop.functional.log_uniform import log_uniform_kl_additive as log_uniform_kl_additive
+from vardrop.functional.log_uniform import log_uniform_kl_bound as log_uniform_kl_bound
+from vardrop.functional.log_uniform import log_uniform_kl_cubic as log_uniform_kl_cubic
+from vardrop.functional.log_uniform import log_uniform_kl_of_log as log_uniform_kl_of_log
+from vardrop.functional.log_uniform import log_uniform_kl_sigmoid as log_uniform_kl_sigmoid
+from vardrop.functional.noise import gaussian_output as gaussian_output
+from vardrop.functional.normal import expected_log1p_square as expected_log1p_square
+from vardrop.functional.normal import function_moments as function_moments
+from vardrop.functional.normal import max_moments as max_moments, normal_entropy as normal_entropy
+from vardrop.functional.normal import normal_kl as normal_kl, relu_moments as relu_moments
+from vardrop.functional.random import NoiseCalls as NoiseCalls, drawing as drawing
+from vardrop.functional.random import drawn_from_own as drawn_from_own, generator as generator
+from vardrop.functional.random import given_noise as given_noise, noise_is_given as noise_is_given
+from vardrop.functional.random import noise_source as noise_source, normal_like as normal_like
+from vardrop.functional.random import own_noise as own_noise, random_signs as random_signs
+from vardrop.functional.random import standard_normal as standard_normal, undisturbed as undisturbed
+from vardrop.functional.random import uniform as uniform
+from vardrop.functional.truncated_log_normal import log_normal_mass as log_normal_mass
+from vardrop.functional.truncated_log_normal import (
+    truncated_log_normal_kl as truncated_log_normal_kl,
 )
 from vardrop.functional.truncated_log_normal import (
-    log_normal_mass as log_normal_mass,
-    truncated_log_normal_kl as truncated_log_normal_kl,
     truncated_log_normal_log_moment as truncated_log_normal_log_moment,
+)
+from vardrop.functional.truncated_log_normal import (
     truncated_log_normal_log_sample as truncated_log_normal_log_sample,
+)
+from vardrop.functional.truncated_log_normal import (
     truncated_log_normal_snr as truncated_log_normal_snr,
 )
-from vardrop.functional.unit_interval import (
-    bernoulli_entropy as bernoulli_entropy,
-    bernoulli_kl as bernoulli_kl,
-    concrete as concrete,
-    concrete_logit as concrete_logit,
-    concrete_mean_ratio as concrete_mean_ratio,
-    kumaraswamy_beta_kl as kumaraswamy_beta_kl,
-    kumaraswamy_log_mean as kumaraswamy_log_mean,
-    kumaraswamy_log_sample as kumaraswamy_log_sample,
-)
+from vardrop.functional.unit_interval import bernoulli_entropy as bernoulli_entropy
+from vardrop.functional.unit_interval import bernoulli_kl as bernoulli_kl, concrete as concrete
+from vardrop.functional.unit_interval import concrete_logit as concrete_logit
+from vardrop.functional.unit_interval import concrete_mean_ratio as concrete_mean_ratio
+from vardrop.functional.unit_interval import kumaraswamy_beta_kl as kumaraswamy_beta_kl
+from vardrop.functional.unit_interval import kumaraswamy_log_mean as kumaraswamy_log_mean
+from vardrop.functional.unit_interval import kumaraswamy_log_sample as kumaraswamy_log_sample

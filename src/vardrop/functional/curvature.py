@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vardrop.functional.drawing import random_signs
+from vardrop.functional.random import random_signs
 
 _ROWS = 64  # rows of the Hessian that are held at once
 

@@ -7,30 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from vardrop._core.torch_private import backward_hooks, in_forward_mode, in_transform
 
 _LOG_HALF = -0.6931471805599453
 
 # x and its range, as tensors: a compiler with dynamic shapes makes variables of floats, which an
 # autograd function cannot take.
 _Bounds = tuple[Tensor, Tensor, Tensor]
-
-
-def in_forward_mode() -> bool:
-    """Whether derivatives are carried forwards (`torch.func.jvp`).
-
-    Functions with a gradient of their own then stand back: torch.compile takes none that has a rule
-    for this direction too.
-    """
-    return forward_ad._current_level >= 0
-
-
-def stands_back() -> bool:
-    """Whether functions with a gradient of their own leave it to torch's.
-
-    Carried forwards they have none; under vmap their rules cost more than the passes they save.
-    """
-    return in_forward_mode() or torch._C._are_functorch_transforms_active()
 
 
 def wide(x: Tensor) -> Tensor:
@@ -56,38 +40,6 @@ def log_square(x: Tensor) -> Tensor:
     """
     x = wide(x)
     return 2 * torch.log(x.abs() + torch.finfo(x.dtype).tiny)
-
-
-class _Square(torch.autograd.Function):
-    """One pass backwards, where autograd takes three.
-
-    Autocast, on any device: elementwise, in the precision of its input.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return torch.addcmul(grad.new_zeros(()), grad, x, value=2.0)
-
-
-def square(x: Tensor) -> Tensor:
-    """x^2.
-
-    >>> import torch
-    >>> square(torch.tensor([-3.0]))
-    tensor([9.])
-    """
-    return x * x if stands_back() else _Square.apply(x)
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -201,12 +153,10 @@ def project(x: Tensor, low: float, high: float) -> Tensor:
 
 def _hooked(x: Tensor, low: float, high: float) -> bool:
     """Whether the gradient of x is stopped as a whole, if need be from now on."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    traced = torch.compiler.is_compiling() or in_transform()
+    if traced or not (x.is_leaf and x.requires_grad):
         return False
-    if not (x.is_leaf and x.requires_grad):
-        return False
-    hooks = x._backward_hooks or {}
-    known = (h for h in hooks.values() if isinstance(h, _Stop))
-    if not any((h.low, h.high) == (low, high) and h.x() is x for h in known):
+    stops = (h for h in backward_hooks(x) if isinstance(h, _Stop))
+    if not any((h.low, h.high) == (low, high) and h.x() is x for h in stops):
         x.register_hook(_Stop(x, low, high))
     return True

@@ -14,7 +14,7 @@ t = (u - 4) / (u + 4), which lies in [-1, 1):
 R runs from 2 (u = 0) to 4 exp(gamma) (u -> infinity), S from 1 to 1/8. Largest relative error of
 the fits against 40-digit arithmetic: float64 4e-10 (R) and 2e-10 (S); for float32 and narrower
 types the shorter fits 6e-6 (R) and 1.5e-5 (S). Sums over float32 weights on a CPU have fits of
-their own, see `cpu`.
+their own, see `fast.additive`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardrop.functional.cpu import additive_weights, can_block, can_share, traced_kl
-from vardrop.functional.elementwise import in_forward_mode, log_square, wide
+from vardrop._core.torch_private import in_forward_mode
+from vardrop.functional.elementwise import log_square, wide
+from vardrop.functional.fast import switch
+from vardrop.functional.fast.additive import blocked_kl, can_block, can_share, traced_kl
 
 _ASYMPTOTE = 0.5 * (0.5772156649015329 + math.log(2.0))  # KL -> -1/2 log alpha + this
 _SIGMOID = (0.63576, 1.87320, 1.48695)
@@ -162,11 +164,16 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     """
     weight, log_sigma2 = wide(weight), wide(log_sigma2)
     if can_share(weight, log_sigma2):
-        return additive_weights(weight, log_sigma2).kl(value)
-    if torch.compiler.is_compiling() and weight.dtype == torch.float32:
+        return blocked_kl(weight, log_sigma2, value)
+    compiled = torch.compiler.is_compiling() and weight.dtype == torch.float32
+    if compiled and switch.enabled:
         return traced_kl(weight, log_sigma2, value)
-    ratio, log_beyond, beyond = _ratio_parts(weight, log_sigma2)
+    return plain_kl_additive(weight, log_sigma2)
 
+
+def plain_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
+    """`log_uniform_kl_additive` from `log_uniform_kl` of every weight."""
+    ratio, log_beyond, beyond = _ratio_parts(weight, log_sigma2)
     far = torch.where(beyond, 0.5 * log_beyond + _ASYMPTOTE, 0.0)
     return (log_uniform_kl(0.5 * ratio) + far).sum()
 

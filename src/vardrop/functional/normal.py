@@ -146,17 +146,27 @@ def max_moments(
 
 @cache
 def _hermite() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Hermite quadrature for the standard normal (Golub & Welsch)."""
-    off = torch.arange(1, _HERMITE_NODES, dtype=torch.float64, device="cpu").sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return tuple(zip(values.tolist(), vectors[0].square().tolist(), strict=True))
+    """Nodes and weights of Gauss-Hermite quadrature for the standard normal."""
+    values, weights = _golub_welsch(torch.arange(1, _HERMITE_NODES, device="cpu").double().sqrt())
+    return tuple(zip(values.tolist(), weights.tolist(), strict=True))
 
 
 @cache
 def _legendre() -> tuple[tuple[float, float], ...]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch)."""
-    k = torch.arange(1, _LEGENDRE_NODES, dtype=torch.float64, device="cpu")
-    off = k / (4 * k.square() - 1).sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    nodes, weights = (values + 1) / 2, vectors[0].square()
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], as numbers."""
+    nodes, weights = gauss_legendre(_LEGENDRE_NODES)
     return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
+
+
+def gauss_legendre(count: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    k = torch.arange(1, count, dtype=torch.float64, device="cpu")
+    values, weights = _golub_welsch(k / (4 * k.square() - 1).sqrt())
+    return (values + 1) / 2, weights
+
+
+def _golub_welsch(off_diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights from the Jacobi matrix of a symmetric weight (Golub & Welsch 1969)."""
+    matrix = torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values, vectors[0].square()

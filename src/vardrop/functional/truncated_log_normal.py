@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vardrop.functional.elementwise import log1mexp
-from vardrop.functional.normal import LOG_2PI
+from vardrop.functional.normal import LOG_2PI, gauss_legendre
 
 _SQRT_2 = math.sqrt(2)
 _NEWTON_STEPS = 4
@@ -21,15 +21,7 @@ _FAR = 5.0  # deviations outside the range from which on the KL is integrated fr
 _NEGLIGIBLE = 45.0  # exp(-45) is below the precision of double
 
 
-def _gauss_legendre(count: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1] (Golub & Welsch 1969)."""
-    k = torch.arange(1, count, dtype=torch.float64, device="cpu")
-    beside = k / (4 * k.square() - 1).sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    return (values + 1) / 2, vectors[0].square()
-
-
-_LEGENDRE = _gauss_legendre(48)
+_LEGENDRE = gauss_legendre(48)
 
 
 def _log_density(z: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import Picked, call, plain_batch, untouched
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import schema, tree_map_only
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, undisturbed
 from vardrop.gates.functional_dropout import is_custom
 from vardrop.noisy import Noisy
@@ -127,7 +127,7 @@ class _Rehearsal(NoiseCalls):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if function._schema.is_mutable:
+        if schema(function).is_mutable:
             args, kwargs = tree_map_only(Tensor, self._apart, (args, kwargs))
         return super().__torch_dispatch__(function, types, args, kwargs)
 
@@ -142,11 +142,11 @@ def _has_storage(tensor: Tensor) -> bool:
 
 def _rate_of_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The rate with which a random function of torch drops; zero where it does something else."""
-    arguments = function._schema.arguments
+    arguments = schema(function).arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
     given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
-    if "bernoulli" in function._schema.name:  # which is told what to keep
+    if "bernoulli" in schema(function).name:  # which is told what to keep
         keep = torch.as_tensor(given.get("p", args[0]), dtype=torch.float64)
         return round(1 - float(keep.mean()), 6)
-    told = given.get("p") if "dropout" in function._schema.name else given.get("dropout_p")
+    told = given.get("p") if "dropout" in schema(function).name else given.get("dropout_p")
     return 0.0 if told is None else float(told)

@@ -5,52 +5,24 @@ from torch import nn
 from vardrop._core.checks import shown
 from vardrop._core.errors import VardropError
 from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
-from vardrop.layers.base import (
-    Ties as Ties,
-    Variational as Variational,
-    check_method as check_method,
-    per_unit as per_unit,
-)
-from vardrop.layers.conv import (
-    Conv1d as Conv1d,
-    Conv2d as Conv2d,
-    Conv3d as Conv3d,
-    ConvTranspose1d as ConvTranspose1d,
-    ConvTranspose2d as ConvTranspose2d,
-    ConvTranspose3d as ConvTranspose3d,
-)
-from vardrop.layers.dense import (
-    Bilinear as Bilinear,
-    Embedding as Embedding,
-    Linear as Linear,
-)
-from vardrop.layers.recurrent import (
-    GRU as GRU,
-    LSTM as LSTM,
-    RNN as RNN,
-    GRUCell as GRUCell,
-    LSTMCell as LSTMCell,
-    RNNCell as RNNCell,
-)
+from vardrop.layers.base import Ties as Ties, Variational as Variational
+from vardrop.layers.base import check_method as check_method, per_unit as per_unit
+from vardrop.layers.conv import Conv1d as Conv1d, Conv2d as Conv2d, Conv3d as Conv3d
+from vardrop.layers.conv import ConvTranspose1d as ConvTranspose1d
+from vardrop.layers.conv import ConvTranspose2d as ConvTranspose2d
+from vardrop.layers.conv import ConvTranspose3d as ConvTranspose3d
+from vardrop.layers.dense import Bilinear as Bilinear, Embedding as Embedding, Linear as Linear
+from vardrop.layers.recurrent import GRU as GRU, LSTM as LSTM, RNN as RNN, GRUCell as GRUCell
+from vardrop.layers.recurrent import LSTMCell as LSTMCell, RNNCell as RNNCell
 
-# The torch layer, by exact type, and the noisy layer that takes its place.
+# The torch layer, by exact type, and the noisy layer of the same name that takes its place.
 NOISY_TYPES: dict[type[nn.Module], type[Variational]] = {
-    nn.Linear: Linear,
-    nn.Bilinear: Bilinear,
-    nn.Embedding: Embedding,
-    nn.Conv1d: Conv1d,
-    nn.Conv2d: Conv2d,
-    nn.Conv3d: Conv3d,
-    nn.ConvTranspose1d: ConvTranspose1d,
-    nn.ConvTranspose2d: ConvTranspose2d,
-    nn.ConvTranspose3d: ConvTranspose3d,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.RNN: RNN,
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNNCell: RNNCell,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
+    getattr(nn, noisy.__name__): noisy
+    for noisy in (
+        *(Linear, Bilinear, Embedding, MultiheadAttention),
+        *(Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d),
+        *(RNN, LSTM, GRU, RNNCell, LSTMCell, GRUCell),
+    )
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -11,16 +11,15 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import in_transform
 from vardrop.estimators import Affine, Estimator, local_reparameterization
-from vardrop.functional import Dense
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
 from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
+from vardrop.noisy import KLTerms
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
-
-_DENSE = Dense()
 
 
 class Projection(Linear, NonDynamicallyQuantizableLinear):
@@ -48,7 +47,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
-        packed = layer._parameters.get("in_proj_weight") is not None
+        packed = layer.in_proj_weight is not None
         return dict.fromkeys(("in_proj_weight",) if packed else SEPARATE, Linear.axes)
 
     bias_names = ("in_proj_bias",)  # type: ignore[assignment]
@@ -82,6 +81,12 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
 
     def parts(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
+
+    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
+        terms = super().kl_terms(value, known)
+        for part in self.parts().values():
+            terms |= part.kl_terms(value, known)
+        return terms
 
     def _reset_means(self) -> None:
         self.out_proj.reset_parameters()
@@ -175,19 +180,16 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
             bias=bias if noisy is None else noisy.rows(*biases),
             outputs=rows[1] - rows[0],
             trailing=0,
-            squares=self._squares,
-            channel_axis=-1,
-            fused=_DENSE,
         )
-        return self.drawn(affine, (x,), noise)
+        if self.prior is not None:
+            self.count_pass()
+        return self.estimator(affine, (x,), noise)
 
 
 def _check_mask(name: str, mask: Tensor | None) -> None:
     """Refuse a mask without a key for some query, over which a softmax is not defined."""
-    if mask is None or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return
-    if not mask.is_cpu:
-        return  # to look would wait for the device
+    if mask is None or torch.compiler.is_compiling() or in_transform() or not mask.is_cpu:
+        return  # to look at values breaks a graph, or waits for a device
     hidden = (mask if mask.dtype == torch.bool else mask == float("-inf")).all(-1)
     if bool(hidden.any()):
         row = tuple(hidden.nonzero()[0].tolist())

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import own_parameters
 from vardrop.divergence import check_kl
 from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import Product, square, wide
+from vardrop.functional import wide
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
 from vardrop.posteriors import Axes, Posterior
@@ -27,9 +28,16 @@ from vardrop.priors import Prior
 
 Ties = dict[int, dict[str, Tensor]]  # noise tensors by their own name, by the id of their mean
 _Map = Callable[..., Tensor]
-_Names = dict[str, str]  # under which a layer stores the tensors of a posterior or prior
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 _BIAS_AXES = Axes(input=(), output=(0,))
+
+
+class _Stored(NamedTuple):
+    """The names under which a layer stores the tensors of posterior and prior, by their own."""
+
+    noise: dict[str, str]
+    hyper: dict[str, str]
+    axes: Axes
 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
@@ -68,7 +76,7 @@ class Variational(Noisy):
     estimator: Estimator
     gate: Gate | None
     noisy_bias: bool
-    _noise: dict[str, tuple[_Names, _Names]]  # of posterior and prior, by noisy tensor
+    _noise: dict[str, _Stored]  # by noisy tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         method = {name: kwargs.pop(name) for name in _METHOD if name in kwargs}
@@ -147,9 +155,10 @@ class Variational(Noisy):
             mean = getattr(self, name)
             there = {} if tied is None else tied.setdefault(id(mean), {})
             noise, hyper = self._start(mean, axes)
-            self._noise[name] = (
+            self._noise[name] = _Stored(
                 self._own(name, _tied(noise, there, posterior is not None and posterior.learned)),
                 self._own(name, _tied(hyper, there, prior is not None and prior.learned)),
+                axes,
             )
         self._centre()
 
@@ -185,7 +194,7 @@ class Variational(Noisy):
         hyper = {} if self.prior is None else self.prior.initial(mean)
         return self.posterior.initial(mean, axes), hyper
 
-    def _own(self, tensor: str, values: Mapping[str, Tensor]) -> _Names:
+    def _own(self, tensor: str, values: Mapping[str, Tensor]) -> dict[str, str]:
         prefix = "" if tensor == "weight" else f"{tensor}_"
         for name, value in values.items():
             if isinstance(value, nn.Parameter):
@@ -235,7 +244,7 @@ class Variational(Noisy):
         self._forget_noise()
         self.posterior = posterior
         self._noise = {
-            name: (self._own(name, noise[name]), self._own(name, tensor.hyper))
+            name: _Stored(self._own(name, noise[name]), self._own(name, tensor.hyper), tensor.axes)
             for name, tensor in before.items()
         }
         self._centre()
@@ -271,17 +280,17 @@ class Variational(Noisy):
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
         """The noisy tensors by name, as they are now: `weight`, and `bias` where it is noisy."""
-        return {name: self._view(name, axes) for name, axes in self._noisy_axes().items()}
+        return {name: self._view(name) for name in self._noise}
 
-    def _view(self, name: str, axes: Axes) -> NoisyTensor:
+    def _view(self, name: str) -> NoisyTensor:
         assert self.posterior is not None
-        noise, hyper = self._noise[name]
+        noise, hyper, axes = self._noise[name]
         return NoisyTensor(
             getattr(self, name),
             self.posterior,
             self.prior,
-            {own: getattr(self, stored) for own, stored in noise.items()},
-            {own: getattr(self, stored) for own, stored in hyper.items()},
+            {key: getattr(self, stored) for key, stored in noise.items()},
+            {key: getattr(self, stored) for key, stored in hyper.items()},
             axes,
         )
 
@@ -293,28 +302,19 @@ class Variational(Noisy):
     def affine(
         self,
         op: _Map | None = None,
-        fused: Product | None = None,
         weight: str = "weight",
         bias: str = "bias",
     ) -> Affine:
         """A product with the distribution of its weight and bias; `op` is the layer's own."""
         op = self.op if op is None else op
         assert op is not None
-        mean = getattr(self, bias, None)
-        noisy = mean is not None and bias in self._noise
         return Affine(
             op=op,
-            weight=self._view(weight, self.weight_axes[weight]).in_step(self.training),
-            bias=self._view(bias, _BIAS_AXES) if noisy else mean,
+            weight=self._view(weight).in_step(self.training),
+            bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
             outputs=self.outputs,
             trailing=self.spatial,
-            squares=self._squares,
-            channel_axis=self.channel_axis,
-            fused=fused,
         )
-
-    def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(square(x) for x in inputs)
 
     def gated(self, side: Side, x: Tensor) -> Tensor:
         """x through the gate, if it acts on this side of the layer."""
@@ -325,7 +325,6 @@ class Variational(Noisy):
         op: _Map,
         inputs: tuple[Tensor, ...],
         noise: Any = None,
-        fused: Product | None = None,
         weight: str = "weight",
         bias: str = "bias",
     ) -> Tensor:
@@ -335,19 +334,14 @@ class Variational(Noisy):
             op: linear in each input and in the weight; the bias may be None.
             inputs: with examples along axis 0.
             noise: for the estimator; drawn where it is None.
-            fused: `op` with its gradients, for a faster draw.
             weight: the name of the weight.
             bias: the name of the bias; a layer without such an attribute has none.
         """
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, getattr(self, weight), getattr(self, bias, None))
-        return self.drawn(self.affine(op, fused, weight, bias), inputs, noise)
-
-    def drawn(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        """A draw of a product by the layer's estimator."""
         if self.prior is not None:
             self.count_pass()
-        return self.estimator(affine, inputs, noise)
+        return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of the noisy tensors and of the gate, summed; None where there is none."""
@@ -358,32 +352,31 @@ class Variational(Noisy):
         """The KL by the tensors that it is about, the gate's own included."""
         self.asked_for_kl()
         terms: KLTerms = {}
-        if self.prior is not None:
-            for name, tensor in self.noisy_tensors().items():
-                key = self._key(name, tensor)
-                if key not in known and (term := tensor.kl(value)) is not None:
-                    terms[key] = term
-        for part in self.parts().values():
-            terms |= part.kl_terms(value, known)
+        for name in self._noise if self.prior is not None else ():
+            tensor = self._view(name)
+            key = self._key(name, tensor)
+            if key not in known and (term := tensor.kl(value)) is not None:
+                terms[key] = term
         if self.gate is None:
             return terms
         for name, weight in self.gated_weights().items():
             extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
             if extra is not None:
-                terms["gate", self._identity(name)] = extra
+                terms["gate", self._key(name)] = extra
         units = self.gate.kl_terms(value, known)
         if self.gate.noise.counts_weights:
             units = {key: torch.zeros_like(term) for key, term in units.items()}
         return terms | units
 
-    def _identity(self, name: str) -> int:
-        # A weight that is computed anew at each access (a parametrization) belongs to one module.
-        own = dict(self.named_parameters()).get(name) if "." in name else self._parameters.get(name)
-        return id(self if own is None else own)
+    def _key(self, name: str, tensor: NoisyTensor | None = None) -> tuple[int, ...]:
+        """What identifies a weight and its noise.
 
-    def _key(self, name: str, tensor: NoisyTensor) -> tuple[int, ...]:
-        """What identifies a tensor and its noise."""
-        return self._identity(name), *(id(t) for t in tensor.noise.values())
+        A weight that a parametrization computes at each access belongs to one module.
+        """
+        owner, _, own = name.rpartition(".")
+        weight = own_parameters(self.get_submodule(owner) if owner else self).get(own)
+        noise = () if tensor is None else map(id, tensor.noise.values())
+        return id(self if weight is None else weight), *noise
 
     def kl_key(self) -> Hashable:
         keys = (self._key(name, tensor) for name, tensor in self.noisy_tensors().items())
@@ -394,8 +387,7 @@ class Variational(Noisy):
         weight = self._first_weight()
         if self.posterior is None:
             return torch.zeros_like(weight)
-        name, axes = next(iter(self.weight_axes.items()))
-        return self._view(name, axes).variance().expand_as(weight)
+        return self._view(next(iter(self._noise))).variance().expand_as(weight)
 
     def noise_tensors(self) -> Iterator[Tensor]:
         for tensor in self.noisy_tensors().values():
@@ -404,7 +396,7 @@ class Variational(Noisy):
                     yield value
 
     def noise_names(self) -> Iterable[str]:
-        return [name for both in self._noise.values() for own in both for name in own.values()]
+        return [n for s in self._noise.values() for n in (*s.noise.values(), *s.hyper.values())]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.functional import Convolution, Product, keep_layout, square
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -31,15 +30,6 @@ class _Conv(Variational):
     def outputs(self) -> int:
         return self.out_channels
 
-    def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        (x,) = inputs
-        return (keep_layout(square(x), x),)
-
-    def _product(self) -> Product | None:
-        if self.padding_mode != "zeros" or isinstance(self.padding, str):
-            return None
-        return Convolution(self.stride, self.padding, self.dilation, self.groups)  # type: ignore[arg-type]
-
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]
 
@@ -51,9 +41,9 @@ class _Conv(Variational):
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self.gated("input", input)
         if input.dim() == self.spatial + 1:
-            y = self.product(self._op, (input.unsqueeze(0),), noise, self._product()).squeeze(0)
+            y = self.product(self._op, (input.unsqueeze(0),), noise).squeeze(0)
         else:
-            y = self.product(self._op, (input,), noise, self._product())
+            y = self.product(self._op, (input,), noise)
         return self.gated("output", y)
 
 

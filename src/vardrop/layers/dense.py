@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
-from vardrop.functional import Dense
 from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
-
-_DENSE = Dense()
 
 
 class Linear(Variational, nn.Linear):
@@ -47,9 +44,9 @@ class Linear(Variational, nn.Linear):
         """The noisy output while sampling (or with explicit noise), else the torch layer's."""
         input = self.gated("input", input)
         if input.dim() == 1:
-            y = self.product(functional.linear, (input.unsqueeze(0),), noise, _DENSE).squeeze(0)
+            y = self.product(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
         else:
-            y = self.product(functional.linear, (input,), noise, _DENSE)
+            y = self.product(functional.linear, (input,), noise)
         return self.gated("output", y)
 
 
@@ -120,9 +117,6 @@ class Embedding(Variational, nn.Embedding):
     @property
     def outputs(self) -> int:
         return self.embedding_dim
-
-    def _squares(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return inputs
 
     def _look_up(self, index: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = functional.embedding(

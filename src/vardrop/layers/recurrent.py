@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import own_parameters, set_parameters
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Variational
 from vardrop.layers.dense import Linear
@@ -145,7 +146,7 @@ class _Recurrent(Variational):
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
-        return dict.fromkeys(filter(_WEIGHT.fullmatch, layer._parameters), Linear.axes)
+        return dict.fromkeys(filter(_WEIGHT.fullmatch, own_parameters(layer)), Linear.axes)
 
     @classmethod
     def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
@@ -176,7 +177,7 @@ class _Recurrent(Variational):
 
     @property
     def bias_names(self) -> tuple[str, ...]:
-        return tuple(filter(_BIAS.fullmatch, self._parameters))
+        return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
 
     @property
     def inputs(self) -> int:
@@ -249,9 +250,10 @@ class _Recurrent(Variational):
         return self.training or self.is_sampling
 
     def _reset_means(self) -> None:
-        own = {*self.weight_axes, *self.bias_names}
+        names = {*self.weight_axes, *self.bias_names}
         twin = self._with({})
-        vars(twin)["_parameters"] = {n: p for n, p in self._parameters.items() if n in own}
+        means = {name: p for name, p in own_parameters(self).items() if name in names}
+        set_parameters(vars(twin), means)
         self.plain.reset_parameters(twin)  # type: ignore[attr-defined]
 
     def _with(self, drawn: Mapping[str, Tensor]) -> nn.Module:
@@ -259,12 +261,7 @@ class _Recurrent(Variational):
         twin = object.__new__(self.plain)
         state = vars(twin)
         state.update(vars(self), training=self._drops)
-        state["_parameters"] = {**self._parameters, **drawn}
-        if "_flat_weights_names" in state:
-            names = state["_flat_weights_names"]
-            state["_flat_weights"] = [state["_parameters"].get(name) for name in names]
-            # By which torch would notice that these are not the parameters.
-            state["_flat_weight_refs"] = [None] * len(names)
+        set_parameters(state, {**own_parameters(self), **drawn})
         return twin
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import call, check_named, one_tensor, plain_batch, untouched
 from vardrop._core.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import disable_compiler, in_transform, tree_map_only
 from vardrop.functional import cached_step
 from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical, Likelihood
-from vardrop.noisy import has_noise, kl
+from vardrop.noisy import Noisy, has_noise, sum_kl
 
 
 class ELBOParts(NamedTuple):
@@ -133,15 +132,13 @@ class ELBO(nn.Module):
             weight: (N,), for how many examples each one stands; a weight of 2 is an example that
                 is there twice. `num_data` counts each once all the same.
         """
-        if weight is not None:
-            with cached_step():
+        every_step = weight is not None or self.kl_value_every == 1 or not self.training
+        if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
+            return self.parts(x, y, None, weight) if every_step else _apart(self, x, y)
+        with cached_step():
+            if every_step:
                 return self.parts(x, y, None, weight)
-        if not torch.compiler.is_compiling():
-            with cached_step():
-                return self.counted(self.parts, x, y)
-        if self.kl_value_every == 1 or not self.training:
-            return self.parts(x, y)  # a compiler finds by itself what is shared
-        return _apart(self, x, y)
+            return self.counted(self.parts, x, y)
 
     def outputs(self, x: Any) -> Any:
         """What the net returns for a batch, picked by `output` where that is given."""
@@ -163,40 +160,46 @@ class ELBO(nn.Module):
         self, x: Any, y: Any, latest: Tensor | None = None, weight: Tensor | None = None
     ) -> ELBOParts:
         """The loss and its parts; with `latest` in the place of the value of the KL."""
-        fits = [self._fit(x, y, weight) for _ in range(self.samples)]
-        loss, nll = _mean([f[0] for f in fits]), _mean([f[1] for f in fits])
-        divergence = self._kl(latest) if has_noise(self.net) else torch.zeros_like(nll)
+        noisy = [m for m in self.net.modules() if isinstance(m, Noisy)]
+        head = next((m for m in noisy if isinstance(m, Head)), None)
+        terms = [self._data_term(x, y, weight, head) for _ in range(self.samples)]
+        loss, nll, parts = terms[0] if self.samples == 1 else _average(terms)
+        divergence = sum_kl(noisy, value=latest is None)
+        if divergence is None:
+            divergence = torch.zeros((), device=nll.device)
+        if latest is not None:
+            divergence = divergence - divergence.detach() + latest
         loss = loss + self.beta * divergence / self.num_data
-        return ELBOParts(loss, nll, divergence, self.beta, _mean_parts([f[2] for f in fits]))
+        return ELBOParts(loss, nll, divergence, self.beta, parts)
 
-    def _kl(self, latest: Tensor | None) -> Tensor:
-        if latest is None:
-            return kl(self.net)
-        gradient = kl(self.net, value=False)
-        return gradient - gradient.detach() + latest
-
-    def _picked(self, output: Any) -> Any:
-        """What the likelihood is of: a function of the user's own gets all that the net returns."""
-        if self.output is not None:
-            return self.output(output)
-        return one_tensor(output) if isinstance(self.likelihood, Likelihood) else output
-
-    def _fit(
-        self, x: Any, y: Any, weight: Tensor | None
+    def _data_term(
+        self, x: Any, y: Any, weight: Tensor | None, head: Head | None
     ) -> tuple[Tensor, Tensor, HeadParts | None]:
-        head = next((m for m in self.net.modules() if isinstance(m, Head)), None)
-        if not _traced():  # a check of values would break the graph
-            check_named(plain_batch(x))
-        if head is None:
-            output = self._picked(call(self.net, untouched(plain_batch(x))))
-            if not _traced():
+        """The loss without the KL, the NLL and the parts of a head, for one draw."""
+        traced = torch.compiler.is_compiling() or in_transform()
+        if isinstance(x, Mapping):
+            x = dict(x)  # a `BatchEncoding`, say
+            if not traced:  # a check of values would break the graph
+                check_named(x)
+        if head is not None:
+            parts = self._head_parts(x, y, weight, head)
+            return parts.loss, parts.nll, parts
+        output = call(self.net, untouched(x))
+        if self.output is not None:
+            output = self.output(output)
+        elif isinstance(self.likelihood, Likelihood) and not isinstance(output, Tensor):
+            output = one_tensor(output)  # another loss gets all that the net returns
+        if not traced:
+            check_batch(self.likelihood, output, y)
+            if not self._loss_is_checked:
                 self._check_first_batch(output, y)
-                _check_batch(self.likelihood, output, y)
-            nll = self.likelihood(output, y) if weight is None else self._weighed(output, y, weight)
-            return nll, nll, None
+        nll = self.likelihood(output, y) if weight is None else self._weighed(output, y, weight)
+        return nll, nll, None
+
+    def _head_parts(self, x: Any, y: Any, weight: Tensor | None, head: Head) -> HeadParts:
         if weight is not None:
             raise VardropError(
-                f"Expected no `weight` for a net with a head, whose loss is its own, but got "
+                f"Expected no `weight` for a model with a head, which has its own loss, but got "
                 f"{shown(weight)}. Repeat the examples instead."
             )
         if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
@@ -205,14 +208,11 @@ class ELBO(nn.Module):
                 f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "
                 f"{self.likelihood!r}."
             )
-        parts = head.loss_in(self.net, untouched(x), y)
-        return parts.loss, parts.nll, parts
+        return head.loss_in(self.net, untouched(x), y)
 
     @torch.no_grad()
     def _check_first_batch(self, output: Any, y: Any) -> None:
         """Raise if a loss of the user's is no mean over examples, which `num_data` relies on."""
-        if self._loss_is_checked:
-            return
         self._loss_is_checked = True
         twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (output, y))
         once, doubled = float(self.likelihood(output, y)), float(self.likelihood(*twice))
@@ -244,37 +244,33 @@ def _counted(elbo: ELBO, x: Any, y: Any) -> ELBOParts:
     return elbo.counted(elbo.parts, x, y)
 
 
-# torch.compiler.disable would do, but it imports the compiler: a second for all who never compile.
-_apart: Any = _disable_dynamo(_counted, recursive=False)
-_apart._torchdynamo_disable = True
-_apart._torchdynamo_disable_msg = (
+_apart = disable_compiler(
+    _counted,
     "`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL and one "
-    "without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile."
+    "without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile.",
 )
 
 
-def _mean_parts(parts: list[HeadParts | None]) -> HeadParts | None:
-    found = [p for p in parts if p is not None]
-    if not found:
-        return None
-    return HeadParts(*(_mean(list(terms)) for terms in zip(*found, strict=True)))
+def _average(
+    terms: list[tuple[Tensor, Tensor, HeadParts | None]],
+) -> tuple[Tensor, Tensor, HeadParts | None]:
+    losses, nlls, parts = zip(*terms, strict=True)
+    heads = [p for p in parts if p is not None]
+    head = HeadParts(*map(_mean, zip(*heads, strict=True))) if heads else None
+    return _mean(losses), _mean(nlls), head
 
 
-def _mean(terms: list[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else torch.stack(terms).mean()
+def _mean(values: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(values)).mean()
 
 
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-def _check_batch(likelihood: Any, output: Any, y: Any) -> None:
+def check_batch(likelihood: Any, output: Any, y: Any) -> None:
     """Refuse targets that the library's own likelihoods would take for something else."""
     if not isinstance(likelihood, Bernoulli | Categorical):
         return
-    remedy = "Wrap the net in a module that returns one tensor."
-    check_tensor("net(x)", output, remedy)
-    check_tensor("y", y)
+    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
+        check_tensor("net(x)", output, "Wrap the net in a module that returns one tensor.")
+        check_tensor("y", y)
     if output.dim() > 0 and len(output) == 0:
         raise VardropError(
             f"Expected a batch of at least one example, but got an output of shape "
@@ -327,8 +323,7 @@ def _check_binary(output: Tensor, y: Tensor) -> None:
 
 def _range(y: Tensor) -> tuple[float, float]:
     """The least and the largest value, where looking at them is possible and costs nothing."""
-    plain = type(y) is Tensor and not torch._C._are_functorch_transforms_active()
-    if not plain or y.device.type != "cpu" or y.numel() == 0:
+    if type(y) is not Tensor or in_transform() or not y.is_cpu or y.numel() == 0:
         return 0, 0
     low, high = torch.aminmax(y)
     return low.item(), high.item()

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.checks import check_net, check_number, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import tree_map_only
 from vardrop.noisy import Noisy
 from vardrop.objective.elbo import ELBO, ELBOParts
 

@@ -16,7 +16,7 @@ from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
 from vardrop._core.checks import check_integer, check_type, shown
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
-from vardrop.functional.drawing import drawing, undisturbed
+from vardrop.functional.random import drawing, undisturbed
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
 
 Loader = Iterable[tuple[Any, Tensor]]

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from vardrop._core.calls import call, mapped, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
+from vardrop._core.torch_private import tree_map
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own, given_noise, own_noise
 from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy, track_active_module
 from vardrop.prediction.gaussian_layer import GaussianLayer

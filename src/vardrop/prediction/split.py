@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 
 from vardrop._core.calls import arguments, mapped
 from vardrop._core.modules import clone_modules
-from vardrop._core.torch_private import has_plain_forward
+from vardrop._core.torch_private import has_plain_forward, tree_map
 from vardrop.functional import NoiseCalls, drawing, drawn_from_own
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows

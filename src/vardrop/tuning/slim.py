@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import call, one_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.torch_private import tree_map_only
 from vardrop.compression import ShrinkPlan, Shrunk, shrink
 from vardrop.compression.costs import layer_costs
 from vardrop.compression.mask import decompose_layers

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.calls import untouched
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.probes import Data, Inputs, batches, outputs, to_arguments
 from vardrop.likelihoods import Categorical
 

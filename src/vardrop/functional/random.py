@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-)
 
 from vardrop._core.sharding import common_seed, is_sharded, placed_like
+from vardrop._core.torch_private import (
+    TorchDispatchMode,
+    in_transform,
+    overload_name,
+    save_modes,
+    schema,
+)
+from vardrop.functional.fast import normal
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _Shape = tuple[int, ...] | torch.Size
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
-_MANY = 1 << 16  # numbers from which on looking them up is faster
-_PIECE = 1 << 16  # numbers that are looked up at once
-_TAIL = 2.0**-12  # fraction of normal numbers beyond the table, 3.49 deviations and more
 
 
 class Source(NamedTuple):
@@ -43,16 +42,21 @@ class Source(NamedTuple):
     given: Callable[[_Shape], Tensor] | None
 
 
+_GLOBAL = Source(None, {}, None)
+
+
 class _Thread(threading.local):
-    source = Source(None, {}, None)
+    source = _GLOBAL
 
 
 _thread = _Thread()
 
 
 def noise_source() -> Source:
-    """Where the calling thread has its noise from."""
-    return _thread.source
+    """Where the calling thread has its noise from; a compiled graph has it from torch."""
+    if torch.compiler.is_exporting():
+        return _thread.source._replace(seed=None)
+    return _GLOBAL if torch.compiler.is_compiling() else _thread.source
 
 
 class _From(AbstractContextManager[None]):
@@ -105,14 +109,11 @@ def undisturbed(verb: _Verb) -> _Verb:
 
     @wraps(verb)
     def call(*args: Any, **kwargs: Any) -> Any:
-        grad, depth = torch.is_grad_enabled(), functorch.get_dynamic_layer_stack_depth()
-        modes, source = len(_get_current_dispatch_mode_stack()), _thread.source
+        grad, source, restore_modes = torch.is_grad_enabled(), _thread.source, save_modes()
         try:
             return verb(*args, **kwargs)
         except BaseException:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            while len(_get_current_dispatch_mode_stack()) > modes:
-                _pop_mode()
+            restore_modes()
             torch.set_grad_enabled(grad)
             _thread.source = source
             raise
@@ -122,26 +123,17 @@ def undisturbed(verb: _Verb) -> _Verb:
 
 def noise_is_given() -> bool:
     """Whether noise comes from `given_noise` here; a compiled graph draws its own."""
-    traced = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return not traced and _thread.source.given is not None
+    return noise_source().given is not None
 
 
 def generator(device: torch.device) -> torch.Generator | None:
     """The generator to draw from on a device: this thread's own, or None for the global one."""
-    if torch.compiler.is_compiling():
-        return None
-    seed, generators, _ = _thread.source
+    seed, generators, _ = noise_source()
     if seed is None:
         return None
     if device not in generators:
         generators[device] = torch.Generator(device).manual_seed(seed)
     return generators[device]
-
-
-def _own(device: torch.device) -> dict[str, Any]:
-    """The generator as an argument; without one none is named, or torch takes no dynamic shape."""
-    own = generator(device)
-    return {} if own is None else {"generator": own}
 
 
 def uniform(shape: _Shape, like: Tensor) -> Tensor:
@@ -158,8 +150,9 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     if noise_is_given():
         below = torch.erf(_given(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
         return below.clamp(step, 1 - step)
-    found = torch.rand(shape, dtype=dtype, device=like.device, **_own(like.device))
-    return found * (1 - 2 * step) + step
+    own = generator(like.device)
+    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=own)
+    return unit * (1 - 2 * step) + step
 
 
 def _given(shape: _Shape) -> Tensor:
@@ -168,39 +161,26 @@ def _given(shape: _Shape) -> Tensor:
     return given(shape)
 
 
-def _quantiles(count: int) -> Tensor:
-    """The means of a standard normal in `count` equally likely bins between its two tails."""
-    half = _TAIL / 2
-    below = torch.linspace(half, 1 - half, count + 1, dtype=torch.float64, device="cpu")
-    edges = torch.special.ndtri(below)
-    density = torch.exp(-0.5 * edges.square()) / math.sqrt(2 * math.pi)
-    return ((density[:-1] - density[1:]) * (count / (1 - _TAIL))).float()
-
-
-_NORMALS = _quantiles(1 << 16)
-
-
 def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """Independent standard normal numbers, in the dtype and device of `like`.
 
-    Many float32 numbers on a CPU are looked up, 16 random bits each, in three quarters of the time
-    of `torch.randn`: 2^16 equally likely values, whose distribution function is within 2^-16 of
-    the normal one. One in 4096, at random places, is drawn exactly from beyond the table instead,
-    so that the tails are those of `torch.randn` however many numbers there are.
+    Many float32 numbers on a CPU are looked up in a table, see `functional.fast.normal`.
 
     >>> import torch
     >>> standard_normal((2, 3), torch.zeros(())).shape
     torch.Size([2, 3])
     """
-    if noise_is_given():
-        return _given(shape).to(like.dtype, copy=True)  # the caller may write into it
+    source = noise_source()
+    if source.given is not None:
+        return source.given(shape).to(like.dtype, copy=True)  # the caller may write into it
     if is_sharded(like):
         return _spread(standard_normal, shape, like)
-    count = math.prod(shape)
-    if not _looks_up(count, like):
-        return torch.randn(shape, dtype=like.dtype, device=like.device, **_own(like.device))
-    found = _traced_look_up(count) if torch.compiler.is_compiling() else _look_up(count)
-    return found.view(shape)
+    own, count = None if source.seed is None else generator(like.device), math.prod(shape)
+    if count >= normal.MIN_COUNT and normal.can_look_up(like):
+        return normal.look_up(count, own).view(shape)
+    if own is None:  # then no generator is named, or torch takes no dynamic shape
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=own)
 
 
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
@@ -208,56 +188,6 @@ def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTens
     seed, part = common_seed(like, generator(torch.device("cpu"))), placed_like(shape, like)
     with drawing(seed + part.number):
         return part.joined(draw(part.shape, like.to_local()))
-
-
-def _looks_up(count: int, like: Tensor) -> bool:
-    return (
-        like.dtype == torch.float32
-        and like.device.type == "cpu"
-        and count >= _MANY
-        and not _exact()
-        and not noise_is_given()
-    )
-
-
-def _look_up(count: int) -> Tensor:
-    """Numbers of the table, piece by piece: bits and places stay in the cache."""
-    own, found = _own(_NORMALS.device), torch.empty(count, dtype=torch.float32, device="cpu")
-    words = -(-count // (4 * -(-count // _PIECE)))  # of 64 bits, in pieces of one size
-    bits = torch.empty(words, dtype=torch.int64, device="cpu")
-    places = torch.empty(4 * words, dtype=torch.int32, device="cpu")
-    for piece in found.split(4 * words):
-        bits.random_(-(2**63), None, **own)
-        places.copy_(bits.view(torch.uint16))
-        torch.index_select(_NORMALS, 0, places[: piece.numel()], out=piece)
-    return _with_tails(found)
-
-
-def _with_tails(found: Tensor) -> Tensor:
-    """Numbers that were looked up, a few of them drawn again from beyond the table."""
-    count, own = len(found), _own(_NORMALS.device)
-    # The places of the tails: their distances are geometric. Sixteen and eight deviations more
-    # than expected are enough for all of them but once in 1e15 calls.
-    most = int(count * _TAIL + 8 * math.sqrt(count * _TAIL)) + 16
-    distances = torch.empty(most, dtype=torch.float64, device="cpu")
-    places = distances.geometric_(_TAIL, **own).cumsum_(0)
-    inside = int((places <= count).sum())
-    u = torch.rand(inside, dtype=torch.float64, device="cpu", **own).sub_(0.5)
-    tails = torch.special.ndtri(u.abs() * _TAIL).copysign_(u).float()
-    return found.index_copy_(0, places[:inside].long().sub_(1), tails)
-
-
-# A compiler that saw the look-up would put it into loops over weights, which it then runs one
-# element at a time; as an operator of its own it stays apart, and its numbers are the same.
-_traced_look_up = torch.library.custom_op(
-    "vardrop::look_up_normals", _look_up, mutates_args=(), tags=[torch.Tag.nondeterministic_seeded]
-)
-_traced_look_up.register_fake(lambda count: torch.empty(count, dtype=torch.float32, device="cpu"))
-
-
-def _exact() -> bool:
-    """Where looking numbers up does not work: in an exported graph, and under vmap."""
-    return torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
 
 
 def normal_like(x: Tensor) -> Tensor:
@@ -271,12 +201,12 @@ def normal_like(x: Tensor) -> Tensor:
     >>> normal_like(x).stride() == x.stride()
     True
     """
-    if torch._C._are_functorch_transforms_active():  # a batched tensor does not know its layout
-        return standard_normal(x.shape, x)
-    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if channels_last and not x.is_contiguous() and not noise_is_given():
-        n, c, h, w = x.shape
-        return standard_normal((n, h, w, c), x).permute(0, 3, 1, 2)
+    # Under vmap a tensor does not know its layout.
+    if x.dim() == 4 and not in_transform() and not noise_is_given():
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        if last and not x.is_contiguous():
+            n, c, h, w = x.shape
+            return standard_normal((n, h, w, c), x).permute(0, 3, 1, 2)
     return standard_normal(x.shape, x)
 
 
@@ -286,7 +216,8 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
         return torch.where(_given(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
         return _spread(random_signs, shape, like)
-    bits = torch.randint(0, 2, shape, device=like.device, dtype=torch.int8, **_own(like.device))
+    own = generator(like.device)
+    bits = torch.randint(0, 2, shape, generator=own, device=like.device, dtype=torch.int8)
     return bits.mul_(2).sub_(1).to(like.dtype)
 
 
@@ -312,7 +243,7 @@ class NoiseCalls(TorchDispatchMode):
 
 def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Attention draws nothing without dropout, though torch marks it as random."""
-    arguments = enumerate(function._schema.arguments)
+    arguments = enumerate(schema(function).arguments)
     place = next((i for i, a in arguments if a.name == "dropout_p"), None)
     if place is None:
         return True
@@ -351,9 +282,9 @@ def drawn_from_own(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     own = generator(torch.device(device))
     if own is None or kwargs.get("generator") is not None:
         return function(*args, **kwargs)
-    if any(a.name == "generator" for a in function._schema.arguments):
+    if any(a.name == "generator" for a in schema(function).arguments):
         return function(*args, **{**kwargs, "generator": own})
-    name = _WITH_GENERATOR.get(function._overloadname, "")
+    name = _WITH_GENERATOR.get(overload_name(function), "")
     if name in function.overloadpacket.overloads():
         return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": own})
     # A fused kernel draws from the global generator alone: it is lent a seed, by one at a time.

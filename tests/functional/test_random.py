@@ -13,7 +13,7 @@ from vardrop.gates import DROPOUT_TYPES
 DRAWS = {
     "uniform": lambda: uniform((50,), torch.zeros(())),
     "normal": lambda: standard_normal((50,), torch.zeros(())),
-    "looked up": lambda: standard_normal((100_000,), torch.zeros(())),
+    "looked up": lambda: standard_normal((300_000,), torch.zeros(())),
     "like": lambda: normal_like(torch.zeros(5, 7)),
     "signs": lambda: random_signs((50,), torch.zeros(())),
 }

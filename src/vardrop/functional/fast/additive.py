@@ -25,9 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop.functional.elementwise import in_forward_mode, log_square
+from vardrop._core.torch_private import in_checkpoint, in_forward_mode, in_transform
+from vardrop.functional.elementwise import log_square
+from vardrop.functional.fast import switch
 
-BLOCK = 1 << 16
+_BLOCK = 1 << 16  # numbers that stay in the cache
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -37,7 +39,7 @@ def can_block(*tensors: Tensor) -> bool:
     A trace wants one expression, transforms cannot write into scratch, float64 wants precision,
     and what is written into a view of a tensor subclass (a sharded one) may be lost.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or in_transform() or not switch.enabled:
         return False
     for x in tensors:  # a generator would cost more than what it asks
         if type(x) not in _PLAIN or x.dtype != torch.float32 or not x.is_cpu:
@@ -45,45 +47,35 @@ def can_block(*tensors: Tensor) -> bool:
     return not in_forward_mode()
 
 
-def like_layout(x: Tensor, like: Tensor) -> Tensor:
-    """x with its elements in memory in the order of those of `like`; x itself where they are."""
-    return x.contiguous(memory_format=_layout(like))
-
-
 def keep_layout(x: Tensor, like: Tensor) -> Tensor:
     """x, derived from `like`, in the memory layout of `like`.
 
-    With one channel two layouts have the same strides, and torch may pick the other one.
-
-    A convolution goes by the layout of its arguments, and sums of two layouts are slow.
+    With one channel two layouts have the same strides, and torch may pick the other one. A
+    convolution goes by the layout of its arguments, and sums of two layouts are slow.
     """
     if x.dim() == 4 and x.shape[1] == 1 and like.stride(1) == 1 != x.stride(1):
         return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
     return x
 
 
-def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _like_layout(x: Tensor, like: Tensor) -> Tensor:
+    """x with its elements in memory in the order of `like`; x itself if they are so already."""
+    last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    channels_last = last and not like.is_contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return x.contiguous(memory_format=layout)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Flat blocks of tensors of one shape, in the memory order of the first.
 
-    A tensor is written through its blocks only if `like_layout` would leave it alone.
+    A tensor is written through its blocks only if `_like_layout` leaves it unchanged.
     """
-    layout = _layout(tensors[0])
-    flat = (_flat(x.contiguous(memory_format=layout), layout) for x in tensors)
-    return zip(*(x.split(BLOCK) for x in flat), strict=True)
-
-
-def scratch(like: Tensor, count: int) -> Tensor:
-    """Room for `count` blocks of a tensor."""
-    return like.new_empty(count, min(BLOCK, like.numel()))
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
-
-
-def _flat(x: Tensor, layout: torch.memory_format) -> Tensor:
-    return (x.permute(0, 2, 3, 1) if layout == torch.channels_last else x).view(-1)
+    if all(x.is_contiguous() for x in tensors):
+        return zip(*(x.view(-1).split(_BLOCK) for x in tensors), strict=True)
+    ordered = [_like_layout(x, tensors[0]) for x in tensors]
+    flat = ((x if x.is_contiguous() else x.permute(0, 2, 3, 1)).view(-1) for x in ordered)
+    return zip(*(x.split(_BLOCK) for x in flat), strict=True)
 
 
 class _Quotient(NamedTuple):
@@ -121,6 +113,9 @@ def _s() -> _Quotient:
     )
 
 
+_R, _S = _r(), _s()  # for blocks, which are not traced
+
+
 @functools.cache
 def _constant(c: float) -> Tensor:
     return torch.tensor(c, dtype=torch.float32, device="cpu")
@@ -143,13 +138,6 @@ def _in_range(log_sigma2: Tensor) -> Tensor:
     return log_sigma2.clamp(-80.0, 80.0)
 
 
-def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
-    """The sum of the KL over all weights."""
-    total = _paired_kl(weight, variance)
-    # The product of two ratios leaves float32 where both are beyond 1e19, and one beyond 1e38.
-    return total if total.isfinite() else _logged_kl(weight, variance, variance.log()).sum()
-
-
 def _logged_kl(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
     """The KL of every weight, from the logarithm of theta^2 / sigma^2, which may overflow."""
     s = variance / (variance + weight * weight * (1 / 7))
@@ -158,19 +146,24 @@ def _logged_kl(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor
     return 0.5 * functional.softplus(log_ratio)
 
 
-def _paired_kl(weight: Tensor, variance: Tensor) -> Tensor:
-    total, room, r = weight.new_zeros(()), scratch(weight, 3), _r()
-    for w, v in blocks(weight, variance):
-        ratio, s, below = (row[: len(w)] for row in room)
+def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
+    """The sum of the KL over all weights."""
+    total = weight.new_zeros(())
+    room = weight.new_empty(3, min(_BLOCK, weight.numel()))
+    for w, v in _blocks(weight, variance):
+        ratio, s, below = room[:, : len(w)]
         torch.addcmul(v, w, w, value=1 / 7, out=below)
         torch.div(v, below, out=s)
-        _polynomial(r.denominator, s, below).mul_(v)
-        _polynomial(r.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(r.factor)
+        _polynomial(_R.denominator, s, below).mul_(v)
+        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
         if len(w) % 2 == 0:
             # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
             a, b = ratio.chunk(2)
             ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
         total += ratio.log1p_().sum()
+    # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
+    if not total.isfinite():
+        return _logged_kl(weight, variance, variance.log()).sum()
     return 0.5 * total
 
 
@@ -181,14 +174,14 @@ def add_kl_gradients(
 
     Both are written in place and lie in memory as `weight` does.
     """
-    room, quotient = scratch(weight, 3), _s()
-    scale *= quotient.factor
-    for w, v, grad_w, grad_s in blocks(weight, variance, to_weight, to_variance):
-        slope, s, below = (row[: len(w)] for row in room)
+    room = weight.new_empty(3, min(_BLOCK, weight.numel()))
+    scale *= _S.factor
+    for w, v, grad_w, grad_s in _blocks(weight, variance, to_weight, to_variance):
+        slope, s, below = room[:, : len(w)]
         torch.addcmul(v, w, w, value=1 / 7, out=slope)
         torch.div(v, slope, out=s)
-        _polynomial(quotient.denominator, s, below).mul_(slope)
-        _polynomial(quotient.numerator, s, slope).div_(below).mul_(w)
+        _polynomial(_S.denominator, s, below).mul_(slope)
+        _polynomial(_S.numerator, s, slope).div_(below).mul_(w)
         grad_w.add_(slope, alpha=scale)
         grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
 
@@ -268,7 +261,7 @@ class _AdditiveWeights(torch.autograd.Function):
                 to_log_sigma2 if to_variance is None else to_variance * variance + to_log_sigma2,
             )
         to_mean, to_variance = (
-            like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
+            _like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
         )
         add_kl_gradients(weight, variance, float(to_kl), to_mean, to_variance)
@@ -283,6 +276,11 @@ def can_share(weight: Tensor, log_sigma2: Tensor) -> bool:
 def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights:
     """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_share`."""
     return AdditiveWeights(*_AdditiveWeights.apply(weight, log_sigma2))
+
+
+def blocked_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
+    """The KL of N(weight, exp(log_sigma2)) to the log-uniform prior; needs `can_share`."""
+    return additive_weights(weight, log_sigma2).kl(value)
 
 
 class _Step(threading.local):
@@ -313,9 +311,7 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
     What runs without a gradient finds what is there and leaves nothing there, or the pass that
     learns would find it. Activation checkpointing runs the layer again when the step is over.
     """
-    if _step.found is None or not can_block(weight, log_sigma2):
-        return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if _step.found is None or not can_block(weight, log_sigma2) or in_checkpoint():
         return None
     key = id(weight), id(log_sigma2)
     if key not in _step.found and torch.is_grad_enabled() and is_in_range(log_sigma2):
