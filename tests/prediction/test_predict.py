@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import vardrop as vd
 from tests.prediction.nets import Wrapped
 from vardrop._core.errors import VardropError
-from vardrop.functional import drawing
+from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import predict, ways
 from vardrop.prediction.preparation import measured, prepared, row_limit
 from vardrop.prediction.ways import EstimatorDraws, chain, side_by_side, together
@@ -46,7 +46,7 @@ def z_score(a: Tensor, b: Tensor) -> float:
 
 def blocks(net: nn.Module, x: Tensor, samples: int, block: int, seed: int = 0) -> Tensor:
     """Draws as the estimator draws, so many at a time."""
-    with torch.no_grad(), drawing(seed):
+    with torch.no_grad(), draw_from(GeneratorNoise(seed)):
         return torch.cat(list(EstimatorDraws(net, 2**28, block=block)(x, samples)))
 
 
@@ -350,7 +350,7 @@ def test_outputs_of_zeros_change_no_draw(name: str, monkeypatch: pytest.MonkeyPa
     assert links is not None
     for lanes in (1, 16):
         monkeypatch.setattr(ways, "_LANES", lanes)
-        with torch.no_grad(), drawing(0):
+        with torch.no_grad(), draw_from(GeneratorNoise(0)):
             found += [torch.cat(list(side_by_side(links.laid_out(), x, [4, 3])))]
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 

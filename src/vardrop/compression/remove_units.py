@@ -26,7 +26,7 @@ from vardrop.compression.modules.recurrent import Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, is_float, run
 from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, unmarked
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
 
@@ -311,7 +311,7 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
 
     All of them are zero by now, so this changes shapes and nothing else.
     """
-    layers, unrolled, gone = affine_layers(net), modules_of(net, Unrolled), list(removed)
+    layers, unrolled, gone = affine_layers(net), named_modules_of(net, Unrolled), list(removed)
     while (back := _unit_to_return(layers, unrolled, gone)) is not None:
         gone.remove(back)
     return gone
@@ -366,7 +366,7 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     read = {place for unit in gone for place in unit.readers}
     emitted = {place for unit in gone for place in unit.emitters}
     carried = {place for unit in gone for place in unit.carriers} | emitted
-    for name, attention in modules_of(net, SlimAttention).items():
+    for name, attention in named_modules_of(net, SlimAttention).items():
         attention.keep(_left(join_name(name, "q_proj"), attention.q_proj.out_features, emitted))
     for name, view in affine_layers(net).items():
         view.resize(_left(name, view.inputs, read), _left(name, view.outputs, emitted))

@@ -43,7 +43,7 @@ from vardrop.compression.modules.recurrent import resized
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 
 PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
 _FORMAT = "1"
@@ -165,10 +165,10 @@ def malformed_file(path: str) -> Iterator[None]:
 
 def densify(net: nn.Module) -> tuple[nn.Module, list[str]]:
     """The net with its CSR layers dense again (a copy, if there are any), and their names."""
-    names = list(modules_of(net, SparseLinear))
+    names = list(named_modules_of(net, SparseLinear))
     if names:
         net = copy.deepcopy(net)
-        for name, sparse in modules_of(net, SparseLinear).items():
+        for name, sparse in named_modules_of(net, SparseLinear).items():
             net = replace_module(net, name, sparse.dense())
     return net, names
 
@@ -189,14 +189,14 @@ def describe(net: nn.Module) -> dict[str, Any]:
             lookup[name] = len(pair[0].index)
         elif type(module) is nn.Identity:
             identity.append(name)
-    scale = {n: [len(m.factor), m.axis] for n, m in modules_of(net, Scale).items()}
+    scale = {n: [len(m.factor), m.axis] for n, m in named_modules_of(net, Scale).items()}
     recurrent = {
         name: [m.input_size, m.hidden_size, m.proj_size, int(m.bias)]
-        for name, m in modules_of(net, nn.RNNBase).items()
+        for name, m in named_modules_of(net, nn.RNNBase).items()
     }
     where_any = {
         "lookup": lookup,
-        "attention": list(modules_of(net, SlimAttention)),
+        "attention": list(named_modules_of(net, SlimAttention)),
         "unfused": [name for name, m in net.named_modules() if is_encoder_fastpath_disabled(m)],
         "recurrent": recurrent,
     }
@@ -232,7 +232,7 @@ def rebuild(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         _resize(name, _find(net, name), list(sizes))
     for name, sizes in plan.get("recurrent", {}).items():
         net = replace_module(net, name, _resize_recurrent(name, _find(net, name), sizes))
-    for layer in modules_of(net, SlimAttention).values():
+    for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     settle_sizes(net)
     update_encoder_fastpath(net, Noisy)

@@ -22,7 +22,7 @@ from vardrop.conversion.rules import (
 )
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
@@ -39,8 +39,8 @@ _UNSUPPORTED: dict[type, str] = {
 def layer_kind(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> Kind:
     """The kind of a recipe: new noise in plain layers, or gates on top of gates that are there."""
     gate = recipe.gate
-    if gate is not None and gate.base_noise is not None:
-        return _TakenOver(recipe, gate, gate.base_noise)
+    if gate is not None and gate.parent_noise is not None:
+        return _TakenOver(recipe, gate, gate.parent_noise)
     return NoisyLayers(recipe, everywhere)
 
 
@@ -131,7 +131,7 @@ class NoisyLayers(Kind):
         r = self.recipe
         method = r.posterior, r.prior, r.estimator, r.gate, r.noisy_bias
         module.__class__ = NOISY_TYPES[type(module)]
-        cast(Variational, module).make_noisy(*method, noise)
+        cast(Variational, module).add_noise(*method, noise)
 
 
 class _TakenOver(Kind):
@@ -144,7 +144,7 @@ class _TakenOver(Kind):
         if not has_parameters(module):
             return None
         there = _gate_of(module)
-        return self.gate.why_not_over(None if there is None else there.noise)
+        return self.gate.takeover_error(None if there is None else there.noise)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return NOISY_TYPES.get(type(module))
@@ -172,7 +172,7 @@ class _TakenOver(Kind):
 
 def noisy_layers(net: nn.Module) -> list[Variational]:
     """The layers of a net that have a method, or could have one."""
-    return list(modules_of(net, Variational).values())
+    return list(named_modules_of(net, Variational).values())
 
 
 def ties(net: nn.Module) -> Ties:

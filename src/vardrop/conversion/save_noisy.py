@@ -20,7 +20,7 @@ from vardrop.conversion.rules import Kind, described
 from vardrop.conversion.selection import listed
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Ties
-from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules
+from vardrop.noisy import Noisy, enclosed, named_modules_of, noisy_modules
 from vardrop.recipes import BaseRecipe
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -133,7 +133,7 @@ def restore(
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
-    modules, inside = modules_of(net, Noisy), enclosed(net)
+    modules, inside = named_modules_of(net, Noisy), enclosed(net)
     return {n: e for n, m in modules.items() if id(m) not in inside and (e := _entry(n, m))}
 
 

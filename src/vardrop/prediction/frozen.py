@@ -25,11 +25,18 @@ from vardrop._core.calls import Picked, call, mapped, one_tensor, rows, tensors_
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop.functional import NoiseCalls, drawing, given_noise, log_square, undisturbed
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    TensorNoise,
+    draw_from,
+    log_square,
+    restore_state_on_error,
+)
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, Values, net_and_likelihood
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.calibration import Conformal
 from vardrop.prediction.functions import seed_of_a_call
@@ -119,9 +126,9 @@ def _check_evaluating(net: nn.Module) -> None:
 
 def _described(net: nn.Module) -> str:
     """Posteriors and gates, for the metadata of a file."""
-    layers = modules_of(net, Variational).values()
+    layers = named_modules_of(net, Variational).values()
     found = [repr(m.posterior) for m in layers if m.posterior is not None]
-    found += [repr(m.noise) for m in modules_of(net, Gate).values()]
+    found += [repr(m.noise) for m in named_modules_of(net, Gate).values()]
     return "; ".join(dict.fromkeys(found))
 
 
@@ -161,7 +168,7 @@ def _settled(net: nn.Module, options: Options) -> nn.Module:
     """A copy of a net in buffers of its own, with the variances of its weights computed."""
     twin = clone_modules(net)
     instead: dict[nn.Module, nn.Module] = {}
-    for layer in modules_of(twin, Variational).values():
+    for layer in named_modules_of(twin, Variational).values():
         found = _known_layer(layer, options)
         if found is not None:
             instead[layer] = found
@@ -275,13 +282,13 @@ class Predictor(nn.Module):
         options = self.options
         return f"frozen, mode={options.mode!r}, draws={options.samples}, draw={options.draw!r}"
 
-    @undisturbed
+    @restore_state_on_error
     def forward(self, x: Any, seed: int | None = None) -> Prediction:
         """The predictive distribution of a batch or of a loader, as `predict` gives it."""
         sampled = self.options.mode == "sample"
         own: AbstractContextManager[None] = nullcontext()
         if sampled:
-            own = drawing(seed_of_a_call(seed))
+            own = draw_from(GeneratorNoise(seed_of_a_call(seed)))
         with own, torch.no_grad():
             engine = self._prepared_engine()
             return join([p for b in batches_on(engine.device, x) for p in engine(b, seed or 0)])
@@ -513,7 +520,7 @@ class Graph(nn.Module):
         given: Any = (
             tuple(batch) if self.names is None else dict(zip(self.names, batch, strict=True))
         )
-        with given_noise(take):
+        with draw_from(TensorNoise(take)):
             y = one_tensor(call(self.net, given))
         return y.unflatten(0, noise.shape[:2])
 
@@ -531,7 +538,7 @@ def _arguments(x: Any) -> tuple[Tensor, ...]:
 
 def _check_drawn_by_row(net: nn.Module, draw: str) -> None:
     """Refuse weights that are drawn once for all rows: a graph cannot hold so many numbers."""
-    for name, layer in modules_of(net, Variational).items():
+    for name, layer in named_modules_of(net, Variational).items():
         whole = layer.posterior is not None and layer.estimator.whole_weights_per == "batch"
         if draw == "weights" or (whole and draw != "local"):
             raise VardropError(
@@ -567,7 +574,7 @@ def _noise_of_a_row(net: nn.Module, x: Any) -> int:
     with ExitStack() as hooks:
         entered = watched(net, hooks)
         try:
-            with given_noise(take), NoiseCalls(_refuse):
+            with draw_from(TensorNoise(take)), RandomOpMode(_refuse):
                 call(net, untouched(x))
         except _CannotTakeError as error:
             name, module = entered[-1] if entered else ("(net)", net)

@@ -23,12 +23,12 @@ from vardrop._core.calls import arguments, call, one_tensor, plain_batch, rows, 
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop.functional import drawing, generator, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, generator, restore_state_on_error
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of, noisy_weights, tensor_name
+from vardrop.noisy import named_modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.preparation import (
     check_noise,
@@ -95,9 +95,9 @@ class HeldNoise(nn.Module):
         noise = getattr(self.module, "noise", None)
         return getattr(noise, "granularity", None) == "example"
 
-    @undisturbed
+    @restore_state_on_error
     def _drawn(self, x: Tensor, seed: int) -> Tensor:
-        with drawing(seed), guarded(self.module):
+        with draw_from(GeneratorNoise(seed)), guarded(self.module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def _ended(net: nn.Module, args: Any, output: Any) -> None:
 
 
 def _place(net: nn.Module, start: int, end: int | None) -> None:
-    for module in modules_of(net, HeldNoise).values():
+    for module in named_modules_of(net, HeldNoise).values():
         module.start, module.end = start, end
 
 
@@ -187,7 +187,7 @@ class FunctionSampler:
         if gate is None and plain is not None:
             layer.__class__ = plain  # type: ignore[assignment]
         else:
-            layer.make_noisy()  # without noise of its own: it goes on applying its gate
+            layer.add_noise()  # without noise of its own: it goes on applying its gate
             layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
@@ -262,7 +262,7 @@ class FunctionDraws:
             yield torch.stack([self._output(x, seed) for seed in seeds[start : start + _BLOCK]])
 
     def _output(self, x: Any, seed: int) -> Tensor:
-        with drawing(seed):
+        with draw_from(GeneratorNoise(seed)):
             self.sampler.redraw()
             with guarded(self.sampler.net):
                 return self.sampler(untouched(x))
@@ -308,14 +308,14 @@ def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
         yield _next(sampler, own)
 
 
-@undisturbed
+@restore_state_on_error
 def _next(sampler: FunctionSampler, seed: int) -> nn.Module:
-    with drawing(seed):
+    with draw_from(GeneratorNoise(seed)):
         sampler.redraw()
     return copy.deepcopy(sampler.net).eval().requires_grad_(False)
 
 
-@undisturbed
+@restore_state_on_error
 def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     """Draw one function from the posterior of a net: a net of plain layers with frozen weights.
 
@@ -425,7 +425,7 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
 
 
 def _layers(net: nn.Module) -> dict[str, Variational]:
-    layers = modules_of(net, Variational)
+    layers = named_modules_of(net, Variational)
     found = {name: m for name, m in layers.items() if m.posterior is not None}
     if not found:
         raise VardropError(
@@ -441,7 +441,7 @@ def _owners(net: nn.Module) -> dict[str, str]:
     return {name: first[id(mean)] for name, mean in means.items()}
 
 
-@undisturbed
+@restore_state_on_error
 def unlabelled_kappa(
     net: nn.Module | Objective,
     x: Tensor,
@@ -477,7 +477,7 @@ def unlabelled_kappa(
         score = _score(output.detach(), meaning, counted)
         return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
-    with torch.enable_grad(), drawing(seed_of_a_call(seed)):
+    with torch.enable_grad(), draw_from(GeneratorNoise(seed_of_a_call(seed))):
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
 
         def draw() -> list[Tensor]:

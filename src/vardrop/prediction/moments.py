@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop.functional import NoiseCalls, function_moments, max_moments, relu_moments
+from vardrop.functional import RandomOpMode, function_moments, max_moments, relu_moments
 from vardrop.gates import Gate
 from vardrop.gates.base import along
 from vardrop.layers import Variational
@@ -401,7 +401,7 @@ def passed(net: nn.Module, x: Tensor) -> Pair:
 
 
 def _run(net: nn.Module, x: Tensor) -> Any:
-    with NoiseCalls(_refuse_draw) if may_draw(net) else nullcontext():
+    with RandomOpMode(_refuse_draw) if may_draw(net) else nullcontext():
         try:
             return net(x.clone())  # which the network may overwrite
         except (RuntimeError, TypeError) as error:

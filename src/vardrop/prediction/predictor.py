@@ -27,7 +27,7 @@ from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.sharding import called_through, is_spread
-from vardrop.functional import drawing, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import check_functional_dropout
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.functions import FunctionDraws, seed_of_a_call
@@ -48,7 +48,7 @@ Draw = Literal["estimator", "local", "weights"]
 _SETTLING = 32  # draws between two looks at the tolerance
 
 
-@undisturbed
+@restore_state_on_error
 def predict(
     net: nn.Module | Objective,
     x: Tensor | Mapping[str, Any] | Iterable[object],
@@ -174,9 +174,13 @@ class _Call:
         for batch in batches(self.net, x):
             yield self.one(batch)
 
-    @undisturbed
+    @restore_state_on_error
     def one(self, batch: Any) -> Prediction:
-        own = nullcontext() if self.drawn is None else drawing(self.drawn, self.generators)
+        own = (
+            nullcontext()
+            if self.drawn is None
+            else draw_from(GeneratorNoise(self.drawn, self.generators))
+        )
         with own, torch.no_grad():
             if self.engine is None:
                 self.engine = Engine(self.net, self.options, self.given)

@@ -20,10 +20,16 @@ from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, own_noise
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    call_with_generator,
+    draw_from,
+    redirect_random_ops,
+)
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 
 _TENSORS = 6  # of the largest activation's size that live at once
 
@@ -93,7 +99,7 @@ def guarded(net: nn.Module) -> AbstractContextManager[object]:
     Modules of torch and of this library that ask for a generator need none; a forward, a posterior
     or a hook that others wrote may draw by itself, so torch's random functions are watched there.
     """
-    return own_noise() if may_draw(net) else nullcontext()
+    return redirect_random_ops() if may_draw(net) else nullcontext()
 
 
 def may_draw(net: nn.Module) -> bool:
@@ -158,7 +164,7 @@ def _measured(net: nn.Module, x: Any, noisy: bool) -> Size:
     def answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal noisy
         noisy = True
-        return drawn_from_own(function, args, kwargs)
+        return call_with_generator(function, args, kwargs)
 
     def record(module: nn.Module, _: object, output: object) -> None:
         nonlocal largest, weights
@@ -169,7 +175,7 @@ def _measured(net: nn.Module, x: Any, noisy: bool) -> Size:
         weights = max(weights, drawn.draw)
 
     # From a generator of its own: the draws of a call do not depend on whether it was measured.
-    with ExitStack() as hooks, drawing(0), NoiseCalls(answer):
+    with ExitStack() as hooks, draw_from(GeneratorNoise(0)), RandomOpMode(answer):
         for module in net.modules():
             if is_random(module) or not any(True for _ in module.children()):
                 hooks.callback(module.register_forward_hook(record).remove)
@@ -195,7 +201,9 @@ def row_limit(net: nn.Module, size: Size, x: Any, memory: int) -> int:
     """How many rows one draw can hold; all of them where rows are normalised together."""
     fit, norms = max(1, memory // size.bytes(1)), nn.modules.batchnorm._NormBase
     count = rows(x)
-    together = fit < count and any(m.running_mean is None for m in modules_of(net, norms).values())
+    together = fit < count and any(
+        m.running_mean is None for m in named_modules_of(net, norms).values()
+    )
     return count if together else fit
 
 

@@ -22,7 +22,7 @@ from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.export import export_onnx
-from vardrop.functional import drawing, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.likelihoods import Likelihood, entropy
 from vardrop.noisy import has_noise
 from vardrop.prediction import Conformal, draws, freeze
@@ -135,13 +135,13 @@ def _calibrated(run: Run) -> tuple[Likelihood, Conformal | None]:
     return scaled, rule if math.isfinite(rule.quantile) else None
 
 
-@undisturbed
+@restore_state_on_error
 def _functions(run: Run, samples: int, outputs: Sequence[str] | None) -> InUnits:
     """Functions drawn from the posterior with the seed of the run; 0 takes the means."""
     check_integer("samples", samples, 0)
     nets = [run.net.eval()]
     if samples and has_noise(run.net):
-        with drawing(run.config.settings.seed):  # as `predict` draws them
+        with draw_from(GeneratorNoise(run.config.settings.seed)):  # as `predict` draws them
             nets = list(draws(run.net, samples))
     return InUnits(Answer(nets, *_calibrated(run)), run, len(nets), outputs)
 
