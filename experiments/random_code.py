@@ -34,7 +34,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import write_atomically
 from vardrop.compression import zero_pruned_weights
 from vardrop.compression.save import layer_sizes, load_tensors, resize_to
-from vardrop.functional import normal_kl, uniform, wide
+from vardrop.functional import normal_kl, to_float32_or_wider, uniform
 from vardrop.noisy import NoisyTensor, noisy_modules
 from vardrop.posteriors import AdditiveGaussian
 from vardrop.priors import Normal
@@ -337,17 +337,29 @@ class RandomCode(nn.Module):
         tensors = coded_tensors(self.net).values()
         if self.open == self.layout.blocks:
             priors = [(t, t.prior) for t in tensors]
-            return [p.scale(wide(t.mean), t.hyper) for t, p in priors if isinstance(p, Normal)]
+            return [
+                p.scale(to_float32_or_wider(t.mean), t.hyper)
+                for t, p in priors
+                if isinstance(p, Normal)
+            ]
         levels = self.level.tolist()
-        return [wide(t.mean).new_tensor(deviation(n)) for t, n in zip(tensors, levels, strict=True)]
+        return [
+            to_float32_or_wider(t.mean).new_tensor(deviation(n))
+            for t, n in zip(tensors, levels, strict=True)
+        ]
 
     def block_kl(self) -> Tensor:
         """The KL of every block, in nats, with its gradient."""
         for module in noisy_modules(self.net).values():
-            module.asked_for_kl()
+            module.reset_kl_counter()
         tensors, zero = coded_tensors(self.net).values(), self.beta.new_zeros(())
         terms = [
-            normal_kl(wide(t.mean), zero, std, log_variance=wide(t.noise["log_sigma2"])).flatten()
+            normal_kl(
+                to_float32_or_wider(t.mean),
+                zero,
+                std,
+                log_variance=to_float32_or_wider(t.noise["log_sigma2"]),
+            ).flatten()
             for t, std in zip(tensors, self.scales(), strict=True)
         ]
         return torch.zeros_like(self.beta).index_add(0, self.block, torch.cat(terms))

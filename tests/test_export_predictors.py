@@ -108,9 +108,9 @@ def test_a_graph_with_given_noise_draws_as_predict_does():
     predictor = vd.freeze(net, samples=draws)
     p = predictor(x, seed=3)
     # predict draws the numbers of a layer after those of the layer before, (draws N, units) each.
-    from vardrop.functional import drawing, standard_normal
+    from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 
-    with drawing(3):
+    with draw_from(GeneratorNoise(3)):
         first, second = (standard_normal((draws * 5, units), x) for units in (6, 3))
     noise = torch.cat([first.view(draws, 5, 6), second.view(draws, 5, 3)], 2)
     probs, epistemic = predictor.graph(x, ("probs", "epistemic"), "input")(x, noise)

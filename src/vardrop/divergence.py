@@ -127,9 +127,10 @@ def kl_divergence(
     check_kl(q, p)
     found = _registered(q, p)
     assert found is not None
-    weight = F.wide(weight)
+    weight = F.to_float32_or_wider(weight)
     q_tensors, p_tensors = (
-        {name: F.wide(t) for name, t in tensors.items()} for tensors in (q_tensors, p_tensors)
+        {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
+        for tensors in (q_tensors, p_tensors)
     )
     formula = found.formula if value else found.gradient
     return formula(q, p, weight, axes, q_tensors, p_tensors)

@@ -30,7 +30,7 @@ from vardrop.posteriors import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class AffineMap:
     """One multilinear map `op(inputs, weight, bias)` of a noisy weight.
 
     A `bias` that is a plain tensor is deterministic. `trailing` counts the output axes after the
@@ -121,7 +121,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Estimator(Value, ABC):
-    """Draws the output of an `Affine` map."""
+    """Draws the output of an `AffineMap` map."""
 
     @property
     def whole_weights_per(self) -> Literal["batch", "example"] | None:
@@ -133,7 +133,7 @@ class Estimator(Value, ABC):
         return None
 
     @abstractmethod
-    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         """The sampled output; `noise=None` draws from torch's global generator."""
 
 
@@ -144,7 +144,7 @@ class WeightSample(Estimator):
     Blundell et al. 2015, sec. 3.2.
     """
 
-    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw() if noise is None else noise
         return affine.op(*inputs, *affine.sampled(noise_w, noise_b))
 
@@ -161,7 +161,7 @@ class PerExample(Estimator):
         """ "example"."""
         return "example"
 
-    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
         weight, bias = affine.sampled(noise_w, noise_b)
 
@@ -219,7 +219,7 @@ class LocalReparameterization(Estimator):
             "as normal all the same, which a large fan-in justifies"
         )
 
-    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean, variance = affine.moments(inputs, affine.variances(self.floor))
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
@@ -243,7 +243,7 @@ class Flipout(Estimator):
             return None
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
 
-    def __call__(self, affine: Affine, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw

@@ -67,7 +67,7 @@ class NoisyTensor:
 
     w ~ q with E w = `mean`; `noise` and `hyper` are the tensors of posterior and prior by their own
     names, and `axes` says which axes run over inputs and outputs (a bias has no inputs).
-    `known_variance` is Var w where a training step has computed it already.
+    `cached_variance` is Var w where a training step has computed it already.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd(log_sigma2=0.0))
@@ -82,7 +82,7 @@ class NoisyTensor:
     noise: Tensors
     hyper: Tensors
     axes: Axes
-    known_variance: Tensor | None = None
+    cached_variance: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> NoisyTensor:
         """The rows from `start` to `stop`, along axis 0, with their noise."""
@@ -94,15 +94,15 @@ class NoisyTensor:
                 for name, t in tensors.items()
             }
 
-        known = None if self.known_variance is None else self.known_variance[start:stop]
+        known = None if self.cached_variance is None else self.cached_variance[start:stop]
         noise, hyper = cut(self.noise), cut(self.hyper)
         mean = self.mean[start:stop]
         return NoisyTensor(mean, self.posterior, self.prior, noise, hyper, self.axes, known)
 
     def variance(self) -> Tensor:
         """Var w, in the shape of the mean."""
-        if self.known_variance is not None:
-            return self.known_variance
+        if self.cached_variance is not None:
+            return self.cached_variance
         return self.posterior.variance(self.mean, self.noise)
 
     def draw(self, batch: tuple[int, ...] = ()) -> Tensor:
@@ -111,8 +111,8 @@ class NoisyTensor:
 
     def sample(self, noise: Tensor) -> Tensor:
         """w for standard noise from `draw`."""
-        if self.known_variance is not None and noise.shape == self.mean.shape:
-            return gaussian_output(self.mean, self.known_variance, noise)
+        if self.cached_variance is not None and noise.shape == self.mean.shape:
+            return gaussian_output(self.mean, self.cached_variance, noise)
         return self.posterior.sample(self.mean, noise, self.noise)
 
     def perturbation(self, noise: Tensor) -> Tensor:
@@ -148,12 +148,12 @@ class NoisyTensor:
         )
         return NoisyTensor(mean.to_local(), self.posterior, self.prior, noise, hyper, self.axes)
 
-    def in_step(self, training: bool) -> NoisyTensor:
+    def with_shared_variance(self, training: bool) -> NoisyTensor:
         """The tensor as products see it, with what a training step shares computed once.
 
         In training mode the mean is the posterior's `training_mean`.
         """
-        mean, variance = self.mean, self.known_variance
+        mean, variance = self.mean, self.cached_variance
         if self.prior is not None:
             shared = shared_in_step(self.posterior, self.prior, mean, self.noise)
             if shared is not None:
@@ -162,7 +162,7 @@ class NoisyTensor:
             mean = self.posterior.training_mean(mean, self.noise, variance)
         if mean is self.mean:
             return self
-        return replace(self, mean=mean, known_variance=variance)
+        return replace(self, mean=mean, cached_variance=variance)
 
     def relevance(self) -> Relevance | None:
         """log alpha of every weight and the rule to keep it; None where noise selects nothing."""
@@ -202,7 +202,7 @@ class Noisy(nn.Module):
         left out. Gates that share a weight, but not their rates, each have a term for it under one
         key: the weight counts once, so these are averaged.
         """
-        self.asked_for_kl()
+        self.reset_kl_counter()
         term = None if self.kl_key() in known else self.kl(value)
         return {} if term is None else {self.kl_key(): term}
 
@@ -210,7 +210,7 @@ class Noisy(nn.Module):
         """Modules with equal keys share all of their tensors."""
         return id(self)
 
-    def count_pass(self) -> None:
+    def warn_if_kl_unused(self) -> None:
         """Count a noisy pass, to warn where parameters are trained and nobody asks for the KL."""
         if torch.compiler.is_compiling() or in_transform():
             return
@@ -226,7 +226,7 @@ class Noisy(nn.Module):
                 state["_passes"] = -math.inf  # once
                 warnings.warn(_NO_KL, stacklevel=2)
 
-    def asked_for_kl(self) -> None:
+    def reset_kl_counter(self) -> None:
         """The KL is asked for: count from the beginning."""
         if not torch.compiler.is_compiling():
             vars(self)["_passes"] = 0
@@ -265,10 +265,10 @@ class Noisy(nn.Module):
         return ()
 
 
-def modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
+def named_modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
     """The modules of one type, or of its subclasses, by name, each once.
 
-    >>> list(modules_of(nn.Sequential(nn.Linear(2, 1), nn.ReLU()), nn.Linear))
+    >>> list(named_modules_of(nn.Sequential(nn.Linear(2, 1), nn.ReLU()), nn.Linear))
     ['0']
     """
     return {name: m for name, m in net.named_modules() if isinstance(m, kind)}
@@ -277,7 +277,7 @@ def modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
 def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
     """The noisy modules of a net by name, each once; an error where there is none."""
     check_net(net)
-    found = modules_of(net, Noisy)
+    found = named_modules_of(net, Noisy)
     if not found:
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(
@@ -298,7 +298,7 @@ def enclosed(net: nn.Module) -> set[int]:
     return {id(c) for m in owners for c in m.modules() if c is not m}
 
 
-def mode_of(module: nn.Module) -> bool:
+def training_mode(module: nn.Module) -> bool:
     """Whether a module is in training mode, whatever the switch says to its code."""
     own: bool = vars(module).get("training", module.training)
     return own
@@ -307,7 +307,7 @@ def mode_of(module: nn.Module) -> bool:
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Run a net in evaluation mode for a while; every module gets its own mode back."""
-    training = [m for m in net.modules() if mode_of(m)]
+    training = [m for m in net.modules() if training_mode(m)]
     try:
         for module in training:
             module.training = False

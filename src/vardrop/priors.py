@@ -15,7 +15,7 @@ from torch.nn import functional
 from vardrop._core.checks import check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.functional import wide
+from vardrop.functional import to_float32_or_wider
 from vardrop.functional.normal import LOG_2PI
 
 
@@ -92,8 +92,10 @@ class Normal(Proper):
     def initial(self, weight: Tensor) -> dict[str, Tensor]:
         """prior_log_std where it is learned, prior_mean where it is that of a pretrained net."""
         if self.learned:
-            return {"prior_log_std": wide(weight).new_full((1,), math.log(self.std))}
-        return {"prior_mean": wide(weight.detach()).clone()} if self.mean == "pretrained" else {}
+            return {"prior_log_std": to_float32_or_wider(weight).new_full((1,), math.log(self.std))}
+        if self.mean == "pretrained":
+            return {"prior_mean": to_float32_or_wider(weight.detach()).clone()}
+        return {}
 
     def location(self, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """The mean, broadcastable to `weight`."""
@@ -143,10 +145,10 @@ class ScaleMixture(Proper):
         def component(fraction: float, std: float) -> Tensor:
             return math.log(fraction / std) - 0.5 * (weight / std).square() - 0.5 * LOG_2PI
 
-        wide, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
+        broad, narrow = component(self.pi, self.std1), component(1 - self.pi, self.std2)
         # In log space, so that the gradient does not vanish beyond a few std1; the second
         # derivative of torch.logaddexp is NaN where one of them is much the larger.
-        return wide + functional.softplus(narrow - wide, threshold=50.0)
+        return broad + functional.softplus(narrow - broad, threshold=50.0)
 
 
 @dataclass(frozen=True)

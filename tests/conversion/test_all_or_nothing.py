@@ -63,7 +63,7 @@ def test_layers(monkeypatch, recipe, call, failure):
     net = make()
     before, tensors = state(net), {k: t.clone() for k, t in net.state_dict().items()}
     output = net(X)
-    fail_at(monkeypatch, Variational, "make_noisy", call, failure)
+    fail_at(monkeypatch, Variational, "add_noise", call, failure)
     with pytest.raises(failure):
         vd.convert(net, recipe)
     assert_unchanged(net, before, tensors, output)

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import poisson
 
 from tests.statistics import FAMILY_WISE, assert_mean, assert_variance
-from vardrop.functional import drawing, standard_normal
+from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 from vardrop.functional.fast.normal import _NORMALS, _TAIL, MIN_COUNT
 
 _LIKE = torch.zeros(())
@@ -30,7 +30,7 @@ def test_the_table_is_a_normal_distribution_between_its_tails():
 @pytest.mark.parametrize("size", [1000, MIN_COUNT - 1, MIN_COUNT, 1 << 20])
 def test_tails_do_not_depend_on_how_many_are_drawn(size):
     total, rounds = 1 << 23, max(1, (1 << 23) // size)
-    with drawing(size):
+    with draw_from(GeneratorNoise(size)):
         draws = torch.cat([standard_normal((size,), _LIKE) for _ in range(rounds)])
     total = len(draws)
     cuts = (2.0, 3.0, 3.49, 3.6, 4.0, 4.5, 5.0)
@@ -45,7 +45,7 @@ def test_tails_do_not_depend_on_how_many_are_drawn(size):
 
 
 def test_tails_lie_anywhere():
-    with drawing(0):
+    with draw_from(GeneratorNoise(0)):
         draws = torch.stack([standard_normal((MIN_COUNT,), _LIKE) for _ in range(125)])
     rows, places = (draws.abs() > 3.5).nonzero().unbind(1)
     uniform = (places.double() + 0.5) / MIN_COUNT

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.functional import drawing, normal_like, random_signs, standard_normal, uniform
+from vardrop.functional import (
+    GeneratorNoise,
+    draw_from,
+    normal_like,
+    random_signs,
+    standard_normal,
+    uniform,
+)
 from vardrop.gates import DROPOUT_TYPES
 
 DRAWS = {
@@ -22,9 +29,9 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_seed_repeats_and_leaves_the_global_generator(name):
     before = torch.get_rng_state()
-    with drawing(3):
+    with draw_from(GeneratorNoise(3)):
         first, second = DRAWS[name](), DRAWS[name]()
-    with drawing(3):
+    with draw_from(GeneratorNoise(3)):
         again = DRAWS[name]()
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
@@ -32,18 +39,18 @@ def test_a_seed_repeats_and_leaves_the_global_generator(name):
 
 
 def test_an_inner_seed_gives_the_outer_one_back():
-    with drawing(1):
+    with draw_from(GeneratorNoise(1)):
         whole = torch.stack([DRAWS["uniform"](), DRAWS["uniform"]()])
-    with drawing(1):
+    with draw_from(GeneratorNoise(1)):
         first = DRAWS["uniform"]()
-        with drawing(2):
+        with draw_from(GeneratorNoise(2)):
             DRAWS["uniform"]()
         assert torch.equal(whole, torch.stack([first, DRAWS["uniform"]()]))
 
 
 def test_threads_draw_from_their_own_seeds():
     def drawn(seed):
-        with drawing(seed):
+        with draw_from(GeneratorNoise(seed)):
             return torch.stack([DRAWS["normal"]() for _ in range(50)])
 
     with ThreadPoolExecutor(8) as threads:
@@ -58,7 +65,7 @@ SHAPES = {nn.Dropout1d: (40, 25, 7), nn.Dropout3d: (40, 25, 2, 2, 2)}
 def test_switchable_dropout_has_one_distribution_whoever_draws(plain):
     net = vd.convert(nn.Sequential(plain(0.3)), vd.mc_dropout())
     x = torch.ones(SHAPES.get(plain, (40, 25, 3, 3)))
-    with drawing(0):
+    with draw_from(GeneratorNoise(0)):
         own = net(x)
     torches = net(x)
     assert torch.allclose(own.unique(), torches.unique(), atol=1e-6)  # a dropped and a kept value

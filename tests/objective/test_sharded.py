@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import vardrop as vd
 from tests.objective.test_ddp import ALL, data, gradients, make, step
 from vardrop._core import sharding as sharded
-from vardrop.functional import drawing, standard_normal
+from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 from vardrop.noisy import Noisy, enclosed
 
 MIXTURE = "bayes_by_backprop-mixture"  # its KL is drawn, by each process for its own part
@@ -246,7 +246,7 @@ def test_predictions_are_those_of_the_whole_net(name, found):
     elbo.load_state_dict(found[0][name]["state"])
     mean = vd.predict(elbo, x, mode="mean").mean
     torch.testing.assert_close(found[0][name]["mean"], mean, rtol=1e-5, atol=1e-6)
-    with drawing(5), vd.sampling(elbo.net.eval()), torch.no_grad():
+    with draw_from(GeneratorNoise(5)), vd.sampling(elbo.net.eval()), torch.no_grad():
         draws = torch.stack([elbo.net(x) for _ in range(3)])
     torch.testing.assert_close(found[0][name]["draws"], draws, rtol=1e-5, atol=1e-6)
 
@@ -302,7 +302,7 @@ def test_tensor_parallel_has_the_gradients_of_the_single_process(name, found):
     def noise(seed, shape, split):
         parts = []
         for rank in range(1 if split is None else 2):
-            with drawing(seed + rank):
+            with draw_from(GeneratorNoise(seed + rank)):
                 parts.append(standard_normal(shape, x))
         joined = parts[0] if split is None else torch.cat(parts, split)
         return (joined, None) if whole_weights else joined

@@ -215,6 +215,6 @@ def test_nothing_is_shared_outside_of_a_step():
     with pytest.raises(RuntimeError):
         elbo(torch.randn(7, 5), Y)
     assert vd.functional.shared_weights(net[0].weight, net[0].log_sigma2) is None
-    with vd.functional.cached_step():
+    with vd.functional.share_in_step():
         first = vd.functional.shared_weights(net[0].weight, net[0].log_sigma2)
         assert vd.functional.shared_weights(net[0].weight, net[0].log_sigma2) is first

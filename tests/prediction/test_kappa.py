@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop.functional.random import drawing
+from vardrop.functional.random import GeneratorNoise, draw_from
 from vardrop.prediction import select, unlabelled_kappa
 from vardrop.prediction.kappa import kappa
 
@@ -101,7 +101,7 @@ def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
     again = kappa(net, batches, generator=torch.Generator().manual_seed(5), draws=3)
     seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(5)))
     totals = {name: torch.zeros_like(net[int(name)].weight) for name in found}
-    with drawing(seed):
+    with draw_from(GeneratorNoise(seed)):
         for x, y in batches:
             for _ in range(3):
                 drawn = copy.deepcopy(net)

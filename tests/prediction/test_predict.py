@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import vardrop as vd
 from tests.prediction.nets import Wrapped
 from vardrop._core.errors import VardropError
-from vardrop.functional import drawing
+from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import gaussian_layer, predict
 from vardrop.prediction.strategies import LoopDraws, RowDraws
 
@@ -50,7 +50,7 @@ def blocks(net: nn.Module, x: Tensor, samples: int, block: int, seed: int = 0) -
     """Draws as the estimator draws, so many at a time."""
     strategy = strategy_of(net, x)
     strategy.most = block
-    with torch.no_grad(), drawing(seed):
+    with torch.no_grad(), draw_from(GeneratorNoise(seed)):
         return torch.cat(list(strategy.draws(x, samples)))
 
 
@@ -334,7 +334,7 @@ def test_draws_as_examples_have_the_distribution_of_a_loop(name: str) -> None:
     assert not strategy.plan(x).note
     found = blocks(net, x, n, n // 3)
     assert all(m.training for m in net.modules())
-    with torch.no_grad(), drawing(1):
+    with torch.no_grad(), draw_from(GeneratorNoise(1)):
         loop = torch.cat(list(LoopDraws(net, lambda y: y, "").draws(x, n)))
     assert torch.equal(x, kept)  # what is overwritten is never the input
     assert z_score(found, loop) < Z

@@ -12,7 +12,7 @@ from torch.nn import functional
 import vardrop as vd
 from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance, z_bound
-from vardrop.functional import drawing
+from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import predict
 
 
@@ -90,7 +90,7 @@ def test_noise_before_the_first_noisy_layer_is_drawn_for_every_draw(
     with torch.no_grad():
         layer.weight.fill_(1.0)
         layer.bias.zero_()
-    with torch.no_grad(), drawing(0):
+    with torch.no_grad(), draw_from(GeneratorNoise(0)):
         draws = draw_blocks(net, torch.ones(2, 6), 1500, block)
     assert_mean(draws, 6.0)
     assert_variance(draws, torch.full((2, 1), 6.0).double())
@@ -142,7 +142,7 @@ def test_batch_statistics_are_those_of_one_draw(block: int | None) -> None:
     x, n = torch.randn(2, 1, 3, 3), 1500
     with torch.no_grad(), vd.sampling(net.eval()):
         loop = torch.stack([net(x) for _ in range(n)])
-    with torch.no_grad(), drawing(1):
+    with torch.no_grad(), draw_from(GeneratorNoise(1)):
         draws = draw_blocks(net, x, n, block)
     # Statistics of one draw: every channel of every draw has mean zero and variance one.
     channels = draws.view(n, 2, 2, 4).transpose(1, 2).flatten(2)

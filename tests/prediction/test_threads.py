@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
-from vardrop.functional import drawing, noise_source
+from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.prediction import draw, predict, unlabelled_kappa
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -187,7 +187,7 @@ def test_an_interrupt_of_the_noise_itself_leaves_the_thread_its_own(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, call = CASES[name]
-    net, kind = noisy(make), type(drawing(0))
+    net, kind = noisy(make), type(draw_from(GeneratorNoise(0)))
     before, own = noise_source(), getattr(kind, where)
 
     def interrupted(*args: object) -> None:

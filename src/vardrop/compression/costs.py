@@ -17,7 +17,7 @@ from vardrop.compression.layer_views import affine_layers, join_name
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CountedPass(TorchDispatchMode):
     def costs(self) -> dict[str, LayerCost]:
         """The costs of the affine layers, then of other modules with products of their own."""
         macs = self._macs.copy()
-        for name in modules_of(self.net, SlimAttention):
+        for name in named_modules_of(self.net, SlimAttention):
             products = macs.pop(name, 0)  # of queries with keys, and of weights with values
             for part in ("k_proj", "v_proj"):
                 macs[join_name(name, part)] += products // 2

@@ -19,10 +19,10 @@ from vardrop.compression.layer_views import LAYOUTS, join_name, replace_module
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
-from vardrop.functional import wide
+from vardrop.functional import to_float32_or_wider
 from vardrop.gates import Gate, SwitchableDropout
 from vardrop.layers import Variational, per_unit, plain_types
-from vardrop.noisy import Noisy, NoisyTensor, Relevance, modules_of, relevance, tensor_name
+from vardrop.noisy import Noisy, NoisyTensor, Relevance, named_modules_of, relevance, tensor_name
 
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
 _GRID = 3  # significant digits of a step, so that it is short in a file
@@ -32,7 +32,7 @@ Thresholds = SupportsFloat | Mapping[str, float] | None
 
 def rules(net: nn.Module, threshold: Thresholds = None) -> dict[str, Relevance]:
     """The relevance of every noisy module under the given threshold."""
-    relevances = relevance(net) if modules_of(net, Noisy) else {}
+    relevances = relevance(net) if named_modules_of(net, Noisy) else {}
     if threshold is None:
         return relevances
     _check_thresholds(threshold)
@@ -77,7 +77,7 @@ def _check_thresholds(threshold: Thresholds) -> None:
 
 def check_means(net: nn.Module, what: str) -> None:
     """Refuse layers of mean zero, of which nothing is left in a plain net."""
-    for name, layer in modules_of(net, Variational).items():
+    for name, layer in named_modules_of(net, Variational).items():
         if layer.posterior is not None and layer.posterior.zero_mean:
             raise VardropError(
                 f"Expected layers that have means {what}, but got '{name}' "
@@ -102,7 +102,7 @@ def zero_pruned_weights(
         for key, tensor in list(layer.named_parameters(recurse=False)):
             if key in (*layer.weight_axes, *layer.bias_names):
                 setattr(layer, key, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
-    layers = modules_of(plain, Variational)
+    layers = named_modules_of(plain, Variational)
     for name, module in list(plain.named_modules()):
         if name and name.rpartition(".")[0] in layers:
             continue  # the gate of a layer went with it
@@ -120,7 +120,7 @@ def find_gated_ties(net: nn.Module) -> list[str]:
     owners = parameter_owners(net)
     return [
         name
-        for name, m in modules_of(net, Variational).items()
+        for name, m in named_modules_of(net, Variational).items()
         if m.gate is not None
         and any(owners[id(getattr(m, weight))] > 1 for weight in m.weight_axes)
     ]
@@ -155,7 +155,10 @@ def decompose_layers(net: nn.Module) -> nn.Module:
 
 def recompose_layers(net: nn.Module) -> nn.Module:
     """The net with torch's recurrent layers, and its attention where no head is missing."""
-    parts: dict[str, Any] = {**modules_of(net, SlimAttention), **modules_of(net, Unrolled)}
+    parts: dict[str, Any] = {
+        **named_modules_of(net, SlimAttention),
+        **named_modules_of(net, Unrolled),
+    }
     for name, layer in parts.items():
         if (torch_layer := layer.recompose()) is not None:
             net = replace_module(net, name, torch_layer)
@@ -226,7 +229,7 @@ def _variance_with_gate(
     alpha = per_unit(
         layer.per_feature(finite.expand(gate.units), key), variance, gate.side, tensor.axes
     )
-    return total + alpha * mean.square() * (variance + wide(tensor.mean).square())
+    return total + alpha * mean.square() * (variance + to_float32_or_wider(tensor.mean).square())
 
 
 def grid_steps(

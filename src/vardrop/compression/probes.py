@@ -20,7 +20,7 @@ from vardrop._core.checks import check_net, check_type, shown
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
-from vardrop.noisy import Noisy, evaluating, modules_of
+from vardrop.noisy import Noisy, evaluating, named_modules_of
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], Any]
@@ -63,7 +63,7 @@ def first_rows(inputs: Inputs) -> Inputs:
 def check_plain(net: nn.Module) -> None:
     """Refuse a net with noise that shrinking takes away; a head stays as it is."""
     check_net(net)
-    noisy = [n for n in modules_of(net, Noisy) if n not in modules_of(net, Head)]
+    noisy = [n for n in named_modules_of(net, Noisy) if n not in named_modules_of(net, Head)]
     if noisy:
         raise VardropError(
             f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Give the result of "

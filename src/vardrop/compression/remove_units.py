@@ -27,7 +27,7 @@ from vardrop.compression.modules.recurrent import Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, PlainAttention, Removable, hooks, run
 from vardrop.compression.trace_units import TO_THE_OUTPUT, Place, Unit, remove_marks
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 
 _UNIFORM = 1e-6  # how far positions may differ, relative to the largest, by rounding alone
 
@@ -281,7 +281,7 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
 
     All of them are zero by now, so this changes shapes and nothing else.
     """
-    layers, unrolled, gone = affine_layers(net), modules_of(net, Unrolled), list(removed)
+    layers, unrolled, gone = affine_layers(net), named_modules_of(net, Unrolled), list(removed)
     while (back := _unit_to_return(layers, unrolled, gone)) is not None:
         gone.remove(back)
     return gone
@@ -336,7 +336,7 @@ def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     read = _places(place for unit in gone for place in unit.readers)
     emitted = _places(place for unit in gone for place in unit.emitters)
     carried = _places(place for unit in gone for place in (*unit.carriers, *unit.emitters))
-    for name, attention in modules_of(net, SlimAttention).items():
+    for name, attention in named_modules_of(net, SlimAttention).items():
         projection = attention.q_proj
         attention.keep(_mask(projection.out_features, emitted[join_name(name, "q_proj")]))
     for name, view in affine_layers(net).items():

@@ -43,7 +43,7 @@ from vardrop.compression.modules.recurrent import resize_recurrent
 from vardrop.compression.modules.select import Lookup, Scale, Select, selecting
 from vardrop.compression.sparse import SparseLinear
 from vardrop.layers import NOISY_TYPES
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 
 PACKED = b"VDP"  # the first bytes of a packed file; the version of its format comes next
 _FORMAT = "vardrop net 1"
@@ -135,10 +135,10 @@ def report_malformed_file(path: str) -> Iterator[None]:
 
 def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
     """The net with its CSR layers dense again (a copy, if there are any), and their names."""
-    names = list(modules_of(net, SparseLinear))
+    names = list(named_modules_of(net, SparseLinear))
     if names:
         net = copy.deepcopy(net)
-        for name, sparse in modules_of(net, SparseLinear).items():
+        for name, sparse in named_modules_of(net, SparseLinear).items():
             net = replace_module(net, name, sparse.dense())
     return net, names
 
@@ -202,7 +202,7 @@ def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
         _resize(name, _find(net, name), list(sizes))
     for name, sizes in plan.get("recurrent", {}).items():
         net = replace_module(net, name, _resize_recurrent(name, _find(net, name), sizes))
-    for layer in modules_of(net, SlimAttention).values():
+    for layer in named_modules_of(net, SlimAttention).values():
         layer.heads = layer.heads[: layer.num_heads]
     settle_sizes(net)
     update_encoder_fastpath(net, Noisy)

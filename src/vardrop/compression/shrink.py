@@ -47,7 +47,7 @@ from vardrop.compression.probes import (
 )
 from vardrop.compression.remove_units import Removal, cut_out, data_flow, keep_equal_widths
 from vardrop.compression.trace_units import Unit, UnitGraph, trace_units
-from vardrop.noisy import Noisy, evaluating, modules_of, sampling
+from vardrop.noisy import Noisy, evaluating, named_modules_of, sampling
 
 _QUANTITIES = {"macs": "MACs", "bytes": "bytes", "inputs": "inputs", "outputs": "outputs"}
 _NO_COST = LayerCost(0, 0, 0, 0, 0)
@@ -271,7 +271,7 @@ def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[floa
 
 def _copy_decomposed(plain: nn.Module) -> nn.Module:
     net = decompose_layers(copy.deepcopy(plain))
-    for layer in modules_of(net, SlimAttention).values():
+    for layer in named_modules_of(net, SlimAttention).values():
         layer.fold_constants()
     return net
 
@@ -300,7 +300,7 @@ class _Cut:
             cut_out(net, self.gone)
         self.notes = [
             f"'{name}' keeps {layer.num_heads} of {count} heads."
-            for name, layer in modules_of(net, SlimAttention).items()
+            for name, layer in named_modules_of(net, SlimAttention).items()
             if layer.num_heads < (count := layer.embed_dim // layer.head_dim)
         ]
         for (name, why), count in removal.stays.items():
@@ -323,7 +323,7 @@ class _Cut:
 
     def _drop_inputs(self, inputs: Inputs) -> dict[str, tuple[int, ...]]:
         """Let layers that do not read all of their inputs take the others only."""
-        attention = modules_of(self.net, SlimAttention).items()
+        attention = named_modules_of(self.net, SlimAttention).items()
         projections = {
             join_name(name, part) for name, m in attention for part, _ in m.named_children()
         }
@@ -332,7 +332,7 @@ class _Cut:
             unread, unshared = view.unread(), owners[id(view.layer.weight)] == 1
             if unshared and view.groups == 1 and bool(unread.any()) and name not in projections:
                 wanted[name] = tuple((~unread).nonzero().flatten().tolist()) or (0,)
-        for name, table in modules_of(self.net, nn.Embedding).items():
+        for name, table in named_modules_of(self.net, nn.Embedding).items():
             keep = tuple(table.weight.detach().any(1).nonzero().flatten().tolist())
             unshared = type(table) is nn.Embedding and owners[id(table.weight)] == 1
             if unshared and table.max_norm is None and len(keep) < table.num_embeddings - 1:
@@ -401,7 +401,7 @@ def _notes_on_ties_and_noise(net: nn.Module, plain: nn.Module, small: nn.Module)
     untied = [name for name in find_gated_ties(net) if join_name(name, "weight") not in shared]
     return [f"'{n}' gets weights of its own: its gate is folded in." for n in untied] + [
         f"'{name}' ({type(module).__name__}) stays noisy: it has no plain twin."
-        for name, module in modules_of(plain, Noisy).items()
+        for name, module in named_modules_of(plain, Noisy).items()
     ]
 
 

@@ -32,7 +32,7 @@ from vardrop.compression.trace_units import (
 )
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 
 Quantity = Literal["macs", "bytes"]
 _Gates = dict[str, dict[int, int]]  # the gate of every place, by module
@@ -281,7 +281,7 @@ def _sets(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
         for name, view in layers.items()
         for together in _ties(view)
     ]
-    for name, layer in modules_of(net, Unrolled).items():
+    for name, layer in named_modules_of(net, Unrolled).items():
         for parts in layer.equal_widths():
             names = [join_name(name, part) for part in parts]
             width = layers[names[0]].outputs if names else 0

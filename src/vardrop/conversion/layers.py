@@ -14,7 +14,7 @@ from vardrop._core.errors import VardropError
 from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import FeatureNoise, Gate
 from vardrop.layers import NOISY_TYPES, Ties, Variational
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 from vardrop.recipes import Recipe
 
 # Nobody asked for noise on weights that are not trained, as the base under an adapter is.
@@ -31,8 +31,8 @@ _UNSUPPORTED: dict[type, str] = {
 def layer_rule(recipe: Recipe, modules: Sequence[nn.Module], everywhere: bool) -> ConversionRule:
     """The kind of a recipe: new noise in plain layers, or gates on top of gates that are there."""
     gate = recipe.gate
-    if gate is not None and gate.base_noise is not None:
-        return _TakenOver(recipe, gate, gate.base_noise)
+    if gate is not None and gate.parent_noise is not None:
+        return _TakenOver(recipe, gate, gate.parent_noise)
     return NoisyLayers(recipe, everywhere)
 
 
@@ -105,7 +105,7 @@ class NoisyLayers(ConversionRule):
     def _check_ties(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
         """Refuse a second method for a weight that another module has made noisy."""
         mine = self.recipe.posterior, self.recipe.prior
-        layers = modules_of(net, Variational).values()
+        layers = named_modules_of(net, Variational).values()
         there = {id(t.mean): t for layer in layers for t in layer.noisy_tensors().values()}
         for parameter in (p for m in changes.values() for p in m.parameters(recurse=False)):
             other = there.get(id(parameter))
@@ -121,7 +121,7 @@ class NoisyLayers(ConversionRule):
         r = self.recipe
         method = r.posterior, r.prior, r.estimator, r.gate, r.noisy_bias
         module.__class__ = NOISY_TYPES[type(module)]
-        cast(Variational, module).make_noisy(*method, noise)
+        cast(Variational, module).add_noise(*method, noise)
 
 
 class _TakenOver(ConversionRule):
@@ -134,7 +134,7 @@ class _TakenOver(ConversionRule):
         if not has_parameters(module):
             return None
         there = _gate_of(module)
-        return self.gate.why_not_over(None if there is None else there.noise)
+        return self.gate.takeover_error(None if there is None else there.noise)
 
     def becomes(self, module: nn.Module) -> str:
         return f"its gate is taken over by {type(self.gate).__name__}"
@@ -160,7 +160,7 @@ class _TakenOver(ConversionRule):
 def ties(net: nn.Module) -> Ties:
     """The noise that is there, by the weight or bias that it belongs to."""
     noise: Ties = {}
-    for layer in modules_of(net, Variational).values():
+    for layer in named_modules_of(net, Variational).values():
         for tensor in layer.noisy_tensors().values():
             noise.setdefault(id(tensor.mean), {}).update({**tensor.noise, **tensor.hyper})
     return noise

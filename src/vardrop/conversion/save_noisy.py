@@ -21,7 +21,7 @@ from vardrop.conversion.selection import join_names
 from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
 from vardrop.heads import Head
 from vardrop.layers import Ties, Variational
-from vardrop.noisy import Noisy, enclosed, modules_of, noisy_modules
+from vardrop.noisy import Noisy, enclosed, named_modules_of, noisy_modules
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -142,7 +142,7 @@ def restore(
 def _entries(net: nn.Module) -> dict[str, Entry]:
     """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
     entries, inside = {}, enclosed(net)
-    for name, module in modules_of(net, Noisy).items():
+    for name, module in named_modules_of(net, Noisy).items():
         if id(module) not in inside and (method := _method(name, module)) is not None:
             recipe, rates = method
             entries[name] = {"type": type(module).__name__, **rates, "recipe": to_json(recipe)}

@@ -11,7 +11,7 @@ from vardrop._core.checks import shown
 from vardrop._core.errors import VardropError
 from vardrop.conversion.selection import Selection, check_selection, join_names, selects
 from vardrop.layers import Variational, check_method
-from vardrop.noisy import modules_of, noisy_modules
+from vardrop.noisy import named_modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
 
 
@@ -62,7 +62,7 @@ def to_variance(net: nn.Module, include: Selection | list[Selection] | None = No
     check_selection("include", include)
     layers = {
         name: m
-        for name, m in modules_of(net, Variational).items()
+        for name, m in named_modules_of(net, Variational).items()
         if m.posterior is not None and selects(include, m, name)
     }
     if not layers:

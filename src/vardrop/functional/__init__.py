@@ -1,11 +1,17 @@
 """Pure numerics: formulas on tensors, without modules; what state there is belongs to a thread."""
 
 from vardrop.functional.elementwise import log1mexp as log1mexp, log_square as log_square
-from vardrop.functional.elementwise import logit_from_log as logit_from_log, project as project
-from vardrop.functional.elementwise import wide as wide
+from vardrop.functional.elementwise import to_float32_or_wider as to_float32_or_wider
+from vardrop.functional.elementwise import (
+    logit_from_log as logit_from_log,
+    clamp_with_gradient as clamp_with_gradient,
+)
 from vardrop.functional.fast.additive import AdditiveWeights as AdditiveWeights
-from vardrop.functional.fast.additive import cached_step as cached_step, keep_layout as keep_layout
 from vardrop.functional.fast.additive import shared_weights as shared_weights
+from vardrop.functional.fast.additive import (
+    share_in_step as share_in_step,
+    keep_layout as keep_layout,
+)
 from vardrop.functional.log_uniform import ard_kl_additive as ard_kl_additive, dawson as dawson
 from vardrop.functional.log_uniform import log_uniform_kl as log_uniform_kl
 from vardrop.functional.log_uniform import log_uniform_kl_additive as log_uniform_kl_additive
@@ -18,13 +24,26 @@ from vardrop.functional.normal import expected_log1p_square as expected_log1p_sq
 from vardrop.functional.normal import function_moments as function_moments
 from vardrop.functional.normal import max_moments as max_moments, normal_entropy as normal_entropy
 from vardrop.functional.normal import normal_kl as normal_kl, relu_moments as relu_moments
-from vardrop.functional.random import NoiseCalls as NoiseCalls, drawing as drawing
-from vardrop.functional.random import drawn_from_own as drawn_from_own, generator as generator
-from vardrop.functional.random import given_noise as given_noise, noise_is_given as noise_is_given
+from vardrop.functional.random import GeneratorNoise as GeneratorNoise, RandomOpMode as RandomOpMode
 from vardrop.functional.random import noise_source as noise_source, normal_like as normal_like
-from vardrop.functional.random import own_noise as own_noise, random_signs as random_signs
-from vardrop.functional.random import standard_normal as standard_normal, undisturbed as undisturbed
 from vardrop.functional.random import uniform as uniform
+from vardrop.functional.random import (
+    call_with_generator as call_with_generator,
+    generator as generator,
+)
+from vardrop.functional.random import (
+    TensorNoise as TensorNoise,
+    draw_from as draw_from,
+    noise_is_given as noise_is_given,
+)
+from vardrop.functional.random import (
+    redirect_random_ops as redirect_random_ops,
+    random_signs as random_signs,
+)
+from vardrop.functional.random import (
+    standard_normal as standard_normal,
+    restore_state_on_error as restore_state_on_error,
+)
 from vardrop.functional.truncated_log_normal import log_normal_mass as log_normal_mass
 from vardrop.functional.truncated_log_normal import (
     truncated_log_normal_kl as truncated_log_normal_kl,

@@ -17,13 +17,13 @@ _LOG_HALF = -0.6931471805599453
 _Bounds = tuple[Tensor, Tensor, Tensor]
 
 
-def wide(x: Tensor) -> Tensor:
+def to_float32_or_wider(x: Tensor) -> Tensor:
     """x in at least single precision: itself, unless its type is narrower.
 
     Noise is described and KLs are summed so: steps of 1e-3 round to nothing in bfloat16.
 
     >>> import torch
-    >>> wide(torch.zeros(2, dtype=torch.bfloat16)).dtype
+    >>> to_float32_or_wider(torch.zeros(2, dtype=torch.bfloat16)).dtype
     torch.float32
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -38,7 +38,7 @@ def log_square(x: Tensor) -> Tensor:
     >>> log_square(torch.tensor([1e-30, 0.0]))
     tensor([-138.1551, -174.6731])
     """
-    x = wide(x)
+    x = to_float32_or_wider(x)
     return 2 * torch.log(x.abs() + torch.finfo(x.dtype).tiny)
 
 
@@ -129,7 +129,7 @@ class _ForwardProject(_Project):
         return tangent.masked_fill((x < low) | (x > high), 0.0)
 
 
-def project(x: Tensor, low: float, high: float) -> Tensor:
+def clamp_with_gradient(x: Tensor, low: float, high: float) -> Tensor:
     """x within [low, high]; the gradient stops only where a descent step would leave the range.
 
     A plain clamp has no gradient outside, so a parameter that stepped over a bound would stay.
@@ -141,7 +141,7 @@ def project(x: Tensor, low: float, high: float) -> Tensor:
 
     >>> import torch
     >>> x = torch.tensor([-20.0, 20.0], requires_grad=True)
-    >>> project(x, -10.0, 10.0).sum().backward()
+    >>> clamp_with_gradient(x, -10.0, 10.0).sum().backward()
     >>> x.grad
     tensor([0., 1.])
     """

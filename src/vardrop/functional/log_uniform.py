@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from vardrop._core.torch_private import in_forward_mode
-from vardrop.functional.elementwise import log_square, wide
+from vardrop.functional.elementwise import log_square, to_float32_or_wider
 from vardrop.functional.fast import switch
 from vardrop.functional.fast.additive import blocked_kl, can_block, can_share, traced_kl
 
@@ -134,7 +134,9 @@ def log_uniform_kl(u: Tensor) -> Tensor:
 
     Hron, Matthews & Ghahramani 2018, "Variational Bayesian dropout: pitfalls and fixes", sec. 4.
     """
-    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(wide(u))
+    return (_ForwardLogUniformKL if in_forward_mode() else _LogUniformKL).apply(
+        to_float32_or_wider(u)
+    )
 
 
 def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
@@ -147,7 +149,7 @@ def log_uniform_kl_of_log(log_alpha: Tensor) -> Tensor:
     >>> log_uniform_kl_of_log(torch.tensor([0.0, -200.0]))
     tensor([  0.4267, 100.6352])
     """
-    log_u = -wide(log_alpha) - math.log(2)
+    log_u = -to_float32_or_wider(log_alpha) - math.log(2)
     near, beyond = log_u.clamp(max=25.0).exp(), torch.relu(log_u - 25.0)
     return torch.add(log_uniform_kl(near), beyond, alpha=0.5)
 
@@ -162,7 +164,7 @@ def log_uniform_kl_additive(weight: Tensor, log_sigma2: Tensor, value: bool = Tr
     >>> log_uniform_kl_additive(torch.zeros(3), torch.full((3,), -10.0))
     tensor(0.)
     """
-    weight, log_sigma2 = wide(weight), wide(log_sigma2)
+    weight, log_sigma2 = to_float32_or_wider(weight), to_float32_or_wider(log_sigma2)
     if can_share(weight, log_sigma2):
         return blocked_kl(weight, log_sigma2, value)
     compiled = torch.compiler.is_compiling() and weight.dtype == torch.float32
@@ -206,7 +208,7 @@ def ard_kl_additive(weight: Tensor, log_sigma2: Tensor) -> Tensor:
 
     Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.
     """
-    weight, log_sigma2 = wide(weight), wide(log_sigma2)
+    weight, log_sigma2 = to_float32_or_wider(weight), to_float32_or_wider(log_sigma2)
     if can_block(weight, log_sigma2) and _is_moderate(weight.detach(), log_sigma2.detach()):
         return 0.5 * torch.log1p(weight.square() * torch.exp(-log_sigma2)).sum()
     ratio, log_beyond, _ = _ratio_parts(weight, log_sigma2)
@@ -220,7 +222,7 @@ def dawson(x: Tensor) -> Tensor:
     >>> dawson(torch.tensor(1.0, dtype=torch.float64))
     tensor(0.5381, dtype=torch.float64)
     """
-    x = wide(x)
+    x = to_float32_or_wider(x)
     return x * _slope(x * x)
 
 

@@ -1,7 +1,8 @@
 """Random numbers: every draw of the library comes from here, so that a call can own its generator.
 
-By default they come from torch's global generators. Inside `drawing(seed)` they come from
-generators of the calling thread alone, so that several threads draw independently and repeatably.
+By default they come from torch's global generators. Inside `draw_from(GeneratorNoise(seed))` they
+come from generators of the calling thread, so that several threads draw independently and
+repeatably.
 A compiled graph always draws from the global generators, as the compiler has it.
 """
 
@@ -11,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -59,11 +61,46 @@ def noise_source() -> Source:
     return _GLOBAL if torch.compiler.is_compiling() else _thread.source
 
 
-class _From(AbstractContextManager[None]):
-    """Noise from one source in a block. No generator: one that an interrupt abandons ends late."""
+@dataclass(frozen=True)
+class GeneratorNoise:
+    """Noise from generators made from a seed, one per device; the global ones are left unchanged.
 
-    def __init__(self, source: Source) -> None:
-        self.source = self.before = source
+    With the same `generators` a later block continues where this one ends.
+    """
+
+    seed: int
+    generators: dict[torch.device, torch.Generator] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorNoise:
+    """Standard normal numbers from a function of their shape; uniform ones are made of them."""
+
+    take: Callable[[_Shape], Tensor]
+
+
+class draw_from(AbstractContextManager[None]):
+    """Draw from another source in a block of this thread.
+
+    It is not a generator function: one that an interrupt abandons ends late.
+
+    >>> import torch
+    >>> with draw_from(GeneratorNoise(0)):
+    ...     first = uniform((2,), torch.zeros(()))
+    >>> with draw_from(GeneratorNoise(0)):
+    ...     bool((uniform((2,), torch.zeros(())) == first).all())
+    True
+    >>> with draw_from(TensorNoise(torch.zeros)):
+    ...     standard_normal((2,), torch.ones(())), uniform((2,), torch.ones(()))
+    (tensor([0., 0.]), tensor([0.5000, 0.5000]))
+    """
+
+    def __init__(self, noise: GeneratorNoise | TensorNoise) -> None:
+        self.before = _thread.source
+        if isinstance(noise, TensorNoise):
+            self.source = self.before._replace(given=noise.take)
+        else:
+            self.source = Source(noise.seed, noise.generators, self.before.given)
 
     def __enter__(self) -> None:
         self.before, _thread.source = _thread.source, self.source
@@ -72,36 +109,7 @@ class _From(AbstractContextManager[None]):
         _thread.source = self.before
 
 
-def drawing(
-    seed: int, generators: dict[torch.device, torch.Generator] | None = None
-) -> AbstractContextManager[None]:
-    """Draw from generators of one's own, made from the seed; the global ones are left alone.
-
-    A dictionary for them, where one is given, lets a later block go on where this one ends.
-
-    >>> import torch
-    >>> with drawing(0):
-    ...     first = uniform((2,), torch.zeros(()))
-    >>> with drawing(0):
-    ...     bool((uniform((2,), torch.zeros(())) == first).all())
-    True
-    """
-    own = {} if generators is None else generators
-    return _From(Source(seed, own, _thread.source.given))
-
-
-def given_noise(take: Callable[[_Shape], Tensor]) -> AbstractContextManager[None]:
-    """Take standard normal numbers from a function of their shape; uniform ones are made of them.
-
-    >>> import torch
-    >>> with given_noise(torch.zeros):
-    ...     standard_normal((2,), torch.ones(())), uniform((2,), torch.ones(()))
-    (tensor([0., 0.]), tensor([0.5000, 0.5000]))
-    """
-    return _From(_thread.source._replace(given=take))
-
-
-def undisturbed(verb: _Verb) -> _Verb:
+def restore_state_on_error(verb: _Verb) -> _Verb:
     """Leave the thread's modes and noise as they were, also when an interrupt cuts a call short.
 
     It may come inside a context manager, after it has changed something or before it changes back.
@@ -122,7 +130,7 @@ def undisturbed(verb: _Verb) -> _Verb:
 
 
 def noise_is_given() -> bool:
-    """Whether noise comes from `given_noise` here; a compiled graph draws its own."""
+    """Whether noise comes from `TensorNoise` here; a compiled graph draws its own."""
     return noise_source().given is not None
 
 
@@ -186,7 +194,7 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
     """Noise in the parts of `like`: the same wherever processes hold the same numbers."""
     seed, part = common_seed(like, generator(torch.device("cpu"))), placed_like(shape, like)
-    with drawing(seed + part.number):
+    with draw_from(GeneratorNoise(seed + part.number)):
         return part.joined(draw(part.shape, like.to_local()))
 
 
@@ -221,7 +229,7 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     return bits.mul_(2).sub_(1).to(like.dtype)
 
 
-class NoiseCalls(TorchDispatchMode):
+class RandomOpMode(TorchDispatchMode):
     """Hands every random function that torch calls in this thread to `answer`, from inside too.
 
     `answer(function, args, kwargs)` gives the result in its place. Functions that cannot draw, most
@@ -251,19 +259,19 @@ def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return bool(given > 0)
 
 
-def own_noise() -> NoiseCalls:
-    """Inside `drawing(seed)`: functions that know no generator draw from this thread's own too.
+def redirect_random_ops() -> RandomOpMode:
+    """A mode in which functions without a generator argument draw from this thread's generator.
 
     Dropout called as a function, `torch.randn_like`, dropout in attention and recurrent layers.
 
     >>> import torch
-    >>> with drawing(0), own_noise():
+    >>> with draw_from(GeneratorNoise(0)), redirect_random_ops():
     ...     first = torch.nn.functional.dropout(torch.ones(8))
-    >>> with drawing(0), own_noise():
+    >>> with draw_from(GeneratorNoise(0)), redirect_random_ops():
     ...     bool((torch.nn.functional.dropout(torch.ones(8)) == first).all())
     True
     """
-    return NoiseCalls(drawn_from_own)
+    return RandomOpMode(call_with_generator)
 
 
 _WITH_GENERATOR = {
@@ -275,8 +283,8 @@ _WITH_GENERATOR = {
 _fused = threading.Lock()
 
 
-def drawn_from_own(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random function of torch with the generator of this thread, as `NoiseCalls` hands it on."""
+def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a random function of torch with the generator of this thread, for `RandomOpMode`."""
     tensors = (a for a in args if isinstance(a, Tensor))
     device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
     own = generator(torch.device(device))
@@ -289,10 +297,10 @@ def drawn_from_own(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": own})
     # A fused kernel draws from the global generator alone: it is lent a seed, by one at a time.
     with _fused:
-        return _lent(own, partial(function, *args, **kwargs))
+        return _with_temporary_seed(own, partial(function, *args, **kwargs))
 
 
-def _lent(own: torch.Generator, function: Callable[[], Any]) -> Any:
+def _with_temporary_seed(own: torch.Generator, function: Callable[[], Any]) -> Any:
     """A call with a seed from one's own in the global generator, which gets its state back."""
     device, whole = own.device, torch.default_generator
     if device.type != "cpu":

@@ -15,7 +15,7 @@ from vardrop._core.checks import check_choice, check_integer, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import whole
 from vardrop._core.values import Value
-from vardrop.functional import wide
+from vardrop.functional import to_float32_or_wider
 from vardrop.noisy import Noisy, Relevance
 from vardrop.posteriors import Tensors
 
@@ -63,11 +63,11 @@ class FeatureNoise(Value, ABC):
         """Update the statistics in place; called in training mode only."""
 
     @property
-    def base_noise(self) -> FeatureNoise | None:
+    def parent_noise(self) -> FeatureNoise | None:
         """The noise of the trained gates that it takes over; None where it starts its own."""
         return None
 
-    def why_not_over(self, noise: FeatureNoise | None) -> str:
+    def takeover_error(self, noise: FeatureNoise | None) -> str:
         """Why it cannot take over a gate of this noise (None: no gate); empty where it can."""
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ class Gate(Noisy):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The noise tensors by name, in at least single precision."""
-        return {name: wide(whole(tensor)) for name, tensor in self._stored().items()}
+        return {name: to_float32_or_wider(whole(tensor)) for name, tensor in self._stored().items()}
 
     def _stored(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._names}
@@ -174,7 +174,7 @@ class Gate(Noisy):
         if self.training:
             self.noise.observe(x, self.axis, self._stored())
         if self.is_sampling:
-            self.count_pass()
+            self.warn_if_kl_unused()
             return x * self.noise.multiplier(x, self.axis, self.tensors)
         mean = self.noise.mean(x, self.axis, self.tensors)
         return x if mean is None else x * mean
@@ -200,7 +200,7 @@ class Gate(Noisy):
         `select` takes the entries of the units that the weight multiplies out of one per unit.
         """
         tensors = {n: select(t) if t.shape == (self.units,) else t for n, t in self.tensors.items()}
-        return self.noise.weight_kl(wide(weight), tensors)
+        return self.noise.weight_kl(to_float32_or_wider(weight), tensors)
 
     def _owes_kl(self) -> bool:
         with torch.no_grad():

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from vardrop._core.checks import check_number
 from vardrop.functional import (
+    clamp_with_gradient,
     concrete,
     kumaraswamy_beta_kl,
     kumaraswamy_log_mean,
     kumaraswamy_log_sample,
     logit_from_log,
-    project,
     uniform,
 )
 from vardrop.gates.base import (
@@ -72,8 +72,8 @@ class BetaBernoulli(FeatureNoise):
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """a and b of the posterior, per unit, inside the range where all is finite."""
-        a = functional.softplus(project(tensors["raw_a"], -10.0, 50.0))
-        return a, functional.softplus(project(tensors["raw_b"], -10.0, 50.0))
+        a = functional.softplus(clamp_with_gradient(tensors["raw_a"], -10.0, 50.0))
+        return a, functional.softplus(clamp_with_gradient(tensors["raw_b"], -10.0, 50.0))
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """A relaxed z per unit and example, with one pi per unit and batch."""

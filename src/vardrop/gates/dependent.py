@@ -61,11 +61,11 @@ class DependentBetaBernoulli(FeatureNoise):
             check_number(name, getattr(self, name), above=0)
 
     @property
-    def base_noise(self) -> BetaBernoulli | None:
+    def parent_noise(self) -> BetaBernoulli | None:
         """The Beta-Bernoulli gates that it takes over; None where both start together."""
         return None if self.joint else self.base
 
-    def why_not_over(self, noise: FeatureNoise | None) -> str:
+    def takeover_error(self, noise: FeatureNoise | None) -> str:
         """Any gate but a Beta-Bernoulli one is refused."""
         if isinstance(noise, BetaBernoulli):
             return ""

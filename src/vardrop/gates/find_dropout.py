@@ -16,7 +16,13 @@ from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import schema, tree_map_only
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, undisturbed
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    call_with_generator,
+    draw_from,
+    restore_state_on_error,
+)
 from vardrop.gates.functional_dropout import is_custom
 from vardrop.noisy import Noisy
 
@@ -27,7 +33,7 @@ _NOTE = (
 )
 
 
-@undisturbed
+@restore_state_on_error
 def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, float]:
     """The rates of dropout that custom code draws, by the name of the innermost module that draws.
 
@@ -87,7 +93,7 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
         rate = _rate_of_call(function, args, kwargs)
         if rate > 0 and entered:
             drawn.append((*entered[-1], rate))
-        return drawn_from_own(function, args, kwargs)
+        return call_with_generator(function, args, kwargs)
 
     def leave(*_: object) -> None:
         entered.pop()
@@ -104,7 +110,7 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
             module.register_forward_pre_hook(lambda *_, entry=entry: entered.append(entry))
             module.register_forward_hook(leave)
     try:
-        with torch.no_grad(), drawing(0), _Rehearsal(answer, net):
+        with torch.no_grad(), draw_from(GeneratorNoise(0)), _Rehearsal(answer, net):
             call(twin, untouched(plain_batch(x)))
     except Exception as error:
         error.add_note(_NOTE)
@@ -116,8 +122,8 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
     return drawn
 
 
-class _Rehearsal(NoiseCalls):
-    """`NoiseCalls` in which what writes into a tensor of the net writes into a copy instead."""
+class _Rehearsal(RandomOpMode):
+    """`RandomOpMode` in which what writes into a tensor of the net writes into a copy instead."""
 
     def __init__(self, answer: Callable[..., Any], net: nn.Module) -> None:
         super().__init__(answer)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.divergence import log_uniform_from_log_alpha
-from vardrop.functional import project, standard_normal
+from vardrop.functional import clamp_with_gradient, standard_normal
 from vardrop.gates.base import (
     FeatureNoise,
     Granularity,
@@ -100,7 +100,7 @@ class GaussianDropout(FeatureNoise):
         """The tensor itself, at most log `max_alpha`."""
         if self.max_alpha is None:
             return tensors["log_alpha"]
-        return project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
+        return clamp_with_gradient(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
         """log alpha, kept below 3; None where it is fixed."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import (
-    project,
+    clamp_with_gradient,
     truncated_log_normal_kl,
     truncated_log_normal_log_moment,
     truncated_log_normal_log_sample,
@@ -64,8 +64,8 @@ class LogNormal(FeatureNoise):
 
     def parameters(self, tensors: Tensors) -> tuple[Tensor, Tensor, float, float]:
         """mu, log sigma and the range; far beyond the range mu has no effect but rounding."""
-        mu = project(tensors["mu"], self.low, self.high + 5.0)
-        return mu, project(tensors["log_sigma"], -10.0, 5.0), self.low, self.high
+        mu = clamp_with_gradient(tensors["mu"], self.low, self.high + 5.0)
+        return mu, clamp_with_gradient(tensors["log_sigma"], -10.0, 5.0), self.low, self.high
 
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """theta, one per unit and batch."""

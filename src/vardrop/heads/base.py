@@ -16,7 +16,7 @@ from torch.nn import functional
 from vardrop._core.checks import check_integer, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.functional import wide
+from vardrop.functional import to_float32_or_wider
 from vardrop.noisy import Noisy
 
 Branches = Mapping[str, Tensor]
@@ -137,8 +137,10 @@ class Head(Noisy, nn.Linear):
                 f"Expected the last axis of the features to be {self.in_features}, "
                 f"but got shape {tuple(h.shape)}."
             )
-        logits = wide(functional.linear(h, self.weight, self.bias))
-        return logits, {name: wide(getattr(self, name)(h)) for name in self.rule.branches}
+        logits = to_float32_or_wider(functional.linear(h, self.weight, self.bias))
+        return logits, {
+            name: to_float32_or_wider(getattr(self, name)(h)) for name in self.rule.branches
+        }
 
     def forward(self, h: Tensor, samples: int | None = None) -> Tensor:
         """Class log-probabilities: one pass, one draw while sampling, or a mean over `samples`."""

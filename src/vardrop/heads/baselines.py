@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
-from vardrop.functional import uniform, wide
+from vardrop.functional import to_float32_or_wider, uniform
 from vardrop.heads.base import (
     Branches,
     ClassRule,
@@ -126,7 +126,7 @@ def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     Martins & Astudillo 2016, "From softmax to sparsemax", alg. 1.
     """
-    logits, dtype = wide(logits), logits.dtype
+    logits, dtype = to_float32_or_wider(logits), logits.dtype
     descending = logits.sort(-1, descending=True).values
     sums = descending.cumsum(-1) - 1
     count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)

@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import in_transform
-from vardrop.estimators import Affine, Estimator, local_reparameterization
+from vardrop.estimators import AffineMap, Estimator, local_reparameterization
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
@@ -60,7 +60,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
     def outputs(self) -> int:
         return self.embed_dim
 
-    def make_noisy(
+    def add_noise(
         self,
         posterior: Posterior | None = None,
         prior: Prior | None = None,
@@ -69,9 +69,9 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         noisy_bias: bool = False,
         tied: Ties | None = None,
     ) -> None:
-        super().make_noisy(posterior, prior, estimator, gate, noisy_bias, tied)
+        super().add_noise(posterior, prior, estimator, gate, noisy_bias, tied)
         self.out_proj.__class__ = Projection
-        self.out_proj.make_noisy(posterior, prior, estimator, None, noisy_bias, tied)
+        self.out_proj.add_noise(posterior, prior, estimator, None, noisy_bias, tied)
 
     def make_plain(self) -> None:
         super().make_plain()
@@ -174,15 +174,15 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
             return functional.linear(x, getattr(self, name)[slice(*rows)], bias)
         views = self.noisy_tensors()
         noisy = views.get("in_proj_bias")
-        affine = Affine(
+        affine = AffineMap(
             op=functional.linear,
-            weight=views[name].in_step(self.training).rows(*rows),
+            weight=views[name].with_shared_variance(self.training).rows(*rows),
             bias=bias if noisy is None else noisy.rows(*biases),
             outputs=rows[1] - rows[0],
             trailing=0,
         )
         if self.prior is not None:
-            self.count_pass()
+            self.warn_if_kl_unused()
         return self.estimator(affine, (x,), noise)
 
 

@@ -19,8 +19,8 @@ from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
 from vardrop.divergence import check_kl
-from vardrop.estimators import Affine, Estimator, check_estimator, local_reparameterization
-from vardrop.functional import wide
+from vardrop.estimators import AffineMap, Estimator, check_estimator, local_reparameterization
+from vardrop.functional import to_float32_or_wider
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
 from vardrop.posteriors import Axes, Posterior
@@ -81,7 +81,7 @@ class Variational(Noisy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         method = {name: kwargs.pop(name) for name in _METHOD if name in kwargs}
         super().__init__(*args, **kwargs)
-        self.make_noisy(**method)
+        self.add_noise(**method)
 
     @property
     def channel_axis(self) -> int:
@@ -128,7 +128,7 @@ class Variational(Noisy):
         found: Tensor = getattr(self, next(iter(self.weight_axes)))
         return found
 
-    def make_noisy(
+    def add_noise(
         self,
         posterior: Posterior | None = None,
         prior: Prior | None = None,
@@ -148,7 +148,7 @@ class Variational(Noisy):
         self.noisy_bias = noisy_bias and bool(self._biases()) and posterior is not None
         self.gate = None
         if gate is not None:
-            self.gate = self.new_gate(gate).to(wide(self._first_weight()))
+            self.gate = self.new_gate(gate).to(to_float32_or_wider(self._first_weight()))
             self.gate.train(self.training)
         self._noise = {}
         for name, axes in self._noisy_axes().items():
@@ -304,13 +304,13 @@ class Variational(Noisy):
         op: _Map | None = None,
         weight: str = "weight",
         bias: str = "bias",
-    ) -> Affine:
+    ) -> AffineMap:
         """A product with the distribution of its weight and bias; `op` is the layer's own."""
         op = self.op if op is None else op
         assert op is not None
-        return Affine(
+        return AffineMap(
             op=op,
-            weight=self._view(weight).in_step(self.training),
+            weight=self._view(weight).with_shared_variance(self.training),
             bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
             outputs=self.outputs,
             trailing=self.spatial,
@@ -340,7 +340,7 @@ class Variational(Noisy):
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, getattr(self, weight), getattr(self, bias, None))
         if self.prior is not None:
-            self.count_pass()
+            self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
     def kl(self, value: bool = True) -> Tensor | None:
@@ -350,7 +350,7 @@ class Variational(Noisy):
 
     def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
         """The KL by the tensors that it is about, the gate's own included."""
-        self.asked_for_kl()
+        self.reset_kl_counter()
         terms: KLTerms = {}
         for name in self._noise if self.prior is not None else ():
             tensor = self._view(name)

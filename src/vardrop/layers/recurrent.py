@@ -205,11 +205,11 @@ class _Recurrent(Variational):
 
     def _drawn_weights(self, noise: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         if self.prior is not None:
-            self.count_pass()
+            self.warn_if_kl_unused()
         found = {}
         for name, tensor in self.noisy_tensors().items():
             own = tensor.draw() if noise is None else noise[name]
-            found[name] = tensor.in_step(self.training).sample(own)
+            found[name] = tensor.with_shared_variance(self.training).sample(own)
         return found
 
     def _called(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:

@@ -13,7 +13,7 @@ from vardrop._core.calls import call, check_named, one_tensor, plain_batch, unto
 from vardrop._core.checks import check_integer, check_net, check_number, check_tensor, shown
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import disable_compiler, in_transform, tree_map_only
-from vardrop.functional import cached_step
+from vardrop.functional import share_in_step
 from vardrop.heads import Head, HeadParts
 from vardrop.likelihoods import Bernoulli, Categorical, Likelihood
 from vardrop.noisy import Noisy, has_noise, sum_kl
@@ -135,7 +135,7 @@ class ELBO(nn.Module):
         every_step = weight is not None or self.kl_value_every == 1 or not self.training
         if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
             return self.parts(x, y, None, weight) if every_step else _apart(self, x, y)
-        with cached_step():
+        with share_in_step():
             if every_step:
                 return self.parts(x, y, None, weight)
             return self.counted(self.parts, x, y)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vardrop.functional import uniform, wide
+from vardrop.functional import to_float32_or_wider, uniform
 from vardrop.posteriors.base import (
     Axes,
     Posterior,
@@ -64,7 +64,7 @@ class Bernoulli(Posterior):
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """weight^2 drop_rate / (1 - drop_rate)."""
-        return wide(weight).square() * (self.drop_rate / (1 - self.drop_rate))
+        return to_float32_or_wider(weight).square() * (self.drop_rate / (1 - self.drop_rate))
 
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         """mask / (1 - drop_rate), 0 or 1 / (1 - drop_rate)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
-from vardrop.functional import log_square, project, wide
+from vardrop.functional import clamp_with_gradient, log_square, to_float32_or_wider
 from vardrop.posteriors.base import (
     Axes,
     Posterior,
@@ -57,7 +57,7 @@ class AdditiveGaussian(Posterior):
             return weight
         with torch.no_grad():
             variance = self.variance(weight, tensors) if variance is None else variance
-            signal = wide(weight).square() * math.exp(self.train_clip) > variance
+            signal = to_float32_or_wider(weight).square() * math.exp(self.train_clip) > variance
         return weight * signal
 
     @property
@@ -67,30 +67,30 @@ class AdditiveGaussian(Posterior):
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """log_sigma2, one per weight."""
-        return {"log_sigma2": torch.full_like(wide(weight), self.log_sigma2)}
+        return {"log_sigma2": torch.full_like(to_float32_or_wider(weight), self.log_sigma2)}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """exp(log_sigma2)."""
-        return wide(tensors["log_sigma2"]).exp()
+        return to_float32_or_wider(tensors["log_sigma2"]).exp()
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log_sigma2, whatever its size."""
-        return wide(tensors["log_sigma2"])
+        return to_float32_or_wider(tensors["log_sigma2"])
 
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """exp(log_sigma2 / 2) noise."""
-        return torch.exp(0.5 * wide(tensors["log_sigma2"])) * noise
+        return torch.exp(0.5 * to_float32_or_wider(tensors["log_sigma2"])) * noise
 
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log_sigma2 - log weight^2."""
-        return wide(tensors["log_sigma2"]) - log_square(weight)
+        return to_float32_or_wider(tensors["log_sigma2"]) - log_square(weight)
 
 
 @dataclass(frozen=True)
 class MultiplicativeGaussian(Posterior):
     """w ~ N(weight, alpha weight^2), alpha per weight, input, output or layer, learned or fixed.
 
-    `max_alpha` bounds alpha by projection (see `functional.project`).
+    `max_alpha` bounds alpha by projection (see `functional.clamp_with_gradient`).
 
     >>> import torch
     >>> q = MultiplicativeGaussian(alpha=0.25, per="layer")
@@ -124,11 +124,11 @@ class MultiplicativeGaussian(Posterior):
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """log_alpha, one per weight, input, output or layer, as `per` says."""
         shape = shared_shape(weight, axes, self.per)
-        return {"log_alpha": wide(weight).new_full(shape, math.log(self.alpha))}
+        return {"log_alpha": to_float32_or_wider(weight).new_full(shape, math.log(self.alpha))}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """alpha weight^2."""
-        return self.log_alpha(weight, tensors).exp() * wide(weight).square()
+        return self.log_alpha(weight, tensors).exp() * to_float32_or_wider(weight).square()
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """log_alpha + log weight^2."""
@@ -141,5 +141,7 @@ class MultiplicativeGaussian(Posterior):
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """The tensor itself, at most log `max_alpha`."""
         if self.max_alpha is None:
-            return wide(tensors["log_alpha"])
-        return wide(project(tensors["log_alpha"], -math.inf, math.log(self.max_alpha)))
+            return to_float32_or_wider(tensors["log_alpha"])
+        return to_float32_or_wider(
+            clamp_with_gradient(tensors["log_alpha"], -math.inf, math.log(self.max_alpha))
+        )

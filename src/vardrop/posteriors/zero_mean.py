@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardrop.functional import log_square, random_signs, uniform, wide
+from vardrop.functional import log_square, random_signs, to_float32_or_wider, uniform
 from vardrop.posteriors.base import (
     Axes,
     Noise,
@@ -54,11 +54,11 @@ class ZeroMean(Posterior):
 
     def initial(self, weight: Tensor, axes: Axes) -> dict[str, Tensor]:
         """sigma, one per weight, at the weights that the layer had."""
-        return {"sigma": wide(weight.detach()).clone()}
+        return {"sigma": to_float32_or_wider(weight.detach()).clone()}
 
     def variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """sigma^2, or sigma^2 / 3 for uniform noise."""
-        square = wide(tensors["sigma"]).square()
+        square = to_float32_or_wider(tensors["sigma"]).square()
         return square / 3 if self.noise == "uniform" else square
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:

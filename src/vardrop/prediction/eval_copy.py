@@ -21,10 +21,10 @@ from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
-from vardrop.functional import log_square, own_noise
+from vardrop.functional import log_square, redirect_random_ops
 from vardrop.gates import DROPOUT_TYPES, drop_rate
 from vardrop.layers import Variational
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.gaussian_layer import GaussianLayer, make_gaussian_layer
 
@@ -116,7 +116,7 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
     with Gaussian weights keep their class and get a `FrozenGaussian` posterior.
     """
     layers: dict[nn.Module, nn.Module] = {}
-    for layer in modules_of(copy, Variational).values():
+    for layer in named_modules_of(copy, Variational).values():
         gaussian = make_gaussian_layer(layer) if draws_outputs else None
         if gaussian is not None:
             gaussian.sampling, gaussian.training = layer.sampling, False
@@ -146,7 +146,7 @@ def use_call_generator(net: nn.Module) -> AbstractContextManager[object]:
     Modules of torch and of this library that ask for a generator need no help. A custom forward,
     posterior or hook may call torch's random functions, so those are redirected.
     """
-    return own_noise() if has_untracked_randomness(net) else nullcontext()
+    return redirect_random_ops() if has_untracked_randomness(net) else nullcontext()
 
 
 def has_untracked_randomness(net: nn.Module) -> bool:

@@ -16,10 +16,10 @@ from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import position_span
 from vardrop._core.modules import clone_modules
-from vardrop.functional import drawing, generator, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, generator, restore_state_on_error
 from vardrop.gates import functional_dropout_rates
 from vardrop.layers import Variational, plain_types
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 from vardrop.prediction.eval_copy import (
     check_noise,
     is_stochastic,
@@ -79,9 +79,9 @@ class HeldNoise(nn.Module):
         noise = getattr(self.module, "noise", None)
         return getattr(noise, "granularity", None) == "example"
 
-    @undisturbed
+    @restore_state_on_error
     def _drawn(self, x: Tensor, seed: int) -> Tensor:
-        with drawing(seed), use_call_generator(self.module):
+        with draw_from(GeneratorNoise(seed)), use_call_generator(self.module):
             return torch.vmap(self._row, randomness="same")(x)
 
     def _row(self, row: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _ended(net: nn.Module, args: Any, output: Any) -> None:
 
 
 def _place(net: nn.Module, start: int, end: int | None) -> None:
-    for module in modules_of(net, HeldNoise).values():
+    for module in named_modules_of(net, HeldNoise).values():
         module.start, module.end = start, end
 
 
@@ -167,7 +167,7 @@ class FunctionSampler:
         if gate is None and plain is not None:
             layer.__class__ = plain  # type: ignore[assignment]
         else:
-            layer.make_noisy()  # without noise of its own: it goes on applying its gate
+            layer.add_noise()  # without noise of its own: it goes on applying its gate
             layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
@@ -268,14 +268,14 @@ def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
         yield _next(sampler, function_seed)
 
 
-@undisturbed
+@restore_state_on_error
 def _next(sampler: FunctionSampler, seed: int) -> nn.Module:
-    with drawing(seed):
+    with draw_from(GeneratorNoise(seed)):
         sampler.redraw()
     return copy.deepcopy(sampler.net).eval().requires_grad_(False)
 
 
-@undisturbed
+@restore_state_on_error
 def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
     """Draw one function from the posterior of a net: a net of plain layers with frozen weights.
 

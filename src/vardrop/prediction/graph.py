@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
-from vardrop.functional import given_noise
+from vardrop.functional import TensorNoise, draw_from
 from vardrop.prediction.moments import MomentDraws, Pair
 from vardrop.prediction.row_plan import RowPlan, run_suffix
 from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
@@ -129,7 +129,7 @@ class Graph(nn.Module):
             piece, start = flat.narrow(1, start, width), start + width
             return piece.reshape(-1, *shape[1:])
 
-        with given_noise(take):
+        with draw_from(TensorNoise(take)):
             values = self.plan.split.prefix(x)
             y = self.strategy.pick(run_suffix(self.plan, values, self.predictor.samples))
         return y.unflatten(0, noise.shape[:2])

@@ -16,7 +16,7 @@ from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
 from vardrop._core.checks import check_integer, check_type, shown
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
-from vardrop.functional.random import drawing, undisturbed
+from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
 
 Loader = Iterable[tuple[Any, Tensor]]
@@ -33,7 +33,7 @@ def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return example_cross_entropy(output, target).mean()
 
 
-@undisturbed
+@restore_state_on_error
 def kappa(
     net: nn.Module,
     loader: Loader,
@@ -98,7 +98,9 @@ def kappa(
 def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
     if generator is None:
         return nullcontext()
-    return drawing(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    return draw_from(
+        GeneratorNoise(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    )
 
 
 def _curvature(

@@ -25,8 +25,9 @@ from vardrop._core.calls import one_tensor, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import (
-    NoiseCalls,
-    drawing,
+    GeneratorNoise,
+    RandomOpMode,
+    draw_from,
     function_moments,
     max_moments,
     noise_source,
@@ -429,13 +430,13 @@ class MomentDraws:
         So the prediction of an example does not depend on other examples.
         """
         mean, std = output.mean, output.variance.sqrt()
-        with drawing(noise_source().seed or 0):
+        with draw_from(GeneratorNoise(noise_source().seed or 0)):
             noise = standard_normal((samples, 1, *mean.shape[1:]), mean)
         return torch.addcmul(mean, std, noise)
 
 
 def _run(net: nn.Module, x: Tensor) -> Any:
-    with NoiseCalls(_refuse_draw) if has_untracked_randomness(net) else nullcontext():
+    with RandomOpMode(_refuse_draw) if has_untracked_randomness(net) else nullcontext():
         try:
             return net(x.clone())  # which the network may overwrite
         except (RuntimeError, TypeError) as error:

@@ -29,11 +29,11 @@ from vardrop._core.calls import (
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.sharding import called_through, is_spread
-from vardrop.functional import drawing, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import check_noise, has_untracked_randomness, is_stochastic
 from vardrop.prediction.functions import draws, resolve_seed
@@ -197,9 +197,13 @@ class Predictor(nn.Module):
             return resolve_seed(seed)
         return None  # nothing is drawn, so the global generator is left alone
 
-    @undisturbed
+    @restore_state_on_error
     def _predict_batch(self, x: Any, call: _Call) -> Prediction:
-        source = nullcontext() if call.seed is None else drawing(call.seed, call.generators)
+        source = (
+            nullcontext()
+            if call.seed is None
+            else draw_from(GeneratorNoise(call.seed, call.generators))
+        )
         with source, torch.no_grad():
             self._check_dropout(x)
             strategy = self.strategy_for(x, call)
@@ -357,9 +361,9 @@ class Predictor(nn.Module):
 
     def metadata(self) -> dict[str, str]:
         """A description of this predictor for the file it is exported to."""
-        layers = modules_of(self.net, Variational).values()
+        layers = named_modules_of(self.net, Variational).values()
         noise = [repr(m.posterior) for m in layers if m.posterior is not None]
-        noise += [repr(m.noise) for m in modules_of(self.net, Gate).values()]
+        noise += [repr(m.noise) for m in named_modules_of(self.net, Gate).values()]
         entries = {
             "vardrop": version("vardrop"),
             "mode": self.mode,

@@ -15,7 +15,14 @@ from vardrop._core.calls import call, mapped, rows, tensors_in, untouched
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import tree_map
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own, given_noise, own_noise
+from vardrop.functional import (
+    GeneratorNoise,
+    RandomOpMode,
+    TensorNoise,
+    call_with_generator,
+    draw_from,
+    redirect_random_ops,
+)
 from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy, track_active_module
 from vardrop.prediction.gaussian_layer import GaussianLayer
 from vardrop.prediction.split import (
@@ -69,7 +76,7 @@ def make_plan(net: nn.Module, x: Any, pick: Pick) -> RowPlan:
         pick: takes the tensor out of what the model returns.
     """
     two, four = _take_examples(x, [0, 1]), _take_examples(x, [0, 1, 0, 1])
-    with drawing(0), own_noise():
+    with draw_from(GeneratorNoise(0)), redirect_random_ops():
         passes, reason = attempt(lambda: _run_few(net, two, four, pick))
         if passes is None:
             raise NotRowwiseError(reason)
@@ -144,7 +151,7 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
         return torch.tensor(normal).repeat(repeats)[:count].reshape(tuple(shape))
 
     def draw_untracked(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = drawn_from_own(function, args, kwargs)
+        output = call_with_generator(function, args, kwargs)
         untracked.append(tensors_in(output)[0].numel())
         return output
 
@@ -156,7 +163,11 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
         for module in net.modules():
             if is_stochastic(module) or not any(True for _ in module.children()):
                 stack.callback(module.register_forward_hook(record_size).remove)
-        with drawing(0), given_noise(draw), NoiseCalls(draw_untracked):
+        with (
+            draw_from(GeneratorNoise(0)),
+            draw_from(TensorNoise(draw)),
+            RandomOpMode(draw_untracked),
+        ):
             output = forward()
     return _Pass(output, requests, modules, untracked, max(sizes))
 
@@ -201,7 +212,7 @@ def slice_batch(x: Any, start: int, stop: int) -> Any:
 def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
     """Which values between the two parts have examples along axis 0, from two and three of them."""
     flags = []
-    with NoiseCalls(_raise_on_draw):
+    with RandomOpMode(_raise_on_draw):
         runs = (split.prefix(untouched(two)), split.prefix(_take_examples(two, [0, 1, 0])))
     for few, many in zip(*runs, strict=True):
         if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):

@@ -20,11 +20,11 @@ from vardrop._core.calls import arguments, one_tensor, plain_batch, rows, untouc
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop.functional import drawing, undisturbed
+from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import modules_of, noisy_weights, tensor_name
+from vardrop.noisy import named_modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.eval_copy import make_eval_copy
 from vardrop.prediction.functions import resolve_seed
@@ -122,7 +122,7 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
 
 
 def _layers(net: nn.Module) -> dict[str, Variational]:
-    layers = modules_of(net, Variational)
+    layers = named_modules_of(net, Variational)
     found = {name: m for name, m in layers.items() if m.posterior is not None}
     if not found:
         raise VardropError(
@@ -138,7 +138,7 @@ def _owners(net: nn.Module) -> dict[str, str]:
     return {name: first[id(mean)] for name, mean in means.items()}
 
 
-@undisturbed
+@restore_state_on_error
 def unlabelled_kappa(
     net: nn.Module | Objective,
     x: Tensor,
@@ -174,7 +174,7 @@ def unlabelled_kappa(
         score = _score(output.detach(), meaning, counted)
         return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
-    with torch.enable_grad(), drawing(resolve_seed(seed)):
+    with torch.enable_grad(), draw_from(GeneratorNoise(resolve_seed(seed))):
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
 
         def draw() -> list[Tensor]:

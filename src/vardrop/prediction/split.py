@@ -20,7 +20,7 @@ from torch.nn import functional
 from vardrop._core.calls import arguments, mapped
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
-from vardrop.functional import NoiseCalls, drawing, drawn_from_own
+from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows
 
@@ -62,7 +62,7 @@ def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx
         for name, module in net.named_modules()
         if module in leaves or _is_leaf(module)
     }
-    with drawing(0), NoiseCalls(recorder.draw):
+    with draw_from(GeneratorNoise(0)), RandomOpMode(recorder.draw):
         proxies = {
             name: recorder.add_input(name, value) if isinstance(value, Tensor) else value
             for name, value in inputs.items()
@@ -125,7 +125,7 @@ class _Recorder(fx.Tracer):
         if not self.is_computing:
             name = function.overloadpacket.__name__
             raise NotTraceableError(f"its forward calls {name} on no input")
-        return drawn_from_own(function, args, kwargs)
+        return call_with_generator(function, args, kwargs)
 
 
 class _ValueProxy(fx.Proxy):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
 from vardrop._core.modules import clone_modules
-from vardrop.functional import drawing, noise_source
+from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.noisy import evaluating, sampling
 from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
 from vardrop.prediction.functions import FunctionSampler, function_seeds
@@ -209,7 +209,7 @@ class FunctionDraws:
             yield torch.stack(list(outputs))
 
     def _draw(self, values: Any, seed: int) -> Tensor:
-        with drawing(seed), use_call_generator(self.sampler.net):
+        with draw_from(GeneratorNoise(seed)), use_call_generator(self.sampler.net):
             self.sampler.redraw()
             return self.pick(self.sampler(values))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
-from vardrop.noisy import modules_of
+from vardrop.noisy import named_modules_of
 
 
 @torch.no_grad()
@@ -36,7 +36,7 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     twin = copy.deepcopy(net).eval()
     norms = {
         name: m
-        for name, m in modules_of(twin, nn.modules.batchnorm._BatchNorm).items()
+        for name, m in named_modules_of(twin, nn.modules.batchnorm._BatchNorm).items()
         if m.track_running_stats
     }
     if not norms:

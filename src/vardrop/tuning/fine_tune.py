@@ -15,7 +15,7 @@ from vardrop._core.checks import check_integer, check_net, check_number, check_t
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop.compression.probes import hooks, to_arguments
 from vardrop.likelihoods import Categorical, Likelihood
-from vardrop.noisy import has_noise, mode_of, noisy_weights
+from vardrop.noisy import has_noise, noisy_weights, training_mode
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.prediction import calibrate
 from vardrop.tuning.noise_check import NoiseCheck
@@ -200,7 +200,7 @@ def _descend(
 
 
 def _train(elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float) -> None:
-    modes = {module: mode_of(module) for module in elbo.modules()}
+    modes = {module: training_mode(module) for module in elbo.modules()}
     groups, noise = parameter_groups(elbo, lr, noise_lr=_NOISE_RATE * lr), NoiseCheck(elbo.net)
     rates, optimizer = [group["lr"] for group in groups], torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))

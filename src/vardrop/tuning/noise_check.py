@@ -6,7 +6,7 @@ import warnings
 
 from torch import Tensor, nn
 
-from vardrop.noisy import Noisy, modules_of
+from vardrop.noisy import Noisy, named_modules_of
 
 _STEPS = 200  # a shorter training is not judged
 _MOVE = 0.3  # of a logarithm of a variance or of a rate, on average
@@ -22,7 +22,7 @@ class NoiseCheck:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        modules = modules_of(net, Noisy).values()
+        modules = named_modules_of(net, Noisy).values()
         self.start = [(t, _entries(t)) for module in modules for t in _learned(module)]
 
     def warn(self, steps: int) -> None:

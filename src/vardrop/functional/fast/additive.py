@@ -293,7 +293,7 @@ _step = _Step()
 
 
 @contextmanager
-def cached_step() -> Iterator[None]:
+def share_in_step() -> Iterator[None]:
     """For the draws and the KL of one training step: what they have in common is computed once.
 
     Weights must not change inside.
@@ -306,7 +306,7 @@ def cached_step() -> Iterator[None]:
 
 
 def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
-    """`additive_weights`, once per step inside `cached_step`; None where nothing may be shared.
+    """`additive_weights`, once per step inside `share_in_step`; None where nothing may be shared.
 
     What runs without a gradient finds what is there and leaves nothing there, or the pass that
     learns would find it. Activation checkpointing runs the layer again when the step is over.
