@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vardrop.app.runs import Run as Run
     from vardrop.app.runs import compare_methods as compare_methods
     from vardrop.app.runs import compare_runs as compare_runs
+    from vardrop.tuning.distil import distil as distil
     from vardrop.tuning.fine_tune import fine_tune as fine_tune
     from vardrop.tuning import Slimmed as Slimmed
     from vardrop.app.runs.fit import fit as fit
@@ -116,7 +117,7 @@ if TYPE_CHECKING:
     from vardrop.noisy import relevance as relevance
     from vardrop.noisy import sampling as sampling
     from vardrop.objective import ELBO as ELBO
-    from vardrop.objective import compile as compile
+    from vardrop.objective.compile import compile as compile
     from vardrop.objective import constant as constant
     from vardrop.objective import cyclical as cyclical
     from vardrop.objective import linear_warmup as linear_warmup
@@ -129,7 +130,6 @@ if TYPE_CHECKING:
     from vardrop.prediction import apply_temperature as apply_temperature
     from vardrop.prediction import calibrate as calibrate
     from vardrop.prediction import conformal as conformal
-    from vardrop.prediction import distil as distil
     from vardrop.prediction import draw as draw
     from vardrop.prediction import draws as draws
     from vardrop.prediction import fit_temperature as fit_temperature

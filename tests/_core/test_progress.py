@@ -26,7 +26,8 @@ def test_a_line_shows_steps_and_text_and_ends_after_an_error(monkeypatch):
             raise KeyboardInterrupt
 
     stream = write_to(io.StringIO(), monkeypatch)
-    pytest.raises(KeyboardInterrupt, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
     first, last = stream.getvalue().split("\r")[1:]
     assert first.startswith("slim: 1/4, 0 s left, 0 s so far, loss 0.5")
     assert last.endswith("\n")

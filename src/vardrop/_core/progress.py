@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sized
+from typing import Self, TypeVar
 
 Item = TypeVar("Item")
 _DELAY, _INTERVAL = 1.0, 0.2  # seconds before the first line and between two lines
@@ -43,7 +43,7 @@ class ProgressLine:
         self._next = self._start + (_DELAY if progress is None else 0.0)
         self._width = 0  # of the longest line so far
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -78,7 +78,7 @@ def track(
     >>> list(track([3, 4], "predict", progress=False))
     [3, 4]
     """
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with ProgressLine(label, total, progress) as line:
         for item in items:

@@ -6,12 +6,12 @@ from vardrop.likelihoods import (
     Gaussian as Gaussian,
     HeteroscedasticGaussian as HeteroscedasticGaussian,
 )
+from vardrop.objective.compile import compile as compile
 from vardrop.objective.elbo import (
     ELBO as ELBO,
     ELBOParts as ELBOParts,
 )
-from vardrop.objective.steps import (
-    compile as compile,
+from vardrop.objective.schedules import (
     constant as constant,
     cyclical as cyclical,
     linear_warmup as linear_warmup,

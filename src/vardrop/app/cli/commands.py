@@ -22,12 +22,12 @@ from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules
 from vardrop.app.runs import Settings, load_run, method_named
 from vardrop.app.runs.callbacks import (
+    CallbackList,
     JsonLines,
-    Observer,
-    ObserverList,
     ProgressBar,
+    RunCallback,
     TensorBoard,
-    TextObserver,
+    TextLines,
     on_terminal,
 )
 from vardrop.app.runs.config import free_directory
@@ -112,7 +112,7 @@ def fit(
     if resume:
         path = _check_resume(out, context)
         with _stoppable(path):
-            watch = observer(context, json, path if tensorboard else None)
+            watch = make_callback(context, json, path if tensorboard else None)
             run = runs.resume(path, None, watch, **settings)
         printing.run(run, json)
         return
@@ -133,7 +133,7 @@ def fit(
             where=where,
             exclude=exclude,
             force=force,
-            observer=observer(context, json, path if tensorboard else None),
+            callback=make_callback(context, json, path if tensorboard else None),
             **given,
             **settings,
         )
@@ -190,18 +190,18 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
     return out
 
 
-def observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Observer:
+def make_callback(context: typer.Context, json: bool, tensorboard: Path | None) -> RunCallback:
     """JSON lines with --json, text and a bar on a terminal otherwise; only in the first process."""
     if os.environ.get("RANK", "0") != "0":
-        return Observer()
+        return RunCallback()
     if context.obj:  # --quiet
-        return Observer() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
-    found: list[Observer] = [JsonLines()] if json else [TextObserver()]
+        return RunCallback() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
+    found: list[RunCallback] = [JsonLines()] if json else [TextLines()]
     if on_terminal() and not json:
         found.append(ProgressBar())
     if tensorboard is not None:
         found.append(TensorBoard(tensorboard / "tensorboard"))
-    return ObserverList(found)
+    return CallbackList(found)
 
 
 @app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")
@@ -362,9 +362,9 @@ def _compare_methods(
     with o.usage():
         for name in set(methods) - {"auto"}:
             method_named(name)
-    watch = observer(context, json, None)
+    watch = make_callback(context, json, None)
     try:
-        return runs.compare_methods(data[0], methods, seeds, out=out, observer=watch, **given)
+        return runs.compare_methods(data[0], methods, seeds, out=out, callback=watch, **given)
     except KeyboardInterrupt:
         typed = f"--out {shlex.quote(str(out))}"
         raise VardropError(f"stopped. Run the same command with {typed} to resume.") from None
