@@ -1,12 +1,15 @@
 """Noise fine-tuned on a trained net, and the width of its likelihood."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from vardrop._core.errors import NotFiniteError
 from vardrop.prediction import fit_log_scale
@@ -154,11 +157,54 @@ def test_what_fine_tune_refuses():
         vd.fine_tune(noisy, broken)
 
 
-def test_fine_tuning_moves_the_noise():
-    net = vd.convert(trained(), vd.bayes_by_backprop())
-    before = net[0].log_sigma2.detach().clone()
-    vd.fine_tune(net, data() * 5, epochs=10)
-    assert float((net[0].log_sigma2.detach() - before).abs().mean()) > 1
+def cnn():
+    """A class with BatchNorm, max pool and in-place ReLU, and images that one row decides."""
+    layers = {
+        "conv": nn.Conv2d(1, 8, 3, padding=1),
+        "norm": nn.BatchNorm2d(8),
+        "head": nn.Linear(128, 3),
+    }
+    hidden = lambda n, x: functional.max_pool2d(functional.relu(n.norm(n.conv(x)), inplace=True), 2)
+    torch.manual_seed(0)
+    net, x = (
+        Parts(lambda n, x: n.head(hidden(n, x).flatten(1)), **layers),
+        torch.randn(400, 1, 8, 8),
+    )
+    return net, x, x[:, 0, 0, :3].argmax(1)
+
+
+def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch):
+    net, x, y = cnn()
+    vd.convert(net, vd.bayes_by_backprop())
+    before, cost = net.head.log_sigma2.detach().clone(), []
+
+    def spy(elbo, batches, targets, samples, seed):
+        cost.append(samples * sum(map(len, batches)))
+        return vd.calibrate(elbo, batches, targets, samples=samples, seed=seed)
+
+    monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "calibrate", spy)
+    batches = list(zip(x.split(20), y.split(20), strict=True))
+    elbo = vd.fine_tune(net, batches, epochs=10, validation=(x, y))
+    assert float((net.head.log_sigma2.detach() - before).abs().mean()) > 1
+    assert cost == [2000]  # half of the ten passes over 400 examples
+    assert elbo.likelihood.temperature != 1.0
+
+
+def test_an_interrupt_leaves_the_modes_and_a_model_that_predicts(capsys):
+    net, x, y = cnn()
+    vd.convert(net, vd.bayes_by_backprop()).eval()
+
+    def batches():
+        yield from zip(x.split(100), y.split(100), strict=True)
+        raise KeyboardInterrupt
+
+    reads = iter([zip(x.split(100), y.split(100), strict=True), batches()])
+    data = type("Data", (), {"__iter__": lambda self: next(reads)})()
+    with pytest.raises(KeyboardInterrupt):
+        vd.fine_tune(net, data, progress=True)
+    assert "fine_tune: 4/12" in capsys.readouterr().err
+    assert not any(module.training for module in net.modules())
+    assert vd.predict(net, x[:5]).probs.isfinite().all()
 
 
 def test_noise_that_cannot_move_is_a_warning():

@@ -316,6 +316,22 @@ def test_bad_arguments_are_refused(change, message):
     assert_refused(message, vd.slim, net, data, data, **change)
 
 
+def test_an_interrupt_leaves_the_net_unchanged(capsys):
+    net, (x, y) = case("batchnorm")
+    before, reads = copy.deepcopy(net.state_dict()), [0]
+
+    def loss(output, target):
+        reads[0] += 1
+        if reads[0] > 4:
+            raise KeyboardInterrupt
+        return nn.functional.cross_entropy(output, target)
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(net, (x, y), macs=0.5, loss=loss, progress=True)
+    assert "slim (macs=0.5): 3/16" in capsys.readouterr().err
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+
+
 def test_bad_data_are_refused():
     net, (x, y) = case("mlp")
     assert_refused(

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, mapped, plain_batch
+from vardrop._core.calls import call, mapped, parts, plain_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.probes import hooks
@@ -26,8 +26,8 @@ Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
 _INITIAL_FACTOR = 50.0  # divides the initial variance of multiplicative noise
 _NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to that of the weights
-_DRAWS, _FEW_DRAWS = 32, 8  # for the temperature
-_LEAST_EXAMPLES = 200
+_DRAWS, _FEW_DRAWS = 32, 16  # for the temperature
+_LEAST_EXAMPLES, _BATCH_SIZE = 100, 256
 
 
 @overload
@@ -76,9 +76,9 @@ def fine_tune(
     change by several units in few steps. Multiplicative noise that still has its initial value
     starts at a fiftieth of it: recipes choose the initial noise for training from scratch, and a
     trained model would unlearn. With `validation`, the temperature or the width of the likelihood
-    is fitted at the end (`calibrate`). If that would take much of the time, it uses 8 draws instead
-    of 32 and evenly spaced examples instead of all. The ELBO is returned: `predict(elbo, x)` uses
-    its model, likelihood and temperature.
+    is fitted at the end (`calibrate`). If that would take much of the time, it uses 16 draws
+    instead of 32 and evenly spaced examples instead of all. The ELBO is returned:
+    `predict(elbo, x)` uses its model, likelihood and temperature.
 
     If it is interrupted (Ctrl-C), the model keeps the parameters of the last step and its modes.
 
@@ -151,18 +151,20 @@ def reduce_initial_noise(net: nn.Module) -> None:
         log_alpha.sub_(math.log(_INITIAL_FACTOR))
 
 
-def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[Any, Tensor, int]:
-    """Validation data and a number of draws that cost little compared with the training.
+def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[list[Any], Tensor, int]:
+    """Batches of validation data and a number of draws that cost little next to the training.
 
-    A draw of an example costs at most about a third of a training step on one example, so draws
-    times examples are limited by the number of examples that were trained on.
+    A draw costs about half as much as a training step on the same example. Draws times examples are
+    therefore limited to half of the number of examples that were trained on.
     """
-    if _DRAWS * len(y) <= trained:
-        return x, y, _DRAWS
-    count = min(len(y), max(_LEAST_EXAMPLES, trained // _FEW_DRAWS))
-    indices = torch.arange(count) * len(y) // count
-    x = mapped(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
-    return x, y[indices.to(y.device)], _FEW_DRAWS
+    samples, count = _DRAWS, len(y)
+    if samples * count > trained // 2:
+        samples = _FEW_DRAWS
+        count = min(count, max(_LEAST_EXAMPLES, trained // 2 // samples))
+        indices = torch.arange(count) * len(y) // count
+        x = mapped(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
+        y = y[indices.to(y.device)]
+    return list(parts(x, _BATCH_SIZE)), y, samples
 
 
 def _fine_tune_plain(

@@ -52,6 +52,7 @@ def fit(
     exclude: str | None = None,
     force: bool = False,
     callback: RunCallback | None = None,
+    progress: bool | None = None,
     **more: Any,
 ) -> Run:
     """Train a net on named data or a table, keep everything in a directory, score it on test data.
@@ -71,7 +72,9 @@ def fit(
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
-        callback: is told about steps and epochs; a progress bar on a terminal by default.
+        callback: is called with steps and epochs; by default `progress` decides.
+        progress: show a progress bar; None shows it on a terminal. Stopped runs (Ctrl-C) go on from
+            their last checkpoint with `resume`.
         more: what other columns of a table are for, see `vardrop.app.data.Roles`; and how to train,
             see `Settings`. What is not given follows from the data, and the KL weight, the scale of
             the noise and the width of intervals from held-out rows.
@@ -117,7 +120,7 @@ def fit(
             if world.first and callback is not None and dataset.preprocessing is not None:
                 reading = source.roles if is_table(source.name) else None
                 callback.describe(describe(dataset.preprocessing, reading))
-            return _finish(FitJob(config, path, dataset, model, world), callback)
+            return _finish(FitJob(config, path, dataset, model, world), callback, progress)
 
 
 def _check_names(more: Mapping[str, Any]) -> None:
@@ -193,6 +196,7 @@ def resume(
     data: Any = None,
     validation: Any = None,
     test: Any = None,
+    progress: bool | None = None,
     **changes: Any,
 ) -> Run:
     """Go on with a run from its last checkpoint, as if it had never stopped.
@@ -204,7 +208,7 @@ def resume(
     Args:
         out: the directory of the run.
         net: a fresh net of your own, where `fit` was given one.
-        callback: as for `fit`.
+        callback, progress: as for `fit`.
         data, validation, test: again what `fit` was given, where that was no name and no file.
         changes: settings to change from here on, such as a lower `lr`.
     """
@@ -216,7 +220,8 @@ def resume(
         model = fresh_net(config, net)
         if changes and world.first:
             config.write(path)
-        return _finish(FitJob(config, path, dataset, model, world, resuming=True), callback)
+        job = FitJob(config, path, dataset, model, world, resuming=True)
+        return _finish(job, callback, progress)
 
 
 def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
@@ -238,9 +243,10 @@ def _changed(config: Config, path: Path, changes: dict[str, Any]) -> Config:
     return dataclasses.replace(config, settings=settings)
 
 
-def _finish(job: FitJob, callback: RunCallback | None) -> Run:
-    """Train and measure; without an callback a progress bar is shown on a terminal."""
-    bar = ProgressBar() if on_terminal() and job.world.first else RunCallback()
+def _finish(job: FitJob, callback: RunCallback | None, progress: bool | None) -> Run:
+    """Train and measure; without a callback, show a progress bar if requested or on a terminal."""
+    visible = (on_terminal() if progress is None else progress) and job.world.first
+    bar = ProgressBar() if visible else RunCallback()
     weights = job.config.settings.class_weight
     rows = job.data if weights is None else with_class_weight(job.data, weights)
     with preserve_rng(job.world.device):
