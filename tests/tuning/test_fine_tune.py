@@ -158,25 +158,23 @@ def test_what_fine_tune_refuses():
 
 
 def cnn():
-    """A class with BatchNorm, max pool and in-place ReLU, and images that one row decides."""
-    layers = {
-        "conv": nn.Conv2d(1, 8, 3, padding=1),
-        "norm": nn.BatchNorm2d(8),
-        "head": nn.Linear(128, 3),
-    }
-    hidden = lambda n, x: functional.max_pool2d(functional.relu(n.norm(n.conv(x)), inplace=True), 2)
+    """A class with BatchNorm, max pool and in-place ReLU, and images that three pixels decide."""
+
+    def run(net, x):
+        x = functional.relu(net.norm(net.conv(x)), inplace=True)
+        return net.head(net.dense(functional.max_pool2d(x, 2).flatten(1)).relu())
+
     torch.manual_seed(0)
-    net, x = (
-        Parts(lambda n, x: n.head(hidden(n, x).flatten(1)), **layers),
-        torch.randn(400, 1, 8, 8),
-    )
+    layers = {"conv": nn.Conv2d(1, 8, 3, padding=1), "norm": nn.BatchNorm2d(8)}
+    net = Parts(run, **layers, dense=nn.Linear(128, 30), head=nn.Linear(30, 3))
+    x = torch.randn(400, 1, 8, 8)
     return net, x, x[:, 0, 0, :3].argmax(1)
 
 
 def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch):
     net, x, y = cnn()
     vd.convert(net, vd.bayes_by_backprop())
-    before, cost = net.head.log_sigma2.detach().clone(), []
+    before, cost = net.dense.log_sigma2.detach().clone(), []
 
     def spy(elbo, batches, targets, samples, seed):
         cost.append(samples * sum(map(len, batches)))
@@ -185,7 +183,7 @@ def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch
     monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "calibrate", spy)
     batches = list(zip(x.split(20), y.split(20), strict=True))
     elbo = vd.fine_tune(net, batches, epochs=10, validation=(x, y))
-    assert float((net.head.log_sigma2.detach() - before).abs().mean()) > 1
+    assert float((net.dense.log_sigma2.detach() - before).abs().mean()) > 1
     assert cost == [2000]  # half of the ten passes over 400 examples
     assert elbo.likelihood.temperature != 1.0
 
