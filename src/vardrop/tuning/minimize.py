@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -158,14 +159,11 @@ def explain_nonfinite(elbo: ELBO, x: Any, y: Tensor) -> str:
 def _find_nonfinite_output(net: nn.Module, x: Any) -> str | None:
     layers: list[str] = []
 
-    def make_hook(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-                layers.append(name or "(net)")
+    def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            layers.append(name or "(net)")
 
-        return hook
-
-    handles = [m.register_forward_hook(make_hook(name)) for name, m in net.named_modules()]
+    handles = [m.register_forward_hook(partial(check, name)) for name, m in net.named_modules()]
     with hooks(*handles), preserve_rng(next(iter(tensors_in(x))).device):
         call(net, untouched(x))
     return layers[0] if layers else None

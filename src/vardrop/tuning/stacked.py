@@ -123,9 +123,6 @@ class StackedTraining(Callback):
         self.elbo.train()
         self.buffers["beta"].copy_(torch.tensor([beta(at.epoch) for beta in self.betas]))
 
-    def on_epoch_end(self, at: Position) -> None:
-        self.epoch = at.epoch
-
     def states(self) -> list[dict[str, Any]]:
         """The state dict of every objective."""
         tensors = (*self.elbo.named_parameters(), *self.elbo.named_buffers())

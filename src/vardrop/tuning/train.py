@@ -17,13 +17,7 @@ from vardrop.objective import ELBO
 from vardrop.objective.schedules import Schedule
 from vardrop.tuning.average import ParameterAverage
 from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
-from vardrop.tuning.minimize import (
-    Callback,
-    Position,
-    ShowProgress,
-    explain_nonfinite,
-    minimize,
-)
+from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
 from vardrop.tuning.noise_check import NoiseCheck
 
 Rates = Callable[[float], float | Sequence[float]]
