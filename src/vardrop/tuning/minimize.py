@@ -89,7 +89,7 @@ def minimize(
     >>> optimizer = torch.optim.SGD([weight], lr=0.5)
     >>> minimize(lambda x, at: (weight - x) ** 2, lambda at: [3.0], optimizer, epochs=2)
     Position(epoch=2, step=0, stopped=False)
-    >>> float(weight)
+    >>> weight.item()
     3.0
     """
 
