@@ -19,7 +19,7 @@ import torch
 import vardrop as vd
 from nets import mlp
 from vardrop.app.runs import Recorder
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.tuning import Loop
 
 STEPS, BATCH = 40, 100  # short turns, so that a slow moment of the machine hits all alike
@@ -58,10 +58,10 @@ def looped(x, y):
     return lambda: next(epochs)
 
 
-class Clock(Observer):
+class Clock(RunCallback):
     """Notes when the last step was done."""
 
-    def step(self, loop):
+    def on_step(self, at, loss):
         self.stepped = time.perf_counter()
 
 
@@ -70,7 +70,7 @@ def recorded(x, y, directory):
     elbo, optimizer = objective()
     loop = Loop(elbo, optimizer, x, y, 0, BATCH)
     clock = Clock()
-    recorder = Recorder(Path(directory), seconds=60.0, observer=clock)
+    recorder = Recorder(Path(directory), seconds=60.0, callback=clock)
 
     def epoch():
         loop.epochs += 1

@@ -28,7 +28,7 @@ import torch
 from sklearn.neural_network import MLPRegressor
 
 import vardrop as vd
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 
 ROWS, COLUMNS, TIMES = 100_000, 21, 3.0
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def ours(frame: pandas.DataFrame, **more: Any) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.process_time()
         run = vd.fit(
-            frame, target="y", split="part", out=Path(folder) / "r", observer=Observer(), **more
+            frame, target="y", split="part", out=Path(folder) / "r", callback=RunCallback(), **more
         )
         seconds = time.process_time() - begun
         scores, held = run.results["metrics"], run.results["held_out"]

@@ -26,7 +26,7 @@ from vardrop.layers import Variational
 from vardrop.noisy import kl
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.recipes import Recipe, binary_dropout, gaussian_dropout, variational_dropout
-from vardrop.tuning import Epoch, Loop
+from vardrop.tuning import Callback, Epoch, Loop, Position
 
 _ESTIMATORS: dict[str, Estimator] = {
     "local": local_reparameterization,
@@ -304,7 +304,7 @@ def plain_levels(
                 rate=partial(_second_half, total),
             )
             found = []
-            for epoch in loop.run(partial(smooth.update_parameters, net)):
+            for epoch in loop.run(_Smooth(smooth, net)):
                 judged = smooth.module if way.averaged else net
                 validation = error(judged, x[-10_000:], y[-10_000:])
                 record = {"epoch": epoch.epoch, "validation_error": validation}
@@ -313,6 +313,16 @@ def plain_levels(
         figures[f"{name}, {width} units"] = chosen["test_error"]
         curve += [{"way": name, **record} for record in found]
     return {"figures": figures, "curve": curve}
+
+
+class _Smooth(Callback):
+    """Averages the parameters of a model over steps."""
+
+    def __init__(self, average: AveragedModel, net: nn.Module) -> None:
+        self.average, self.net = average, net
+
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        self.average.update_parameters(self.net)
 
 
 def _second_half(epochs: int, epoch: float) -> float:

@@ -26,7 +26,7 @@ from vardrop._core.errors import VardropError, needed
 from vardrop.app.data import DATASETS, data_directory, read_table
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs import Run, fit, load_run, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 
 _NEVER = 10**9  # a patience that does not end: the best epoch of all is kept
 _SURE = 1.96
@@ -90,9 +90,9 @@ def _run(out: Path, arguments: dict[str, Any], watch: Watch | None, part: float)
         return load_run(out)
     begun = (out / "config.json").is_file()
     found = (
-        resume(out, observer=Observer())
+        resume(out, callback=RunCallback())
         if begun
-        else fit(out=out, observer=Observer(), force=True, **arguments)
+        else fit(out=out, callback=RunCallback(), force=True, **arguments)
     )
     if watch is not None and watch.tell is not None:
         watch.tell(part, f"{out.name} trained")

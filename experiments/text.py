@@ -27,10 +27,10 @@ from vardrop.gates import Gate
 from vardrop.likelihoods import Categorical
 from vardrop.noisy import has_noise, log_alpha, noisy_weights
 from vardrop.objective import ELBO, linear_warmup, parameter_groups
+from vardrop.objective.schedules import Schedule
 from vardrop.recipes import l0, recurrent_dropout, sparse_vd
 from vardrop.recipes.recipe import Recipe
 from vardrop.tuning import Epoch, Loop, latencies
-from vardrop.tuning.train import Schedule
 
 _THRESHOLD = 3.0  # on log alpha
 _STREAMS = 40  # into which a held-out text is cut; each begins with an empty state

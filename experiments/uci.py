@@ -40,7 +40,7 @@ from vardrop.recipes import (
     variance_layer,
     variational_dropout,
 )
-from vardrop.tuning.members import Members
+from vardrop.tuning.stacked import StackedTraining
 
 _RATE, _WARMUP, _SHORT, _HELD_OUT, _LEVEL = 1e-2, 0.25, 0.2, 0.1, 0.95
 _ROWS = 2000  # of a prediction at a time
@@ -120,22 +120,23 @@ class Method:
             torch.manual_seed(seed)
             elbos = [[self.objective(choice, p) for _ in range(self.members)] for p in parts]
             loop = self._loop(choice, parts, [e for group in elbos for e in group], seed)
-            for _ in loop.run():
-                pass
+            loop.run()
         states = iter(loop.states())
         for elbo in (e for group in elbos for e in group):
             elbo.load_state_dict(next(states))
             elbo.eval()
         return elbos
 
-    def _loop(self, choice: Choice, parts: Sequence[Part], elbos: list[ELBO], seed: int) -> Members:
+    def _loop(
+        self, choice: Choice, parts: Sequence[Part], elbos: list[ELBO], seed: int
+    ) -> StackedTraining:
         rows = [(p.x, p.y, None) for p in parts for _ in range(self.members)]
         epochs = max(1, round(choice.steps / math.ceil(len(parts[0].x) / self.batch)))
 
         def warmup(epoch: float) -> float:
             return min(1.0, epoch / (_WARMUP * epochs)) if self.noisy else 0.0
 
-        return Members(
+        return StackedTraining(
             elbos,
             rows,
             lambda elbo: [{"params": learned(elbo), "lr": _RATE}],

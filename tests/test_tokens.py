@@ -13,7 +13,7 @@ from experiments.diagnostics import gradient_variance, likelihood_covariance
 from tests.nets import Parts
 from tests.refusals import assert_refused
 from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
-from vardrop.tuning.supplied import judge_for
+from vardrop.tuning.slim_report import make_score
 
 N, T, C, PAD = 6, 5, 4, -100
 TOKENS = vd.Categorical(class_axis=-1)
@@ -188,9 +188,9 @@ def test_the_score_of_a_supplied_net_is_that_of_the_tokens_that_count() -> None:
     """Also where there are as many tokens as classes, so that no shape tells them apart."""
     output, y = torch.randn(N, C, C, generator=generator(4)), sequences()[1][:, :C]
     expected = (output.argmax(-1) == y)[y != PAD].double().mean()
-    judge = judge_for(nn.Identity(), [(output, y)], TOKENS)
-    assert judge.score == "accuracy"
-    assert judge.value(output, y) == float(expected)
+    score = make_score(nn.Identity(), [(output, y)], TOKENS)
+    assert score.name == "accuracy"
+    assert score.measure(output, y) == float(expected)
 
 
 def test_a_mask_becomes_targets() -> None:

@@ -45,17 +45,18 @@ from vardrop.likelihoods import Gaussian as Gaussian
 from vardrop.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian, Values as Values
 from vardrop.noisy import NoisyTensor as NoisyTensor, Relevance as Relevance, kl as kl
 from vardrop.noisy import log_alpha as log_alpha, relevance as relevance, sampling as sampling
-from vardrop.objective import ELBO as ELBO, compile as compile, constant as constant
+from vardrop.objective import ELBO as ELBO, constant as constant
 from vardrop.objective import cyclical as cyclical, linear_warmup as linear_warmup
 from vardrop.objective import parameter_groups as parameter_groups
+from vardrop.objective.compile import compile as compile
 from vardrop.posteriors import AdditiveGaussian as AdditiveGaussian
 from vardrop.posteriors import MultiplicativeGaussian as MultiplicativeGaussian
 from vardrop.posteriors import ZeroMean as ZeroMean
 from vardrop.prediction import Ensemble as Ensemble, Prediction as Prediction
 from vardrop.prediction import Predictor as Predictor
 from vardrop.prediction import apply_temperature as apply_temperature, calibrate as calibrate
-from vardrop.prediction import distil as distil, draw as draw
-from vardrop.prediction import draws as draws, fit_temperature as fit_temperature, freeze as freeze
+from vardrop.prediction import draw as draw, draws as draws
+from vardrop.prediction import fit_temperature as fit_temperature, freeze as freeze
 from vardrop.prediction import predict_batches as predict_batches
 from vardrop.prediction.conformal import conformal as conformal
 from vardrop.prediction.kappa import kappa as kappa
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from vardrop.export import export_onnx as export_onnx, export_package as export_package
     from vardrop.export import export_program as export_program
     from vardrop.tuning import Slimmed as Slimmed, reestimate_batchnorm as reestimate_batchnorm
+    from vardrop.tuning.distil import distil as distil
     from vardrop.tuning.fine_tune import fine_tune as fine_tune
     from vardrop.tuning.slim import slim as slim
 
@@ -94,6 +96,7 @@ _LAZY = {  # they need extras, so they are imported when they are used
     "vardrop.compression.shrink": "shrink",
     "vardrop.export": "export_onnx export_package export_program",
     "vardrop.tuning": "Slimmed reestimate_batchnorm",
+    "vardrop.tuning.distil": "distil",
     "vardrop.tuning.fine_tune": "fine_tune",
     "vardrop.tuning.slim": "slim",
 }

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vardrop as vd
 from tests.running import TORCHRUN, python
-from vardrop.tuning.processes import process_noise
+from vardrop._core.rng import process_noise
 
 CPU = torch.device("cpu")
 

@@ -66,7 +66,7 @@ def worker(rank, unused, path, results):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     # Imported before there is a group, or its default arguments keep the group, and the threads of
-    # gloo outlive the interpreter (see `vardrop.tuning.processes.joined`).
+    # gloo outlive the interpreter (see `vardrop.app.runs.processes.join_processes`).
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     found = {name: after_a_step(make(name), rank, unused) for name in ALL}

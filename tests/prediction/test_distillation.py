@@ -8,7 +8,8 @@ from torch import nn
 
 import vardrop as vd
 from vardrop._core.errors import VardropError
-from vardrop.prediction import distil, predict
+from vardrop.prediction import predict
+from vardrop.tuning import distil
 
 
 def teacher(outputs: int = 3, log_sigma2: float = -1.5, scale: float = 3.0) -> nn.Module:

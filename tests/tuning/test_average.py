@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vardrop as vd
+from tests.tuning.shared import After
 from vardrop.tuning import Loop
 
 
@@ -20,8 +21,8 @@ def loop(average, epochs=3, rate=None):
 def trace(training):
     """The parameters after every step and every epoch."""
     steps, epochs = [], []
-    record = lambda: steps.append(flat(training))
-    for _ in training.run(record):
+    record = lambda at: steps.append(flat(training))
+    for _ in training.run(After(record)):
         epochs.append(flat(training))
     return steps, epochs
 

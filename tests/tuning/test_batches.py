@@ -5,14 +5,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.refusals import assert_refused
-from tests.tuning.test_train import adam, data, objective, same
+from tests.tuning.shared import After, adam, data, objective, same
+from vardrop._core.processes import World
 from vardrop.app.runs import Recorder
 from vardrop.app.runs.callbacks import ProgressBar
-from vardrop.tuning import Loop, Step, train
-from vardrop.tuning.processes import World
-
-# torchdata calls what this torch warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+from vardrop.tuning import Loop, Position, train
+from vardrop.tuning.batches import StreamBatches
 
 
 class Rows(IterableDataset):
@@ -27,16 +25,10 @@ def shuffled(**options):
     return DataLoader(TensorDataset(*data()), batch_size=16, shuffle=True, **options)
 
 
-def stateful():
-    module = pytest.importorskip("torchdata.stateful_dataloader")
-    return module.StatefulDataLoader(TensorDataset(*data()), batch_size=16, shuffle=True)
-
-
 LOADERS = {
     "shuffled": shuffled,
     "own generator": lambda: shuffled(generator=torch.Generator().manual_seed(9)),
     "iterable": lambda: DataLoader(Rows(), batch_size=16),
-    "stateful": stateful,
 }
 
 
@@ -72,14 +64,9 @@ def test_weights_come_with_the_batches():
 def test_epochs_are_shuffled_apart_and_the_seed_decides(name):
     def trained(seed):
         elbo, seen = objective(), []
-        step = Step(elbo, adam(elbo))
-
-        def noted(x, y, share, weight):
-            seen.append(x.clone())
-            return step(x, y, share, weight)
-
+        elbo.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
         torch.manual_seed(1)
-        list(Loop(elbo, step.optimizer, LOADERS[name](), None, 2, seed=seed, step=noted).run())
+        list(Loop(elbo, adam(elbo), LOADERS[name](), None, 2, seed=seed).run())
         return elbo, torch.cat(seen)
 
     (one, seen), (again, _), (other, _) = trained(0), trained(0), trained(4)
@@ -96,18 +83,9 @@ def test_an_epoch_that_was_interrupted_goes_on_bit_for_bit(tmp_path, name, stop)
     expected = list(Loop(whole, adam(whole), LOADERS[name](), None, 2).run())
 
     torch.manual_seed(1)
-    loop, recorder = Loop(first, adam(first), LOADERS[name](), None, 2), Recorder(tmp_path)
-    recorder._pending, steps = [], 0
-
-    def after():
-        nonlocal steps
-        steps += 1
-        if steps == stop:
-            recorder.save(loop)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        list(loop.run(after))
+    loop = Loop(first, adam(first), LOADERS[name](), None, 2)
+    list(loop.run(After(lambda at: 4 * at.epoch + at.step == stop)))
+    Recorder(tmp_path).save(loop)
     torch.manual_seed(77)
     again = Loop(second, adam(second), LOADERS[name](), None, 2)
     Recorder(tmp_path).resume(again)
@@ -119,34 +97,14 @@ def begun(loader, steps):
     """A loop, and its state after some steps of its first epoch."""
     elbo = objective()
     loop = Loop(elbo, adam(elbo), loader, None, 1)
-    batches = iter(loop._batches())
-    for _ in range(steps):
-        loop._step(next(batches))
+    list(loop.run(After(lambda at: at.step == steps)))
     return loop, loop.state()
-
-
-def test_a_loader_with_a_state_is_not_read_again(tmp_path):
-    module, read = pytest.importorskip("torchdata.stateful_dataloader"), []
-
-    class Noted(TensorDataset):
-        def __getitem__(self, index):
-            read.append(index)
-            return super().__getitem__(index)
-
-    loaders = (module.StatefulDataLoader(Noted(*data()), 10, shuffle=True) for _ in range(2))
-    _, state = begun(next(loaders), 3)
-    assert len(read) == 30
-    elbo = objective()
-    again = Loop(elbo, adam(elbo), next(loaders), None, 1)
-    again.load_state(*state)
-    list(again.run())
-    assert sorted(read) == list(range(50))
 
 
 def test_the_noise_of_a_training_is_apart_from_the_draws_of_its_stream():
     state, elbo = torch.get_rng_state(), objective()
     torch.set_rng_state(state)
-    next(iter(Loop(elbo, adam(elbo), shuffled(), None, 1)._batches()))
+    next(iter(Loop(elbo, adam(elbo), shuffled(), None, 1).batches(Position())))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -155,26 +113,27 @@ def test_steps_are_known_after_an_epoch_without_a_length(tmp_path):
     elbo = objective()
     loop = Loop(elbo, adam(elbo), DataLoader(Rows(), batch_size=16), None, 2)
     assert loop.steps is None
-    Recorder(tmp_path, observer=ProgressBar()).run(loop)
+    Recorder(tmp_path, callback=ProgressBar()).run(loop)
     assert loop.steps == 4
 
 
 def test_processes_share_each_batch():
-    elbo = objective()
-    loop = Loop(elbo, adam(elbo), shuffled(), None, 1)
-    batch = next(iter(loop._batches()))
-    parts = [loop.feed.take(batch, World(rank, 3)) for rank in range(3)]
-    assert torch.equal(torch.cat([part.x for part in parts]), batch[0])
+    def first(world):
+        source = StreamBatches(shuffled(), torch.device("cpu"), world)
+        return next(source.batches(torch.Generator().manual_seed(0)))
+
+    parts = [first(World(rank, 3)) for rank in range(3)]
+    assert torch.equal(torch.cat([part.x for part in parts]), first(World()).x)
     assert [part.share for part in parts] == pytest.approx([6 * 3 / 16, 5 * 3 / 16, 5 * 3 / 16])
 
 
 @pytest.mark.parametrize("given, text", [
-    (iter([data()]), "read in every epoch anew, such as a DataLoader, but got list_iterator"),
-    (3, "such as a DataLoader, but got int"),
-    (torch.zeros(4, 6), "Expected `y` with tensors"),
+    (iter([data()]), "read again in every epoch, such as a list or a DataLoader, but got list_iterator"),
+    (3, "such as a list or a DataLoader, but got int"),
+    (torch.zeros(4, 6), "Expected `y` with a tensor `x`.*but got Tensor and NoneType"),
     ([], "Expected at least 1 batches from list, but got 0"),
-    ([torch.zeros(4)], r"Expected batches \(x, y\) or \(x, y, weight\).*but got Tensor"),
-    ([(torch.zeros(4, 6), torch.zeros(3))], "same positive length, but got 4 and 3"),
+    ([torch.zeros(4)], r"batches of list to be tensors \(x, y\) or \(x, y, weight\), but got Tensor"),
+    ([(torch.zeros(4, 6), torch.zeros(3))], "batches of list to have the same positive length.*but got 4 and 3"),
 ])  # fmt: skip
 def test_what_is_no_stream_is_refused(given, text):
     elbo = objective()

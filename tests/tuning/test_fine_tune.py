@@ -1,12 +1,15 @@
 """Noise fine-tuned on a trained net, and the width of its likelihood."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import vardrop as vd
+from tests.nets import Parts
 from tests.refusals import assert_refused
 from vardrop._core.errors import NotFiniteError
 from vardrop.prediction import fit_log_scale
@@ -145,20 +148,61 @@ def test_what_fine_tune_refuses():
     with pytest.raises(vd.VardropError, match="`likelihood` for a noisy net"):
         vd.fine_tune(noisy, data(), nn.functional.cross_entropy)
     assert_refused("`data` to give batches, but got none", vd.fine_tune, noisy, [])
-    with pytest.raises(vd.VardropError, match="4 batches in every epoch.*not an iterator"):
+    with pytest.raises(vd.VardropError, match="`data` to be .* read again in every epoch"):
         vd.fine_tune(noisy, iter(data()), epochs=2)
-    with pytest.raises(vd.VardropError, match="`validation` to be a pair of tensors"):
+    with pytest.raises(vd.VardropError, match=r"`validation` to be tensors \(x, y\)"):
         vd.fine_tune(noisy, data(), validation=torch.ones(3))
     broken = [(x * math.nan, y) for x, y in data()]
-    with pytest.raises(NotFiniteError, match="finite loss.*step 0"):
+    with pytest.raises(NotFiniteError, match="finite loss.*epoch 1, step 1"):
         vd.fine_tune(noisy, broken)
 
 
-def test_fine_tuning_moves_the_noise():
-    net = vd.convert(trained(), vd.bayes_by_backprop())
-    before = net[0].log_sigma2.detach().clone()
-    vd.fine_tune(net, data() * 5, epochs=10)
-    assert float((net[0].log_sigma2.detach() - before).abs().mean()) > 1
+def cnn():
+    """A class with BatchNorm, max pool and in-place ReLU, and images that three pixels decide."""
+
+    def run(net, x):
+        x = functional.relu(net.norm(net.conv(x)), inplace=True)
+        return net.head(net.dense(functional.max_pool2d(x, 2).flatten(1)).relu())
+
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv2d(1, 8, 3, padding=1), "norm": nn.BatchNorm2d(8)}
+    net = Parts(run, **layers, dense=nn.Linear(128, 30), head=nn.Linear(30, 3))
+    x = torch.randn(400, 1, 8, 8)
+    return net, x, x[:, 0, 0, :3].argmax(1)
+
+
+def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch):
+    net, x, y = cnn()
+    vd.convert(net, vd.bayes_by_backprop())
+    before, cost = net.dense.log_sigma2.detach().clone(), []
+
+    def spy(elbo, batches, targets, samples, seed):
+        cost.append(samples * sum(map(len, batches)))
+        return vd.calibrate(elbo, batches, targets, samples=samples, seed=seed)
+
+    monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "calibrate", spy)
+    batches = list(zip(x.split(20), y.split(20), strict=True))
+    elbo = vd.fine_tune(net, batches, epochs=10, validation=(x, y))
+    assert float((net.dense.log_sigma2.detach() - before).abs().mean()) > 1
+    assert cost == [2000]  # half of the ten passes over 400 examples
+    assert elbo.likelihood.temperature != 1.0
+
+
+def test_an_interrupt_leaves_the_modes_and_a_model_that_predicts(capsys):
+    net, x, y = cnn()
+    vd.convert(net, vd.bayes_by_backprop()).eval()
+
+    def batches():
+        yield from zip(x.split(100), y.split(100), strict=True)
+        raise KeyboardInterrupt
+
+    reads = iter([zip(x.split(100), y.split(100), strict=True), batches()])
+    data = type("Data", (), {"__iter__": lambda self: next(reads)})()
+    with pytest.raises(KeyboardInterrupt):
+        vd.fine_tune(net, data, progress=True)
+    assert "fine_tune: 4/12" in capsys.readouterr().err
+    assert not any(module.training for module in net.modules())
+    assert vd.predict(net, x[:5]).probs.isfinite().all()
 
 
 def test_noise_that_cannot_move_is_a_warning():

@@ -17,7 +17,7 @@ from vardrop.compression.mask import decompose_layers
 from vardrop.compression.probes import Probes, run
 from vardrop.compression.unit_gates import UnitGates
 from vardrop.tuning import latencies, slim_report as slimmed
-from vardrop.tuning.supplied import Batches
+from vardrop.tuning.slim import _make_source
 
 # Untrained nets after a few steps: what they score means nothing here.
 pytestmark = pytest.mark.filterwarnings("ignore:The accuracy on validation data went from")
@@ -156,8 +156,7 @@ def test_a_net_is_as_fast_as_asked(monkeypatch):
         sizes = {n: sum(p.numel() for p in m.parameters()) for n, m in nets.items()}
         return {"torch": {n: size**0.5 for n, size in sizes.items()}}
 
-    for module in (sys.modules["vardrop.tuning.slim"], slimmed):
-        monkeypatch.setattr(module, "latencies", clock)
+    monkeypatch.setattr(slimmed, "latencies", clock)
     net, x = mlp(64, 60, 60, 3), torch.randn(64, 64)
     found = quick(net, (x, x[:, :3].argmax(1)), latency=0.5)
     assert 0.45 < found.left("latency") <= 0.5
@@ -291,8 +290,9 @@ def test_a_likelihood_is_a_loss():
 
 
 def test_rows_that_fill_no_batch_wait_for_the_next_pass():
-    data = Batches((torch.arange(1100.0), torch.arange(1100.0)), torch.device("cpu"), 0)
-    passes = [torch.cat([y for _, y in data.once()]) for _ in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    source = _make_source((torch.arange(1100.0), torch.arange(1100.0)), torch.device("cpu"))
+    passes = [torch.cat([batch.y for batch in source.batches(generator)]) for _ in range(2)]
     assert [len(p) for p in passes] == [1024, 1024]
     assert not torch.equal(*passes)
 
@@ -316,12 +316,41 @@ def test_bad_arguments_are_refused(change, message):
     assert_refused(message, vd.slim, net, data, data, **change)
 
 
+def test_an_interrupt_leaves_the_net_unchanged(capsys):
+    net, (x, y) = case("batchnorm")
+    before, reads = copy.deepcopy(net.state_dict()), [0]
+
+    def loss(output, target):
+        reads[0] += 1
+        if reads[0] > 4:
+            raise KeyboardInterrupt
+        return nn.functional.cross_entropy(output, target)
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(net, (x, y), macs=0.5, loss=loss, progress=True)
+    assert "slim (macs=0.5): 3/16" in capsys.readouterr().err
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+
+
 def test_bad_data_are_refused():
     net, (x, y) = case("mlp")
-    assert_refused("read once per epoch, but got an iterator", quick, net, iter([(x, y)]), macs=0.5)
-    with pytest.raises(VardropError, match="Expected `train` to give batches, but got none"):
+    assert_refused(
+        "`train` to be tensors, or .* read again in every epoch.*list_iter",
+        quick,
+        net,
+        iter([(x, y)]),
+        macs=0.5,
+    )
+    with pytest.raises(VardropError, match="Expected at least 1 batches from list, but got 0"):
         vd.slim(net, [], (x, y), macs=0.5)
-    assert_refused("of one length, but got 64 and 3", vd.slim, net, (x, y[:3]), (x, y), macs=0.5)
+    assert_refused(
+        "same positive length in all tensors, but got 64 and 3",
+        vd.slim,
+        net,
+        (x, y[:3]),
+        (x, y),
+        macs=0.5,
+    )
     assert_refused("Reshape them, or pass `loss`", quick, net, (x, y.float()), macs=0.5)
     with pytest.raises(VardropError, match="Expected a finite loss, but got nan"):
         vd.slim(net, (x * torch.nan, y), (x, y), macs=0.5, epochs=1)

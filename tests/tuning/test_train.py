@@ -1,36 +1,16 @@
 """The loop: the numbers of a hand-written one, schedules, checks, switches."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
-import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop.app.runs import Settings
-from vardrop.tuning import Loop, NotFiniteError, Step, train
-from vardrop.tuning.processes import World
-
-
-def data(n=50):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(n, 6, generator=generator), torch.arange(n) % 3
-
-
-def objective(samples=1):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    return vd.ELBO(vd.convert(net, vd.sparse_vd()), vd.Categorical(), 50, samples=samples)
-
-
-def adam(elbo, lr=1e-2):
-    return torch.optim.Adam(vd.parameter_groups(elbo, lr=lr))
-
-
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
+from tests.tuning.shared import After, adam, data, objective, same
+from vardrop._core.processes import World
+from vardrop.tuning import Loop, NotFiniteError, train
 
 
 def test_it_gives_the_numbers_of_a_bare_loop():
@@ -67,16 +47,10 @@ def test_a_restored_state_goes_on_bit_for_bit(stop):
     expected = list(Loop(whole, adam(whole), x, y, 3, batch_size=16).run())
 
     torch.manual_seed(1)
-    loop, steps, kept = Loop(first, adam(first), x, y, 3, batch_size=16), 0, None
-
-    def after():
-        nonlocal steps, kept
-        steps += 1
-        if steps == stop:
-            kept = copy.deepcopy((*loop.state(), first.state_dict(), loop.optimizer.state_dict()))
-
-    list(loop.run(after))
-    tensors, values, weights, state = kept
+    loop = Loop(first, adam(first), x, y, 3, batch_size=16)
+    list(loop.run(After(lambda at: 4 * at.epoch + at.step == stop)))
+    state = loop.optimizer.state_dict()
+    tensors, values, weights, state = copy.deepcopy((*loop.state(), first.state_dict(), state))
     torch.manual_seed(99)
     second = objective()
     again = Loop(second, adam(second), x, y, 3, batch_size=16)
@@ -102,8 +76,8 @@ def test_clipping_bounds_the_gradient():
     optimizer.register_step_pre_hook(
         lambda *_: seen.append(nn.utils.get_total_norm([p.grad for p in elbo.parameters()]).item())
     )
-    Step(elbo, optimizer)(x, y)
-    Step(elbo, optimizer, clip=0.01)(x, y)
+    for max_norm in (None, 0.01):
+        list(Loop(elbo, optimizer, x, y, 1, max_norm=max_norm).run())
     assert seen[0] > 0.1
     assert seen[1] == pytest.approx(0.01, rel=1e-3)
 
@@ -111,10 +85,10 @@ def test_clipping_bounds_the_gradient():
 def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
     (x, y), elbo, seen = data(), objective(), []
     elbo.net[0].register_forward_hook(lambda m, i, out: seen.append(out.dtype))
-    values = Step(elbo, adam(elbo), precision="bfloat16")(x, y)
+    (epoch,) = Loop(elbo, adam(elbo), x, y, 1, precision="bfloat16").run()
     assert seen == [torch.bfloat16]
     assert elbo.net[0].weight.dtype == torch.float32
-    assert bool(values.isfinite().all())
+    assert math.isfinite(epoch.loss)
 
 
 @pytest.mark.slow
@@ -124,9 +98,7 @@ def test_a_compiled_step_gives_the_same_numbers():
     for elbo, switch in ((plain, False), (compiled, True)):
         for layer in (elbo.net[0], elbo.net[2]):  # the compiled generator draws in another order
             layer.sampling = False
-        step = Step(elbo, adam(elbo), compile=switch)
-        for _ in range(3):
-            step(x, y)
+        list(Loop(elbo, adam(elbo), x, y, 3, compile=switch).run())
     assert torch.allclose(plain.net[0].weight, compiled.net[0].weight, atol=1e-5)
 
 
@@ -155,42 +127,16 @@ def test_a_loss_that_is_not_finite_names_step_and_layer(break_it, text):
 
 def test_bad_arguments_are_told():
     (x, y), elbo = data(), objective()
-    assert_refused("same positive length, but got 50 and 49", train, elbo, adam(elbo), x, y[1:], 1)
+    assert_refused(
+        "same positive length in all tensors, but got 50 and 49",
+        train,
+        elbo,
+        adam(elbo),
+        x,
+        y[1:],
+        1,
+    )
     told = "`batch_size` to be an integer of at least 1, but got 0"
     assert_refused(told, train, elbo, adam(elbo), x, y, 1, batch_size=0)
-    assert_refused("`clip` to be positive, but got 0", Step, elbo, adam(elbo), clip=0.0)
-    with pytest.raises(vd.VardropError, match="`precision` to be 'float32' or 'bfloat16'"):
-        Step(elbo, adam(elbo), precision="float8")
-
-
-@pytest.mark.parametrize("change, text", [
-    ({"epochs": 0}, "`epochs` to be an integer of at least 1, but got 0"),
-    ({"lr": 0.0}, "`lr` to be a finite number and above 0, but got 0"),
-    ({"lr": float("nan")}, "`lr` to be a finite number and above 0, but got nan"),
-    ({"rate": "steep"}, "`rate` to be one of 'constant', 'linear', 'late', 'cosine'"),
-    ({"precision": "half"}, "`precision` to be one of 'float32', 'bfloat16', but got 'half'"),
-    ({"epochs": 2.5}, "`epochs` to be an integer of at least 1, but got 2.5"),
-    ({"seed": "x"}, "`seed` to be an integer of at least 0, but got 'x'"),
-    ({"seed": 2**63}, "`seed` to be a finite number and below 4.61169e.18, but got 922337"),
-    ({"beta": -1.0}, "`beta` to be a finite number and at least 0, but got -1"),
-    ({"weight_decay": None}, "`weight_decay` to be a finite number and at least 0, but got None"),
-    ({"folds": 2, "patience": 3}, "`folds` to be 1 with `patience`, .* but got 2"),
-    ({"folds": 0}, "`folds` to be an integer of at least 1, but got 0"),
-    ({"warmup": [5]}, r"`warmup` to be two epochs, such as \(5, 20\), but got \(5,\)"),
-    ({"warmup": "x"}, "`warmup` to be two epochs, such as .* but got 'x'"),
-    ({"compile": 1}, "`compile` to be True or False, but got 1"),
-    ({"device": 0}, "`device` to be the name of a device, but got 0"),
-    ({"warmup": [5, 2]}, "0 <= `start` < `end`, but got 5 and 2"),
-    ({"speed": 3}, r"settings among .* but got \['speed'\]"),
-])  # fmt: skip
-def test_settings_are_checked(change, text):
-    assert_refused(text, Settings.from_json, change)
-
-
-def test_settings_travel_as_json():
-    settings = Settings(epochs=7, warmup=(1, 3), clip=0.5)
-    assert Settings.from_json(vars(settings)) == settings
-    assert Settings(warmup=(0, 0)).schedule(1.0)(0) == 1.0
-    assert [Settings(rate=r).factor(10)(5) for r in ("constant", "linear", "late")] == [1, 0.5, 1]
-    assert Settings(rate="cosine").factor(10)(5) == pytest.approx(0.5)
-    assert_refused("`device` to be one that torch has here", Settings(device="abacus").torch_device)
+    for name, value in (("max_norm", 0.0), ("precision", "float8")):
+        assert_refused(f"Expected `{name}`", Loop, elbo, adam(elbo), x, y, 1, **{name: value})

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from vardrop.app.report import report
 from vardrop.app.runs import Run, compress, evaluate, fit
-from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
+from vardrop.app.runs.callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.config import free_directory, prepare
 from vardrop.recipes import sparse_vd
 
@@ -24,13 +24,13 @@ def main(out: str | Path | None = None) -> Table:
     """
     directory = free_directory("demo") if out is None else Path(out)
     prepare(directory, force=False)
-    plain = fit("digits", _NET, None, out=directory / "plain", observer=_bar("plain"))
+    plain = fit("digits", _NET, None, out=directory / "plain", callback=_bar("plain"))
     sparse = fit(
         "digits",
         _NET,
         sparse_vd(),
         out=directory / "sparse",
-        observer=_bar("sparse VD"),
+        callback=_bar("sparse VD"),
         compare=False,  # the plain model has just been trained
     )
     for run in (plain, sparse):
@@ -43,8 +43,8 @@ def main(out: str | Path | None = None) -> Table:
     return table
 
 
-def _bar(label: str) -> Observer:
-    return ProgressBar(label) if on_terminal() else Observer()
+def _bar(label: str) -> RunCallback:
+    return ProgressBar(label) if on_terminal() else RunCallback()
 
 
 def _table(plain: Run, sparse: Run) -> Table:

@@ -35,7 +35,7 @@ from vardrop._core.checks import check_integer, check_number
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.runs import fit
-from vardrop.app.runs.callbacks import Observer, ProgressBar
+from vardrop.app.runs.callbacks import ProgressBar, RunCallback
 from vardrop.app.runs.compress import shrink_model
 from vardrop.app.runs.run import Model
 from vardrop.app.store import reading
@@ -86,7 +86,7 @@ class _Estimator(BaseEstimator):
                 target=column,
                 task=self._task,
                 test=False,
-                observer=ProgressBar() if self.verbose else Observer(),
+                callback=ProgressBar() if self.verbose else RunCallback(),
                 seed=seed,
                 compare=False,
                 device=self.device,

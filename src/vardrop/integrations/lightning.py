@@ -15,11 +15,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from vardrop._core.checks import check_number, check_type
+from vardrop._core.rng import process_noise
 from vardrop.noisy import log_alpha, relevance
 from vardrop.objective import ELBO, parameter_groups
-from vardrop.objective.steps import Schedule
+from vardrop.objective.schedules import Schedule
 from vardrop.prediction import predict
-from vardrop.tuning.processes import process_noise
 
 Optimizers = Callable[[list[dict[str, Any]]], Any]
 
@@ -31,7 +31,7 @@ class LightningELBO(LightningModule):
     test run without noise and log `val_nll` and `test_nll`, whatever beta is. `trainer.predict`
     gives of every batch `probs` (or `mean`), `aleatoric` and `epistemic`, with the noise on. Of
     several processes, every one draws its own noise, though `seed_everything` seeds them alike
-    (see `vardrop.tuning.processes.process_noise`).
+    (see `vardrop._core.rng.process_noise`).
 
     Args:
         elbo: the objective; its net and likelihood are saved in the checkpoints.

@@ -17,12 +17,12 @@ from transformers import Trainer, TrainerCallback
 
 from vardrop._core.calls import one_tensor
 from vardrop._core.checks import check_integer, check_number
+from vardrop._core.rng import process_noise
 from vardrop.conversion import noise_names
 from vardrop.integrations.huggingface import means, read_noise, write_noise
 from vardrop.likelihoods import Bernoulli, Categorical, Gaussian
 from vardrop.noisy import noisy_modules
 from vardrop.objective import ELBO, constant
-from vardrop.tuning.processes import process_noise
 
 _LABELS = "labels"
 _DECODER_INPUTS = {"decoder_input_ids", "decoder_inputs_embeds"}
@@ -39,7 +39,7 @@ class ELBOTrainer(Trainer):
     Its arguments are those of the Trainer and, by name, the ones below. Weight decay leaves the
     noise alone, checkpoints keep it, and logs have the parts of the loss. In evaluation the noise
     is off and the loss is the NLL, so that it can be compared whatever beta is. Of several
-    processes, every one draws its own noise (see `vardrop.tuning.processes.process_noise`).
+    processes, every one draws its own noise (see `vardrop._core.rng.process_noise`).
 
     Args:
         likelihood: of `labels` given the output. By default what the Trainer would take:

@@ -3,7 +3,6 @@
 from vardrop.prediction.calibration import (
     apply_temperature as apply_temperature,
     calibrate as calibrate,
-    distil as distil,
     fit_log_scale as fit_log_scale,
     fit_temperature as fit_temperature,
 )

@@ -1,25 +1,22 @@
-"""Calibration: temperatures and widths of noise from held-out data; distillation."""
+"""Calibration: temperatures and widths of noise from held-out data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, one_tensor, untouched
-from vardrop._core.checks import check_integer, check_net, check_number
-from vardrop._core.errors import VardropError
+from vardrop._core.checks import check_number
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
-from vardrop.prediction.predictor import Mode, device_of, input_batches
+from vardrop.prediction.predictor import Mode
 
-Student = TypeVar("Student", bound=nn.Module)
 _COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 80
 _PENALTY, _WIDEST, _SECTIONS = 10.0, 7.0, 40  # of the log of a scale; sections end within 6e-8
 
@@ -151,69 +148,3 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
 
 def _log(probs: Tensor) -> Tensor:
     return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
-
-
-def distil(
-    net: nn.Module | Objective,
-    loader: Tensor | Collection[object],
-    student: Student,
-    *,
-    epochs: int = 10,
-    samples: int = 16,
-    temperature: float = 1.0,
-    likelihood: Likelihood | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    seed: int | None = None,
-) -> Student:
-    """Train a student to give the predictive distribution of a noisy net in one plain pass.
-
-    Classification: T^2 KL(p_T || student_T), with p_T the ensemble's mean probability raised to
-    1/T and normalised, and the student's logits divided by T. Regression: the KL from the normal
-    with the ensemble's mean and variance (`HeteroscedasticGaussian`), or the squared error of the
-    mean.
-
-    Args:
-        net: the noisy teacher, or an ELBO with it; it stays as it is.
-        loader: inputs, as for `predict`, passed over once per epoch.
-        student: any net with outputs of the same shape; trained in place and returned.
-        epochs: passes over the loader; the teacher draws anew in every one.
-        samples: draws of the teacher per batch.
-        temperature: T > 1 shows the student more of the small probabilities.
-        likelihood: as for `predict`.
-        optimizer: over the student's parameters; Adam with rate 1e-3 by default.
-        seed: of the teacher's draws.
-
-    >>> import torch, vardrop as vd
-    >>> from vardrop.prediction import distil
-    >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
-    >>> student = distil(net, torch.randn(8, 4), torch.nn.Linear(4, 3), epochs=2)
-    >>> student.training
-    True
-
-    Hinton, Vinyals & Dean 2015, "Distilling the knowledge in a neural network", eq. 1; Balan et
-    al. 2015, "Bayesian dark knowledge", eq. 5.
-    """
-    model, meaning = net_and_likelihood(net, likelihood)
-    check_net(student, "student")
-    check_integer("epochs", epochs)
-    check_number("temperature", temperature, above=0)
-    chosen = optimizer or torch.optim.Adam(student.parameters(), lr=1e-3)
-    for epoch in range(epochs):
-        for step, x in enumerate(input_batches(device_of(model), loader)):
-            own = None if seed is None else seed + epoch * 1_000_003 + step
-            taught = predict(model, x, samples, likelihood=meaning, seed=own, keep=0)
-            loss = _loss(one_tensor(call(student, untouched(x))), taught, temperature)
-            chosen.zero_grad(set_to_none=True)
-            loss.backward()
-            chosen.step()
-    return student
-
-
-def _loss(output: Tensor, taught: Prediction, temperature: float) -> Tensor:
-    expected = taught.likelihood.output_shape(taught.mean.shape)
-    if output.shape != expected:
-        raise VardropError(
-            f"Expected the output of `student` to have shape {tuple(expected)}, but got "
-            f"{tuple(output.shape)}."
-        )
-    return taught.likelihood.match(output, taught.taught, temperature)

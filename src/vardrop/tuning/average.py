@@ -1,18 +1,21 @@
-"""An exponential average of a module's parameters, and the switch between both sets of values."""
+"""An exponential average of the parameters of a model."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-_LEAST = 1e-3  # the weight of the newest parameters, once there were 1000 steps
+from vardrop.tuning.minimize import Callback, Position
+
+_LEAST_WEIGHT = 1e-3  # of the newest parameters, after 1000 steps
 
 
-class ParameterAverage:
+class ParameterAverage(Callback):
     """Averages parameters over steps: a <- a + w (p - a), with w = max(0.001, 1 / t) at step t.
 
-    All parameters are averaged, those of the noise too. Buffers, such as the statistics of
-    BatchNorm, are those of the last step.
+    All parameters are averaged, including those of the noise. Buffers, such as the statistics of
+    BatchNorm, are those of the last step. The module holds the average after every epoch and the
+    latest parameters during it; `other` holds the other values.
 
     Kingma & Ba 2015, "Adam", sec. 7.2 (temporal averaging).
     """
@@ -20,34 +23,36 @@ class ParameterAverage:
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.other = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.steps = 0
-        self.in_use = False  # whether the module holds the average, and `other` the latest values
+        self.steps, self.in_use = 0, False
+
+    def on_epoch_start(self, at: Position) -> None:
+        if self.in_use:
+            self._swap()
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Count the parameters as they are now."""
+    def on_step(self, at: Position, loss: Tensor) -> None:
         self.steps += 1
-        weight = max(_LEAST, 1 / self.steps)
         for name, parameter in self.parameters.items():
-            self.other[name].lerp_(parameter, weight)
+            self.other[name].lerp_(parameter, max(_LEAST_WEIGHT, 1 / self.steps))
+
+    def on_epoch_end(self, at: Position) -> None:
+        self._swap()
 
     @torch.no_grad()
-    def use(self, average: bool) -> None:
-        """Let the module hold the average, or the latest parameters."""
-        if average != self.in_use:
-            for name, parameter in self.parameters.items():
-                held = parameter.clone()
-                parameter.copy_(self.other[name])
-                self.other[name] = held
-            self.in_use = average
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            current = parameter.clone()
+            parameter.copy_(self.other[name])
+            self.other[name] = current
+        self.in_use = not self.in_use
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """What the module does not hold, and plain values."""
-        tensors = {f"average.{name}": value for name, value in self.other.items()}
+        """The values that the module does not hold, and JSON values."""
+        tensors = {f"average.{name}": tensor for name, tensor in self.other.items()}
         return tensors, {"averaged_steps": self.steps, "average_in_use": int(self.in_use)}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, int]) -> None:
-        """Stand where `state` was taken; the module's own parameters are loaded elsewhere."""
-        for name, value in self.other.items():
-            value.copy_(tensors[f"average.{name}"])
+        """Continue from a stored state. The parameters of the module are loaded elsewhere."""
+        for name, tensor in self.other.items():
+            tensor.copy_(tensors[f"average.{name}"])
         self.steps, self.in_use = values["averaged_steps"], bool(values["average_in_use"])

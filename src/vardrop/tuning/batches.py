@@ -1,228 +1,176 @@
-"""Where a loop takes its batches from: rows in memory, or a stream such as a `DataLoader`."""
+"""Sources of training batches: tensors in memory, or a stream such as a `DataLoader`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vardrop._core.calls import mapped, plain_batch, rows, tensors_in
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError
-from vardrop.tuning.processes import World, own_generators
+from vardrop._core.processes import ALONE, World
+from vardrop._core.rng import preserve_rng
 
 _SEEDS = 2**62
-_STATE, _WHERE = "stream", "stream"  # in a checkpoint: torch's generator, and the loader's state
 _END = object()
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Batch(NamedTuple):
-    """What one process steps on; `share` is how often it counts in the mean over processes."""
+    """The examples of one step in one process. `share` is their weight in the mean of processes."""
 
-    x: Tensor
+    x: Any
     y: Tensor
     weight: Tensor | None
     share: float
 
 
-class Feed(Protocol):
-    """Gives the batches of an epoch, and takes up one that was interrupted."""
+class BatchSource:
+    """Gives the batches of an epoch, and can continue an interrupted epoch.
 
-    device: torch.device
+    Args:
+        source: tensors or an iterable of batches (x, y) or (x, y, weight).
+        device: where the batches are moved.
+        world: the processes that share each batch.
+    """
+
+    def __init__(self, source: Any, device: torch.device, world: World = ALONE) -> None:
+        self.source, self.device, self.world = source, device, world
 
     @property
     def steps(self) -> int | None:
-        """Steps per epoch; None where that is not known yet."""
+        """The number of steps per epoch, or None if it is not known yet."""
+        raise NotImplementedError
 
-    def batches(self, generator: torch.Generator, position: int) -> Iterable[Any]:
-        """The batches of an epoch from a position on; the generator decides their order."""
+    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+        """The complete batches of an epoch from a position on, in the order of the generator."""
+        raise NotImplementedError
 
-    def take(self, batch: Any, world: World) -> Batch:
-        """What this process steps on."""
+    def batches(self, generator: torch.Generator, position: int = 0) -> Iterator[Batch]:
+        """The batches of this process in an epoch from a position on."""
+        for batch in self.read(generator, position):
+            parts, share = check_batch(batch, f"batches of {type(self.source).__name__}"), 1.0
+            if self.world.size > 1:
+                indices, share = self.world.slice(torch.arange(rows(parts)))
+                parts = mapped(lambda tensor, indices=indices: tensor[indices], parts)
+            x, y, *weight = mapped(lambda tensor: tensor.to(self.device), parts)
+            yield Batch(x, y, weight[0] if weight else None, share)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Where it stands, beside the position: tensors, and plain values."""
 
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Stand where `state` was taken."""
+class TensorBatches(BatchSource):
+    """Examples in memory, in a new order in every epoch.
 
+    Args:
+        tensors: inputs, targets and weights or None.
+        batch_size: examples per batch.
+        device, world: as for `BatchSource`.
+        drop_last: leave out the last, shorter batch of an epoch.
+    """
 
-class Rows:
-    """Rows in memory, in another order every epoch; a batch is their numbers."""
-
-    def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None, batch_size: int) -> None:
-        if len(x) != len(y) or len(x) == 0:
-            raise VardropError(
-                f"Expected `x` and `y` to have the same positive length, but got {len(x)} and "
-                f"{len(y)}."
-            )
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        batch_size: int,
+        device: torch.device,
+        world: World = ALONE,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__([t for t in tensors if t is not None], device, world)
+        check_batch(self.source, "the data")
         check_integer("batch_size", batch_size)
-        self.x, self.y, self.weight, self.batch_size = x, y, weight, batch_size
-        self.device = x.device
+        self.batch_size, self.drop_last = batch_size, drop_last
 
     @property
     def steps(self) -> int:
-        """Steps per epoch; the last, shorter batch is used too."""
-        return -(-len(self.x) // self.batch_size)
+        complete, rest = divmod(len(self.source[0]), self.batch_size)
+        return complete if self.drop_last else complete + (rest > 0)
 
-    def batches(self, generator: torch.Generator, position: int) -> Iterable[Tensor]:
-        """Numbers of rows."""
-        order = torch.randperm(len(self.x), generator=generator)
-        return order.split(self.batch_size)[position:]
-
-    def take(self, batch: Tensor, world: World) -> Batch:
-        """The rows of this process."""
-        rows, share = world.slice(batch)
-        weight = None if self.weight is None else self.weight[rows]
-        return Batch(self.x[rows], self.y[rows], weight, share)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Nothing: the order follows from the loop's own generator."""
-        return {}, {}
-
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Nothing to do."""
+    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+        order = torch.randperm(len(self.source[0]), generator=generator)
+        for indices in order.split(self.batch_size)[position : self.steps]:
+            yield [tensor[indices] for tensor in self.source]
 
 
-class Streamed:
-    """Batches (x, y) or (x, y, weight) of an iterable that is read anew in every epoch.
+class StreamBatches(BatchSource):
+    """Batches (x, y) or (x, y, weight) of an iterable that is read again in every epoch.
 
-    What it draws from torch's generator, or from one of its own in `generator`, is seeded by epoch
-    and kept apart from the noise of the training: an epoch that was interrupted is read again to
-    where it was. A loader with `state_dict` and `load_state_dict` (the StatefulDataLoader of
-    torchdata) is asked to go on there instead. Several processes all read everything, and each
-    steps on its part of every batch.
+    The numbers that the stream draws from torch's generator, or from its own `generator`, are
+    seeded in every epoch and do not affect the noise of the training. An interrupted epoch is read
+    again up to its position. With several processes each one reads everything and uses its part of
+    every batch.
     """
 
-    def __init__(self, source: Iterable[Any], device: torch.device) -> None:
-        if isinstance(source, Iterator) or not isinstance(source, Iterable):
-            raise VardropError(
-                "Expected `x` to be tensors with `y`, or batches that can be read in every epoch "
-                f"anew, such as a DataLoader, but got {type(source).__name__}."
-            )
-        self.source: Any = source
-        self.device = device
-        self._seen: int | None = None
-        self._generator = torch.get_rng_state()  # torch's, while the stream is read
-        self._left: Any = None  # the state of a loader, where it was interrupted
+    def __init__(
+        self, source: Any, device: torch.device, world: World = ALONE, name: str = "x"
+    ) -> None:
+        super().__init__(source, device, world)
+        check_rereadable(name, source)
+        self._steps_read: int | None = None
 
     @property
     def steps(self) -> int | None:
-        """Its length; that of the first epoch where it has none."""
         try:
             return len(self.source)
         except TypeError:
-            return self._seen
+            return self._steps_read
 
-    def batches(self, generator: torch.Generator, position: int) -> Iterator[Any]:
-        """The batches themselves."""
-        seed, left, self._left = _drawn(generator), self._left, None
-        if position and left is not None:
-            self.source.load_state_dict(left)
-            skipped = position
-        else:
-            self._generator, skipped = torch.Generator().manual_seed(seed).get_state(), 0
-            for own in _generators(self.source):
-                own.manual_seed(seed)
-        iterator = self._read(lambda: iter(self.source))
-        while (batch := self._read(lambda: next(iterator, _END))) is not _END:
-            skipped += 1
-            if skipped > position:
+    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+        seed, step = int(torch.randint(_SEEDS, (), generator=generator)), 0
+        for owner in (self.source, getattr(self.source, "sampler", None)):
+            own_generator = getattr(owner, "generator", None)
+            if isinstance(own_generator, torch.Generator):
+                own_generator.manual_seed(seed)
+        stream = _isolate_rng(self.source, seed)
+        for step, batch in enumerate(stream, 1):
+            if step > position:
                 yield batch
-        if skipped < (least := max(position, 1)):
+        if step < (least := max(position, 1)):
             raise VardropError(
                 f"Expected at least {least} batches from {type(self.source).__name__}, but got "
-                f"{skipped}. It has to give the same ones in every epoch."
+                f"{step}. It must give the same batches in every epoch."
             )
-        self._seen = skipped
-
-    def _read(self, step: Any) -> Any:
-        with own_generators():
-            torch.set_rng_state(self._generator)
-            try:
-                return step()
-            finally:
-                self._generator = torch.get_rng_state()
-
-    def take(self, batch: Any, world: World) -> Batch:
-        """The part of this process, on the device of the objective."""
-        x, y, weight = batch_parts(batch, self.source)
-        share = 1.0
-        if world.size > 1:
-            rows, share = world.slice(torch.arange(len(x)))
-            x, y, weight = x[rows], y[rows], None if weight is None else weight[rows]
-        own = None if weight is None else weight.to(self.device)
-        return Batch(x.to(self.device), y.to(self.device), own, share)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state of torch's generator in the stream, and that of the loader, if it has one."""
-        tensors = {_STATE: self._generator}
-        if not hasattr(self.source, "state_dict") or not hasattr(self.source, "load_state_dict"):
-            return tensors, {}
-        try:
-            return tensors, {_WHERE: _told(self.source.state_dict(), tensors)}
-        except TypeError:  # it holds what no checkpoint can: then it is read again
-            return {_STATE: self._generator}, {}
-
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Stand where `state` was taken."""
-        self._generator = tensors[_STATE]
-        self._left = _untold(values[_WHERE], tensors) if _WHERE in values else None
+        self._steps_read = step
 
 
-def _drawn(generator: torch.Generator) -> int:
-    return int(torch.randint(_SEEDS, (), generator=generator))
+def _isolate_rng(source: Iterable[Any], seed: int) -> Iterator[Any]:
+    """Read an iterable that draws from torch's generator in a state of its own."""
+    state, iterator = torch.Generator().manual_seed(seed).get_state(), None
+    while True:
+        with preserve_rng():
+            torch.set_rng_state(state)
+            iterator = iter(source) if iterator is None else iterator
+            batch = next(iterator, _END)
+            state = torch.get_rng_state()
+        if batch is _END:
+            return
+        yield batch
 
 
-def _generators(source: Any) -> list[torch.Generator]:
-    """Generators of its own that a loader draws its order from."""
-    places = (source, getattr(source, "sampler", None))
-    found = [getattr(place, "generator", None) for place in places]
-    return [g for g in found if isinstance(g, torch.Generator)]
-
-
-def batch_parts(batch: Any, source: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs, targets and weights of a batch, checked; the source is named in errors."""
-    whole = isinstance(batch, tuple | list) and len(batch) in (2, 3)
-    if not whole or not all(isinstance(part, Tensor) and part.dim() for part in batch):
+def check_rereadable(name: str, data: Any) -> None:
+    """Raise if training data cannot be read once per epoch."""
+    if isinstance(data, Iterator) or not isinstance(data, Iterable):
         raise VardropError(
-            f"Expected batches (x, y) or (x, y, weight) of tensors from {type(source).__name__}, "
-            f"but got {type(batch).__name__}."
+            f"Expected `{name}` to be tensors, or batches that can be read again in every epoch, "
+            f"such as a list or a DataLoader, but got {type(data).__name__}."
         )
-    lengths = [len(part) for part in batch]
+
+
+def check_batch(batch: Any, name: str) -> tuple[Any, ...]:
+    """The parts of a batch (x, y) or (x, y, weight)."""
+    x, *others = batch if isinstance(batch, tuple | list) and batch else [None]
+    x = plain_batch(x)
+    are_tensors = all(isinstance(part, Tensor) and part.dim() for part in others)
+    if not tensors_in(x) or len(others) not in (1, 2) or not are_tensors:
+        raise VardropError(
+            f"Expected {name} to be tensors (x, y) or (x, y, weight), but got "
+            f"{type(batch).__name__}."
+        )
+    lengths = [len(part) for part in (x, *others) if isinstance(part, Tensor) and part.dim()]
     if len(set(lengths)) > 1 or lengths[0] == 0:
         raise VardropError(
-            f"Expected the tensors of a batch of {type(source).__name__} to have the same positive "
-            f"length, but got {' and '.join(map(str, lengths))}."
+            f"Expected {name} to have the same positive length in all tensors, but got "
+            f"{' and '.join(map(str, lengths))}."
         )
-    return batch[0], batch[1], batch[2] if len(batch) == 3 else None
-
-
-def _told(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A loader's state as JSON, its tensors aside; a TypeError where it holds anything else."""
-    if isinstance(value, Tensor):
-        name = f"{_STATE}.{len(tensors)}"
-        tensors[name] = value.clone()
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"pairs": [[_told(k, tensors), _told(v, tensors)] for k, v in value.items()]}
-    if isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_told(v, tensors) for v in value]}
-    if type(value) not in _PLAIN:
-        raise TypeError(type(value).__name__)
-    return value
-
-
-def _untold(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "tensor":
-        return tensors[held]
-    if kind == "pairs":
-        return {_untold(k, tensors): _untold(v, tensors) for k, v in held}
-    found = [_untold(v, tensors) for v in held]
-    return tuple(found) if kind == "tuple" else found
+    return x, *others

@@ -1,4 +1,4 @@
-"""Measure the statistics of BatchNorm again."""
+"""Measure the running statistics of BatchNorm again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vardrop.noisy import named_modules_of
 def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     """Measure the mean and variance of every BatchNorm again, averaged over batches, in place.
 
-    Weights that went changed the statistics that BatchNorm remembers. Modes and momenta are left
-    unchanged; if a batch fails, so are the statistics.
+    Removing weights changes the inputs of BatchNorm. Modes and momenta are left unchanged. If a
+    batch fails, the statistics are unchanged too.
 
     Args:
-        net: a plain net.
-        data: batches of inputs (or of (input, target), whose targets are not looked at).
+        net: a plain model.
+        data: batches of inputs, or of (input, target), whose targets are ignored.
 
     >>> import torch
     >>> net = torch.nn.BatchNorm1d(1)

@@ -1,51 +1,59 @@
-"""A warning for learned noise that did not move while a model was trained."""
+"""A warning if the learned noise of a model did not move during a training."""
 
 from __future__ import annotations
 
 import warnings
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vardrop.noisy import Noisy, named_modules_of
+from vardrop.objective import ELBO
+from vardrop.tuning.minimize import Callback, Position
 
-_STEPS = 200  # a shorter training is not judged
-_MOVE = 0.3  # of a logarithm of a variance or of a rate, on average
-_LOGARITHMS = ("log_sigma2", "log_alpha")  # of variances, whose unit is known
-_ENTRIES = 1000  # of a tensor that are compared
+_STEPS = 200  # shorter trainings are not checked
+_MOVE = 0.3  # mean change of the logarithm of a variance or of a rate
+_LOGARITHMS = ("log_sigma2", "log_alpha")
+_ENTRIES = 1000  # compared entries of a tensor
 
 
-class NoiseCheck:
-    """Remembers where the learned noise of a model starts, and warns if it is still there.
+class NoiseCheck(Callback):
+    """Remembers the initial noise of a model, and warns after the last epoch if it has not moved.
 
-    Noise cannot move within a schedule of few steps at a small learning rate: Adam moves a
-    parameter by at most its rate in a step, and log sigma^2 has several units to go.
+    Noise cannot move within few steps at a small learning rate: Adam changes a parameter by at most
+    its learning rate in a step, and log sigma^2 has to change by several units.
     """
 
-    def __init__(self, net: nn.Module) -> None:
-        modules = named_modules_of(net, Noisy).values()
-        self.start = [(t, _entries(t)) for module in modules for t in _learned(module)]
+    def __init__(self, elbo: ELBO, epochs: int) -> None:
+        self.elbo, self.epochs, self.steps = elbo, epochs, 0
+        self.start = [
+            (parameter, _sample_entries(parameter))
+            for module in named_modules_of(elbo.net, Noisy).values()
+            for name, parameter in module.named_parameters(recurse=False)
+            if name in _LOGARITHMS and parameter.requires_grad
+        ]
 
-    def warn(self, steps: int) -> None:
-        """Warn after `steps` steps if no noise tensor has moved by 0.3 on average."""
-        if steps < _STEPS or not self.start:
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        self.steps += 1
+
+    def on_epoch_end(self, at: Position) -> None:
+        if (
+            at.epoch < self.epochs
+            or self.steps < _STEPS
+            or not self.start
+            or not self.elbo.beta > 0
+        ):
             return
-        moves = [float((_entries(now) - before).abs().mean()) for now, before in self.start]
-        if max(moves) < _MOVE:
+        move = max(float((_sample_entries(p) - old).abs().mean()) for p, old in self.start)
+        if move < _MOVE:
             warnings.warn(
-                f"The noise has hardly moved in {steps} steps: the noise parameters changed by at "
-                f"most {max(moves):.2g} on average. The result is the model without learned noise. "
+                f"The noise has hardly moved in {self.steps} steps: the noise parameters changed "
+                f"by at most {move:.2g} on average. The result is the model without learned noise. "
                 "Use a larger learning rate for them (vardrop.parameter_groups(elbo, lr, "
                 "noise_lr=0.1)) or train for longer.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
-def _learned(module: Noisy) -> list[Tensor]:
-    own = module.named_parameters(recurse=False)
-    return [p for name, p in own if name in _LOGARITHMS and p.requires_grad]
-
-
-def _entries(tensor: Tensor) -> Tensor:
+def _sample_entries(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
-    step = max(1, flat.numel() // _ENTRIES)
-    return flat[::step].clone()
+    return flat[:: max(1, flat.numel() // _ENTRIES)].clone()

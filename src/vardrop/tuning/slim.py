@@ -1,8 +1,8 @@
-"""Slim a trained net: gates find the units that a budget can do without, they go, the rest learns.
+"""Slim a trained model: gates find the units to remove for a budget, then the rest is trained.
 
 The gates of `compression.unit_gates` are trained with the weights, under a price on the expected
-cost that rises until the budget holds; then the least willing units are cut out at once, and the
-same cycle of the learning rate goes on with the plain small net.
+cost that rises until the budget holds. Then the units with the lowest gates are removed at once,
+and the same cycle of the learning rate continues with the plain small model.
 """
 
 from __future__ import annotations
@@ -11,55 +11,45 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, one_tensor, tensors_in
+from vardrop._core.calls import call, one_tensor, tensors_in, untouched
 from vardrop._core.checks import check_choice, check_integer, check_number
-from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.errors import VardropError
+from vardrop._core.rng import preserve_rng
 from vardrop._core.torch_private import tree_map_only
-from vardrop.compression import ShrinkPlan, Shrunk, shrink
+from vardrop.compression import Shrunk, probes, shrink
 from vardrop.compression.costs import layer_costs
 from vardrop.compression.mask import decompose_layers
-from vardrop.compression.probes import (
-    Data,
-    Inputs,
-    batches,
-    check_plain,
-    check_runs,
-    first_rows,
-    outputs,
-    to_arguments,
-)
 from vardrop.compression.unit_gates import Quantity, UnitGates
+from vardrop.tuning import slim_report
+from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
 from vardrop.tuning.batchnorm import reestimate_batchnorm
-from vardrop.tuning.processes import own_generators
-from vardrop.tuning.slim_report import WAYS, Cost, Slimmed, dead_ends, latencies, timed
-from vardrop.tuning.supplied import Batches, Loss, judge_for
+from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
+from vardrop.tuning.slim_report import WAYS, Cost, Loss, Slimmed
 
-_GATED, _AT_MOST = 0.15, 0.4  # fraction of the steps that train gates: per halving, and at most
+_GATE_STEPS, _MOST_GATE_STEPS = 0.15, 0.4  # fraction of the steps with gates: per halving, at most
 _ANNEALED = 0.7  # fraction of those in which the budget tightens
-_RHO, _DUAL = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
-_GATE_LR, _REACH = 0.05, 6.0  # the least learning rate of gates; how far they have to come
-_STEPS = 1000  # where nothing is said, five epochs, and more until there are so many steps
-_TIMED = 64  # rows of the batch that is timed
-_WARM, _FIRST = 0.3, 0.04  # of the learning rate: fraction of the steps that it rises, its start
-_MEASURED = 50  # batches that BatchNorm is measured on in the end
+_RHO, _DUAL_LR = 20.0, 0.5  # of the quadratic penalty, and of the steps of the multiplier
+_GATE_LR, _REACH = 0.05, 6.0  # the lowest learning rate of gates; how far they have to move
+_STEPS = 1000  # by default five epochs, and more until there are so many steps
+_TIMED_ROWS = 64  # rows of the batch that is timed
+_WARMUP, _FIRST = 0.3, 0.04  # of the learning rate: fraction of the steps that it rises, its start
+_BATCHNORM_BATCHES = 50
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_TRIES = 5  # nets that are timed to learn how the latency follows the MACs
+_TRIES = 5  # models that are timed to relate the latency to the MACs
 _LADDER, _MILD = (0.5, 0.25, 0.12, 0.06), (0.7, 0.85)  # fractions of the MACs that `max_drop` tries
-
-_Trained = tuple[nn.Module, ShrinkPlan, tuple[str, ...]]  # the net, the cut, what had to stay
+_BATCH_SIZE = 128
 
 
 def slim(
     net: nn.Module,
-    train: Data,
-    validation: Data,
+    train: probes.Data,
+    validation: probes.Data,
     *,
     macs: float | None = None,
     latency: float | None = None,
@@ -71,46 +61,49 @@ def slim(
     multiple: int = 1,
     seed: int = 0,
     ways: Sequence[str] = ("torch", "onnxruntime"),
+    progress: bool | None = None,
 ) -> Slimmed:
-    """A smaller plain net from a trained one: fewer channels and units, trained again to a budget.
+    """Make a trained model smaller: remove channels and units to meet a budget, and train the rest.
 
-    Every set of units that can only go together has a hard concrete gate z, open (exactly one) at
-    the start. For about a tenth of the steps per halving of the cost, weights and gates learn
-    together,
+    Every group of units that can only be removed together has a hard concrete gate z, open (exactly
+    one) at the start. For about a tenth of the steps per halving of the cost, weights and gates are
+    trained together,
 
         min over w, log alpha of  E_z loss + lambda (E cost - goal) + rho (E cost - goal)_+^2,
 
     where E cost follows from P(z > 0), the goal falls to the budget, and lambda rises while it is
-    missed. Then the units of the smallest log alpha are cut out, so that the budget holds exactly,
-    and the plain small net learns for the rest of the cycle.
+    missed. Then the units with the smallest log alpha are removed, so that the budget holds
+    exactly, and the plain small model is trained for the rest of the cycle.
 
-    Expect: MACs and bytes as asked, latency falling less than the MACs (small layers are bound by
-    memory), and at half of the MACs about the score of the given net trained equally long.
+    Expect MACs and bytes as requested, a latency that falls less than the MACs (small layers are
+    bound by memory), and at half of the MACs about the score of the given model trained equally
+    long. If it is interrupted (Ctrl-C), the given model is unchanged.
 
     Args:
-        net: a trained plain net; left as it is.
+        net: a trained plain model. It is left unchanged.
         train: inputs and targets as two tensors, or batches of them, read once per epoch.
-        validation: the same, of held-out data, to score on.
-        macs, latency, bytes: the fraction to be left, in (0, 1), of the multiplications per example
+        validation: held-out data in the same form, for the score.
+        macs, latency, bytes: the fraction to keep, in (0, 1), of the multiplications per example
             (of dense, convolutional, recurrent and attention layers), of the measured time in torch
             for a batch of at most 64 rows of `validation`, or of the bytes of all tensors.
-        max_drop: instead, the smallest of a few nets that loses at most this much on validation
-            data: of accuracy, so that 0.002 is 0.2 points; by which fraction the RMSE may grow; or
-            how much a `loss` of your own may grow. Trains several nets.
-        epochs: through `train`; by default five, or as many as make 1000 steps.
-        lr: the highest learning rate (Adam, one cycle). Take that of your training.
+        max_drop: instead, the smallest of a few models that loses at most this much on validation
+            data: of accuracy, so that 0.002 is 0.2 points; the relative increase of the RMSE; or
+            the increase of a custom `loss`. Trains several models.
+        epochs: passes over `train`; by default five, or as many as make 1000 steps.
+        lr: the highest learning rate (Adam, one cycle). Use the one of your training.
         loss: `loss(output, target)`, such as a likelihood; by default the cross entropy for integer
             targets, the squared error for others. It should be of order one.
-        multiple: layers keep multiples of so many units, where they have as many. onnxruntime on a
+        multiple: layers keep multiples of this many units, if they have as many. onnxruntime on a
             CPU and most GPUs run multiples of 8 or 16 channels faster.
-        seed: of the gates' draws and of the order of tensors in `train`.
-        ways: how both nets are timed for the report: "torch", "onnxruntime" (where it is
-            installed), "compiled" (`torch.compile`, which takes a while).
+        seed: of the gates' draws and of the order of the examples in `train`.
+        ways: how both models are timed for the report: "torch", "onnxruntime" (if it is installed),
+            "compiled" (`torch.compile`, which takes a while).
+        progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
-        The net with its report: scores, MACs, weights, bytes and measured latency, before and
-        after. Where the budget cannot be met, or the score collapses, a warning says so, and
-        `notes` keep it.
+        The model with its report: scores, MACs, weights, bytes and measured latency, before and
+        after. If the budget cannot be met, or the score collapses, a warning is issued, and
+        `notes` contain it.
 
     >>> import torch, vardrop as vd
     >>> net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
@@ -127,7 +120,7 @@ def slim(
     Gates: Louizos, Welling & Kingma 2018, eq. 10 to 13; the constraint: Gallego-Posada et al. 2022,
     "Controlled sparsity via constrained optimization".
     """
-    kind, limit = _one_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
+    kind, limit = _choose_budget(macs=macs, latency=latency, bytes=bytes, max_drop=max_drop)
     if epochs is not None:
         check_integer("epochs", epochs)
     check_number("lr", lr, above=0)
@@ -135,222 +128,248 @@ def slim(
     check_integer("seed", seed, at_least=0)
     for way in ways:
         check_choice("ways", way, WAYS)
-    check_plain(net)
-    work = _Work(net, train, validation, epochs, lr, loss, multiple, seed, ("torch", *ways))
-    with torch.inference_mode(mode=False), own_generators(work.device, seed):
+    probes.check_plain(net)
+    slimming = _Slimming(net, train, validation, epochs, lr, loss, multiple, seed, progress)
+    with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
         if kind == "max_drop":
-            return _smallest(work, limit)
-        return work.report(*work.trained(kind, limit), kind, limit)
+            small = _find_smallest(slimming, limit)
+        else:
+            small = slimming.train_to(kind, limit)
+        return slimming.report(small, kind, limit, tuple(dict.fromkeys(("torch", *ways))))
 
 
-def _one_budget(**budgets: float | None) -> tuple[str, float]:
-    """The one budget that is given."""
-    given = {name: value for name, value in budgets.items() if value is not None}
-    if len(given) != 1:
+def _choose_budget(**budgets: float | None) -> tuple[str, float]:
+    """The name and the value of the one budget that is not None."""
+    chosen = {name: value for name, value in budgets.items() if value is not None}
+    if len(chosen) != 1:
         raise VardropError(
             f"Expected one of {', '.join(f'`{n}`' for n in budgets)}, but got "
-            f"{', '.join(given) or 'none'}. Try macs=0.5."
+            f"{', '.join(chosen) or 'none'}. Try macs=0.5."
         )
-    ((kind, value),) = given.items()
+    ((kind, value),) = chosen.items()
     if kind == "max_drop":
         check_number(kind, value, at_least=0)
     else:
-        remedy = "It is the fraction to be left."
-        check_number(kind, value, above=0, below=1, remedy=remedy)
+        check_number(kind, value, above=0, below=1, remedy="It is the fraction to keep.")
     return kind, float(value)
 
 
-class _Work:
-    """The net, its data and the schedule: all that a training to a budget needs."""
+def _make_source(data: probes.Data, device: torch.device) -> BatchSource:
+    """Batches of the training data. Of two tensors, examples that fill no batch are left out."""
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        size = max(2, min(_BATCH_SIZE, len(data[1]) // 8))
+        return TensorBatches(data, size, device, drop_last=len(data[1]) >= size)
+    return StreamBatches(data, device, name="train")
+
+
+class _Price(Callback):
+    """The price of the expected cost of gated units; ends the training when the cost is the goal.
+
+    Args:
+        gates: the gates of the units.
+        quantity: MACs or bytes.
+        goal: the fraction to keep.
+        steps: the training ends after so many steps at the latest.
+    """
+
+    def __init__(self, gates: UnitGates, quantity: Quantity, goal: float, steps: int) -> None:
+        self.gates, self.quantity, self.goal, self.steps = gates, quantity, goal, steps
+        self.multiplier, self.step, self.cost = 0.0, 0, 1.0
+        self.lr = _DUAL_LR * max(1.0, 200 / steps)
+
+    def penalty(self) -> Tensor:
+        """The penalty of the current step; the multiplier rises while the cost is too high."""
+        goal = 1 - (1 - self.goal) * min(1.0, self.step / (self.steps * _ANNEALED))
+        cost = self.gates.expected_cost(self.quantity)
+        self.cost = float(cost.detach())
+        self.multiplier = max(0.0, self.multiplier + self.lr * (self.cost - goal))
+        return self.multiplier * cost + _RHO * (cost - goal).clamp(min=0).square()
+
+    def on_step(self, at: Position, loss: Tensor) -> bool:
+        self.step += 1
+        return self.cost <= self.goal or self.step == self.steps
+
+
+class _Slimming:
+    """A model, its data and the schedule of its training to a budget."""
 
     def __init__(
         self,
         net: nn.Module,
-        train: Data,
-        validation: Data,
+        train: probes.Data,
+        validation: probes.Data,
         epochs: int | None,
         lr: float,
         loss: Loss | None,
         multiple: int,
         seed: int,
-        ways: tuple[str, ...],
+        progress: bool | None,
     ) -> None:
-        self.net, self.lr, self.multiple = net, lr, multiple
-        self.ways = tuple(dict.fromkeys(ways))
-        trained = [p for p in net.parameters() if p.requires_grad]
-        if not trained:
+        self.net, self.lr, self.multiple, self.progress = net, lr, multiple, progress
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        if not parameters:
             raise VardropError(
                 "Expected `net` to have parameters to train, but got none that requires a "
                 "gradient. Call net.requires_grad_()."
             )
-        device = self.device = trained[0].device
-        self.train = Batches(train, device, seed)
-        held = batches(validation, "validation")
-        self.validation = tree_map_only(Tensor, lambda t: t.to(device), held)
-        first = to_arguments(self.validation[0][0])
-        self.timed = tree_map_only(Tensor, lambda t: t[:_TIMED].clone() if t.dim() else t, first)
-        self.example = first_rows(self.timed)
-        check_runs(net, self.example)
-        self.steps = self.train.count * (epochs or max(5, math.ceil(_STEPS / self.train.count)))
-        self.judge = judge_for(net, self.validation, loss)
-        self.before = self.score(net)
+        self.device = parameters[0].device
+        self.source = _make_source(train, self.device)
+        self.generator = torch.Generator().manual_seed(seed)
+        held_out = probes.batches(validation, "validation")
+        self.validation = tree_map_only(Tensor, lambda t: t.to(self.device), held_out)
+        first = probes.to_arguments(self.validation[0][0])
+        self.timed = tree_map_only(
+            Tensor, lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first
+        )
+        self.example = probes.first_rows(self.timed)
+        probes.check_runs(net, self.example)
+        self.pass_steps = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
+        self.epochs = epochs or max(5, math.ceil(_STEPS / self.pass_steps))
+        self.score = slim_report.make_score(net, self.validation, loss)
+        self.before = self.measure(net)
 
-    def score(self, net: nn.Module) -> float:
-        """The score of a net on validation data."""
-        return self.judge.value(*outputs(net, self.validation, "validation"))
+    def measure(self, net: nn.Module) -> float:
+        """The score of a model on validation data."""
+        return self.score.measure(*probes.outputs(net, self.validation, "validation"))
 
-    def trained(self, kind: str, limit: float) -> _Trained:
-        """A net within a budget, trained to the end; the plan of the cut, and what had to stay."""
+    def train_to(self, kind: str, limit: float) -> Shrunk:
+        """A model within a budget, trained to the end."""
         net = decompose_layers(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
-        quantity: Quantity = "bytes" if kind == "bytes" else "macs"
-        goal = self._macs_for(net, gates, limit) if kind == "latency" else limit
-        fraction = min(_AT_MOST, _GATED * max(1.0, -math.log2(max(goal, 1e-3))))
-        most = min(max(1, round(fraction * self.steps)), max(1, self.steps - 1))
-        passes = self.steps // self.train.count
-        stream = chain.from_iterable(self.train.once() for _ in range(passes))
-        first = self._learn_gates(net, gates, stream, most, quantity, goal)
-        kept = gates.choose(self._fits(net, gates, kind, limit), self.multiple)
-        small, plan = self.cut(net, gates, kept)
-        self._learn(small, stream, first)
+        goal = self._find_macs(net, gates, limit) if kind == "latency" else limit
+        steps = self.epochs * self.pass_steps
+        fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))
+        gate_steps = min(max(1, round(fraction * steps)), max(1, steps - 1))
+        price = _Price(gates, "bytes" if kind == "bytes" else "macs", goal, gate_steps)
+        gate_lr = max(_GATE_LR, min(0.5, _REACH / gate_steps))
+        with ShowProgress(f"slim ({kind}={limit:g})", steps, self.progress) as line:
+            with gates.acting(net):
+                at = self._minimize(net, line, Position(), price, gate_lr)
+            kept = gates.choose(self._fits(net, gates, kind, limit), self.multiple)
+            small, plan = self.cut(net, gates, kept)
+            self._minimize(small, line, at)
         self._measure_batchnorm(small)
-        return small.eval(), plan, gates.notes
+        return Shrunk(small.eval(), dataclasses.replace(plan, notes=(*gates.notes, *plan.notes)))
 
-    def _learn_gates(
+    def _minimize(
         self,
         net: nn.Module,
-        gates: UnitGates,
-        data: Iterator[Any],
-        steps: int,
-        quantity: Quantity,
-        goal: float,
-    ) -> int:
-        """Weights and gates learn until the expected cost is the goal; the steps that it took."""
-        slots = [{"params": [p for p in net.parameters() if p.requires_grad]}]
-        slots.append({"params": list(gates.parameters())})
-        optimizer = torch.optim.Adam(slots, lr=max(_GATE_LR, min(0.5, _REACH / steps)))
-        dual, price = _DUAL * max(1.0, 200 / steps), 0.0
-        net.train()
-        with gates.acting(net):
-            for step, (x, y) in zip(range(steps), data, strict=False):
-                now = 1 - (1 - goal) * min(1.0, step / (steps * _ANNEALED))
-                cost = gates.expected_cost(quantity)
-                price = max(0.0, price + dual * (float(cost.detach()) - now))
-                penalty = price * cost + _RHO * (cost - now).clamp(min=0).square()
-                optimizer.param_groups[0]["lr"] = self._rate(step)
-                self._step(net, optimizer, x, y, penalty)
-                if float(cost.detach()) <= goal:
-                    return step + 1
-        return steps
+        line: ShowProgress,
+        start: Position,
+        price: _Price | None = None,
+        gate_lr: float = 0.0,
+    ) -> Position:
+        """Train a model, with gates if there is a price; a pass continues where it stopped."""
+        groups = [{"params": [p for p in net.parameters() if p.requires_grad]}]
+        if price is not None:
+            groups.append({"params": list(price.gates.parameters())})
 
-    def _learn(self, net: nn.Module, data: Iterator[Any], done: int) -> None:
-        """The rest of the cycle, with the plain small net."""
+        def loss(batch: Batch, at: Position) -> Tensor:
+            value = self.score.loss(one_tensor(call(net, untouched(batch.x))), batch.y)
+            return value if price is None else value + price.penalty()
+
+        def continue_pass(at: Position) -> Iterable[Batch]:
+            if at.step == 0:
+                self._pass = self.source.batches(self.generator)
+            return self._pass
+
         net.train()
-        optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=self.lr)
-        for step, (x, y) in enumerate(data, done):
-            optimizer.param_groups[0]["lr"] = self._rate(step)
-            self._step(net, optimizer, x, y)
+        return minimize(
+            loss,
+            continue_pass,
+            torch.optim.Adam(groups),
+            epochs=self.epochs,
+            schedule=lambda at: (self._rate(at), gate_lr),
+            callbacks=[line, *([] if price is None else [price])],
+            start=start._replace(stopped=False),
+        )
+
+    def _rate(self, at: Position) -> float:
+        """One cycle: up for the first three tenths of the steps, then down to zero."""
+        step = at.epoch * self.pass_steps + at.step
+        done = min(1.0, step / (self.epochs * self.pass_steps))  # passes may differ in length
+        if done < _WARMUP:
+            rise = (1 - math.cos(math.pi * done / _WARMUP)) / 2
+            return self.lr * (_FIRST + (1 - _FIRST) * rise)
+        return self.lr * (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))) / 2
 
     def _measure_batchnorm(self, net: nn.Module) -> None:
-        """The statistics of the weights as they are in the end, for nets of one argument."""
+        """Measure the statistics for the final weights, if the model has one argument."""
         norms = [m for m in net.modules() if isinstance(m, _NORMS) and m.track_running_stats]
         if norms and len(self.example) == 1:
-            reestimate_batchnorm(net, (x[0] for x, _ in islice(self.train.once(), _MEASURED)))
-
-    def _rate(self, step: int) -> float:
-        """One cycle: up for the first three tenths of the steps, then down to nothing."""
-        at = min(1.0, step / self.steps)  # passes may differ in length
-        if at < _WARM:
-            return self.lr * (_FIRST + (1 - _FIRST) * (1 - math.cos(math.pi * at / _WARM)) / 2)
-        return self.lr * (1 + math.cos(math.pi * (at - _WARM) / (1 - _WARM))) / 2
-
-    def _step(
-        self,
-        net: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        x: Inputs,
-        y: Tensor,
-        penalty: Tensor | float = 0.0,
-    ) -> None:
-        value = self.judge.loss(one_tensor(call(net, x)), y) + penalty
-        if not bool(value.isfinite()):
-            raise NotFiniteError(
-                f"Expected a finite loss, but got {float(value.detach())}. Lower `lr`."
-            )
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        optimizer.step()
+            some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
+            reestimate_batchnorm(net, (probes.to_arguments(batch.x)[0] for batch in some))
 
     def _fits(
         self, net: nn.Module, gates: UnitGates, kind: str, limit: float
     ) -> Callable[[Tensor], bool]:
-        """Whether a net that keeps some gates is within the budget."""
+        """Whether a model that keeps some gates is within the budget."""
         if kind == "latency":
             return lambda kept: self._time(net, gates, kept) <= limit
         return lambda kept: float(gates.cost(kept, "bytes" if kind == "bytes" else "macs")) <= limit
 
     def _time(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> float:
-        """The measured time of a cut net, as a fraction of that of the given one."""
+        """The measured time of a cut model, as a fraction of that of the given one."""
         nets = {"before": self.net, "after": self.cut(net, gates, kept).net}
-        found = latencies(nets, self.timed, ("torch",))["torch"]
-        return found["after"] / found["before"]
+        seconds = slim_report.latencies(nets, self.timed, ("torch",))["torch"]
+        return seconds["after"] / seconds["before"]
 
-    def _macs_for(self, net: nn.Module, gates: UnitGates, limit: float) -> float:
-        """The fraction of the MACs at which a net that is narrowed evenly is as fast as asked."""
+    def _find_macs(self, net: nn.Module, gates: UnitGates, limit: float) -> float:
+        """The fraction of the MACs at which an evenly narrowed model is as fast as required."""
         low, high = 0.0, 1.0
         for _ in range(_TRIES):
             middle = (low + high) / 2
-            fast = self._time(net, gates, gates.evenly(middle)) <= limit
-            low, high = (middle, high) if fast else (low, middle)
+            is_fast = self._time(net, gates, gates.evenly(middle)) <= limit
+            low, high = (middle, high) if is_fast else (low, middle)
         return float(gates.cost(gates.evenly(low)))
 
     def cut(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> Shrunk:
-        """The plain net with the means of the gates that are kept and without the other units."""
+        """The plain model with the means of the gates that are kept, without the other units."""
         folded = copy.deepcopy(net)
         gates.fold(folded, kept)
         small, plan = shrink(folded, self.example)
-        if any(p.dim() == 4 and _channels_last(p) for p in net.parameters()):
+        if any(p.dim() == 4 and _is_channels_last(p) for p in net.parameters()):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Shrunk(small, plan)
 
-    def report(
-        self, small: nn.Module, plan: ShrinkPlan, notes: tuple[str, ...], kind: str, limit: float
-    ) -> Slimmed:
-        """Both nets side by side, and what went wrong."""
-        times, untimed = timed({"before": self.net, "after": small}, self.timed, self.ways)
-        notes = (*notes, *plan.notes, *untimed)
+    def report(self, small: Shrunk, kind: str, limit: float, ways: tuple[str, ...]) -> Slimmed:
+        """Both models with their scores and costs, and warnings."""
+        nets = {"before": self.net, "after": small.net}
+        times, untimed = slim_report.time_models(nets, self.timed, ways)
         before, after = (
             Cost(
-                score=self.score(net),
+                score=self.measure(net),
                 macs=sum(c.macs for c in layer_costs(net, self.example).values()),
                 weights=sum(p.numel() for p in net.parameters()),
                 bytes=sum(t.numel() * t.element_size() for t in net.state_dict().values()),
-                latency={way: found[when] for way, found in times.items()},
+                latency={way: seconds[name] for way, seconds in times.items()},
             )
-            for when, net in (("before", self.net), ("after", small))
+            for name, net in nets.items()
         )
         rows = next(len(t) for t in tensors_in(self.timed) if t.dim())
-        found = Slimmed(small, before, after, self.judge.score, plan, notes, rows)
-        ends = tuple(dead_ends(found, self.judge.drop(before.score, after.score), kind, limit))
-        for line in ends:
-            warnings.warn(line, stacklevel=3)
-        return dataclasses.replace(found, notes=(*notes, *ends))
+        notes = (*small.plan.notes, *untimed)
+        slimmed = Slimmed(small.net, before, after, self.score.name, small.plan, notes, rows)
+        drop = self.score.drop(before.score, after.score)
+        texts = tuple(slim_report.budget_warnings(slimmed, drop, kind, limit))
+        for text in texts:
+            warnings.warn(text, stacklevel=3)
+        return dataclasses.replace(slimmed, notes=(*notes, *texts))
 
 
-def _channels_last(weight: Tensor) -> bool:
+def _is_channels_last(weight: Tensor) -> bool:
     last = weight.is_contiguous(memory_format=torch.channels_last)
     return last and not weight.is_contiguous()
 
 
-def _smallest(work: _Work, max_drop: float) -> Slimmed:
-    """The smallest net of a few that loses no more than is allowed; the best where none does."""
-    tried: list[tuple[float, float, _Trained]] = []  # what is left, what was lost, the net
+def _find_smallest(slimming: _Slimming, max_drop: float) -> Shrunk:
+    """The smallest of a few models that loses at most `max_drop`, or the best if none does."""
+    tried: list[tuple[float, float, Shrunk]] = []  # fraction of the MACs, drop of the score
 
     def holds(fraction: float) -> bool:
-        found = work.trained("macs", fraction)
-        lost = work.judge.drop(work.before, work.score(found[0]))
-        tried.append((fraction, lost, found))
-        return lost <= max_drop
+        candidate = slimming.train_to("macs", fraction)
+        drop = slimming.score.drop(slimming.before, slimming.measure(candidate.net))
+        tried.append((fraction, drop, candidate))
+        return drop <= max_drop
 
     low = next((fraction for fraction in _LADDER if not holds(fraction)), None)
     if low == _LADDER[0]:
@@ -358,5 +377,4 @@ def _smallest(work: _Work, max_drop: float) -> Slimmed:
     elif low is not None:
         holds(math.sqrt(low * tried[-2][0]))
     good = [entry for entry in tried if entry[1] <= max_drop]
-    best = min(good, key=lambda entry: entry[0]) if good else min(tried, key=lambda entry: entry[1])
-    return work.report(*best[2], "max_drop", max_drop)
+    return (min(good, key=lambda e: e[0]) if good else min(tried, key=lambda e: e[1]))[2]

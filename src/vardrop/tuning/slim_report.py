@@ -1,4 +1,4 @@
-"""What slimming gives: the small net, and what both nets score, cost and take by the clock."""
+"""The result of `slim`: the small model, and the scores, costs and latencies of both models."""
 
 from __future__ import annotations
 
@@ -12,27 +12,84 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from vardrop._core.calls import call, tensors_in
 from vardrop._core.checks import check_choice
-from vardrop._core.errors import needed
+from vardrop._core.errors import VardropError, needed
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import Inputs, time_interleaved
+from vardrop.compression.probes import Data, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
+from vardrop.likelihoods import Categorical
 
+Loss = Callable[[Any, Tensor], Tensor]
 WAYS = ("torch", "compiled", "onnxruntime")
-_COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # losses that are worth a word
-_CLOCK = {"latency": 1.1}  # how far a measured budget may be missed
-_UNITS = {"score": "", "macs": "MACs", "weights": "weights", "bytes": "bytes"}
+_COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # a larger drop of the score is a warning
+_TIME_TOLERANCE = 1.1  # a measured budget may be missed by this factor
+_UNITS = {"macs": "MACs", "weights": "weights", "bytes": "bytes"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model is scored: the loss that trains it, and the score that people read."""
+
+    loss: Loss
+    name: str  # accuracy, rmse or loss
+    measure: Callable[[Tensor, Tensor], float]
+
+    def drop(self, before: float, after: float) -> float:
+        """How much worse a score is: in accuracy, as a fraction of the RMSE, or in the loss."""
+        if self.name == "accuracy":
+            return before - after
+        return after / max(before, 1e-12) - 1 if self.name == "rmse" else after - before
+
+
+def make_score(net: nn.Module, data: Data, loss: Loss | None) -> Score:
+    """The loss and the score that fit a model and its data."""
+    output, target = outputs(net, data, "validation")
+    score = _choose_score(loss, output, target)
+    value = score.loss(output, target)
+    if not isinstance(value, Tensor) or value.dim() or not bool(value.isfinite()):
+        raise VardropError(
+            "Expected `loss` to give one finite number for `net` on `validation`, but got "
+            f"{value}. Pass a trained net, and a loss that is a mean over the batch."
+        )
+    return score
+
+
+def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
+    is_class = not target.is_floating_point()
+    if is_class and output.dim() == target.dim() + 1:
+        likelihood = loss if isinstance(loss, Categorical) else Categorical()
+        return Score(loss or functional.cross_entropy, "accuracy", partial(_accuracy, likelihood))
+    if loss is not None:
+        return Score(loss, "loss", lambda o, y: float(loss(o, y)))
+    if is_class or output.shape != target.shape:
+        raise VardropError(
+            "Expected targets to be classes (N, ...) of outputs (N, classes, ...), or numbers of "
+            f"the shape of the output, but got {target.dtype} of shape {tuple(target.shape)} and "
+            f"outputs of shape {tuple(output.shape)}. Reshape them, or pass `loss`."
+        )
+    # The price of the cost expects a loss of order one, in any unit of the target.
+    variance = max(float(target.double().var()), 1e-12)
+    return Score(lambda o, y: functional.mse_loss(o, y) / variance, "rmse", _rmse)
+
+
+def _accuracy(likelihood: Categorical, output: Tensor, target: Tensor) -> float:
+    hits = output.argmax(likelihood.class_axis) == target
+    return float(hits[likelihood.counted(target)].double().mean())
+
+
+def _rmse(output: Tensor, target: Tensor) -> float:
+    return float((output - target).double().square().mean().sqrt())
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One net: its score on validation data, multiplications per example, weights, bytes, latency.
+    """One model: its score on validation data, MACs per example, weights, bytes, latency.
 
-    The bytes are those of its parameters and buffers. `latency` holds seconds per batch by way of
-    running it.
+    The bytes are those of its parameters and buffers. `latency` holds seconds per batch by runtime.
     """
 
     score: float
@@ -44,16 +101,16 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Slimmed:
-    """A net that `slim` made smaller; print it.
+    """A model that `slim` made smaller. Print it.
 
     Args:
-        net: the small net, a plain `nn.Module` in evaluation mode.
-        before: what the given net scores and costs.
-        after: what the small net scores and costs.
-        score: what the score is: accuracy (higher is better), rmse or loss (lower is better).
-        plan: what was taken out, layer by layer.
-        notes: what has to be known: what could not be taken out and why, and dead ends.
-        rows: how many rows the timed batch has.
+        net: the small model, a plain `nn.Module` in evaluation mode.
+        before: the score and the costs of the given model.
+        after: the score and the costs of the small model.
+        score: the kind of score: accuracy (higher is better), rmse or loss (lower is better).
+        plan: the removed units, layer by layer.
+        notes: units that could not be removed and why, and warnings.
+        rows: the number of rows of the timed batch.
     """
 
     net: nn.Module
@@ -65,74 +122,62 @@ class Slimmed:
     rows: int
 
     def left(self, quantity: str) -> float:
-        """What is left of `macs`, `weights`, `bytes`, or of the time by `torch`, `onnxruntime`, ...
+        """The fraction left of `macs`, `weights`, `bytes` or of the time in a runtime (`torch`).
 
-        The time by torch is also called `latency`.
+        The time in torch is also called `latency`.
         """
         quantity = "torch" if quantity == "latency" else quantity
-        pairs = [c.latency if quantity in c.latency else vars(c) for c in (self.before, self.after)]
-        if quantity not in pairs[0]:
-            known = (*_UNITS, *self.before.latency)
-            check_choice("quantity", quantity, tuple(k for k in known if k != "score"))
-        return pairs[1][quantity] / pairs[0][quantity]
+        check_choice("quantity", quantity, (*_UNITS, *self.before.latency))
+        before, after = ({**vars(c), **c.latency}[quantity] for c in (self.before, self.after))
+        return float(after / before)
 
     def __str__(self) -> str:
-        b, a = self.before, self.after
-        rows: list[tuple[str, ...]] = [("", "before", "after", "left")]
-        rows.append((f"{self.score} on validation data", f"{b.score:.4f}", f"{a.score:.4f}", ""))
-        for name in ("macs", "weights", "bytes"):
-            pair = (f"{getattr(c, name):,}" for c in (b, a))
-            rows.append((_UNITS[name], *pair, f"{self.left(name):.2f}"))
-        for way in b.latency:
-            pair = (f"{1000 * c.latency[way]:.3f}" for c in (b, a))
-            rows.append((f"ms in {way}, {self.rows} rows", *pair, f"{self.left(way):.2f}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-                ]
-            ).rstrip()
-            for row in rows
-        ]
+        both = self.before, self.after
+        table = [["", "before", "after", "left"]]
+        table.append([f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""])
+        for name, unit in _UNITS.items():
+            table.append([unit, *(f"{getattr(c, name):,}" for c in both), f"{self.left(name):.2f}"])
+        for way in self.before.latency:
+            times = (f"{1000 * c.latency[way]:.3f}" for c in both)
+            table.append([f"ms in {way}, {self.rows} rows", *times, f"{self.left(way):.2f}"])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            row[:] = [row[0].ljust(widths[0]), *cells[1:]]
+        lines = ["  ".join(row).rstrip() for row in table]
         return "\n".join([*lines, *self.notes, self.plan.proof])
 
 
 def latencies(
     nets: Mapping[str, nn.Module], inputs: Inputs, ways: tuple[str, ...] = WAYS
 ) -> dict[str, dict[str, float]]:
-    """Seconds that nets take for one batch, by way of running them, then by net.
+    """Seconds that models take for one batch, by runtime, then by model.
 
-    The nets take turns, so that other load hits all alike; the best of many tries counts. A thread
-    of torch is a thread of onnxruntime.
+    The models take turns, so that other load on the machine affects all of them. The best of many
+    tries counts. onnxruntime uses as many threads as torch.
 
     Args:
-        nets: plain nets by name.
+        nets: plain models by name.
         inputs: the arguments of each of them.
         ways: "torch", "compiled" (by `torch.compile`, which takes a while), "onnxruntime".
 
-    >>> found = latencies({"net": nn.Linear(4, 2)}, (torch.zeros(8, 4),), ("torch",))
-    >>> found["torch"]["net"] > 0
+    >>> seconds = latencies({"net": nn.Linear(4, 2)}, (torch.zeros(8, 4),), ("torch",))
+    >>> seconds["torch"]["net"] > 0
     True
     """
     for way in ways:
         check_choice("ways", way, WAYS)
-    own = {name: copy.deepcopy(net).eval() for name, net in nets.items()}
+    copies = {name: copy.deepcopy(net).eval() for name, net in nets.items()}
     with torch.no_grad():
         return {
             way: time_interleaved(
-                {name: _CALLS[way](net, inputs) for name, net in own.items()}, rounds=5
+                {name: _CALLS[way](net, inputs) for name, net in copies.items()}, rounds=5
             )
             for way in ways
         }
 
 
-def _compiled(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    return partial(call, cast(nn.Module, torch.compile(net)), inputs)
-
-
-def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+def _make_onnx_call(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
     runtime = needed("onnxruntime", "compress")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -142,52 +187,52 @@ def _in_onnxruntime(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
         session = runtime.InferenceSession(
             path.read_bytes(), options, providers=["CPUExecutionProvider"]
         )
-    names = [given.name for given in session.get_inputs()]
-    feed = dict(zip(names, (t.cpu().numpy() for t in tensors_in(inputs)), strict=True))
-    return partial(session.run, None, feed)
+    arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
+    names = (node.name for node in session.get_inputs())
+    return partial(session.run, None, dict(zip(names, arrays, strict=True)))
 
 
 _CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
     "torch": lambda net, inputs: partial(call, net, inputs),
-    "compiled": _compiled,
-    "onnxruntime": _in_onnxruntime,
+    "compiled": lambda net, inputs: partial(call, cast(nn.Module, torch.compile(net)), inputs),
+    "onnxruntime": _make_onnx_call,
 }
 
 
-def timed(
+def time_models(
     nets: Mapping[str, nn.Module], inputs: Inputs, ways: tuple[str, ...]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """The latencies by the ways that work here, and why the others do not."""
-    found: dict[str, dict[str, float]] = {}
-    notes = []
+    """The latencies in torch and in the runtimes that work here, and why the others do not."""
+    seconds, notes = latencies(nets, inputs, ("torch",)), []
     for way in ways:
+        if way == "torch":
+            continue
         try:
-            found |= latencies(nets, inputs, (way,))
-        except Exception as failure:  # no compiler, no package, or a net that it does not take
-            if way == "torch":
-                raise
+            seconds |= latencies(nets, inputs, (way,))
+        except Exception as failure:  # no compiler, no package, or an unsupported model
             reason = str(failure).partition("\n")[0][:200]
             notes.append(f"Not timed by {way}: {reason}")
-    return found, notes
+    return seconds, notes
 
 
-def dead_ends(found: Slimmed, lost: float, kind: str, limit: float) -> Iterator[str]:
-    """What went wrong by a budget, and what to try; `lost` is the loss of score."""
-    score, before, after = found.score, found.before, found.after
-    if kind == "max_drop" and lost > limit:
+def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:
+    """What went wrong with a budget, and what to try; `drop` is that of the score."""
+    score, before, after = slimmed.score, slimmed.before, slimmed.after
+    if kind == "max_drop" and drop > limit:
         yield (
             f"No net within max_drop={limit:g} was found: the best {score} is {after.score:.4g}, "
             f"of {before.score:.4g}. Train the net longer before, or give more epochs."
         )
-    elif kind != "max_drop" and found.left(kind) > limit * _CLOCK.get(kind, 1 + 1e-9):
+    tolerance = _TIME_TOLERANCE if kind == "latency" else 1 + 1e-9
+    if kind != "max_drop" and slimmed.left(kind) > limit * tolerance:
         yield (
-            f"The budget {kind}={limit:g} was not reached: {found.left(kind):.3g} is left. Every "
-            "layer keeps a unit, and what the notes name stays whole. Ask for more, or slim a net "
-            "with wider or fewer layers."
+            f"The budget {kind}={limit:g} was not reached: {slimmed.left(kind):.3g} is left. Every "
+            "layer keeps a unit, and units named in the notes stay. Ask for a larger fraction, or "
+            "slim a net with wider or fewer layers."
         )
     if after.weights == before.weights:
-        yield "No unit was taken out. Ask for a smaller budget."
-    elif kind != "max_drop" and lost > _COLLAPSE.get(score, math.inf):
+        yield "No unit was removed. Ask for a smaller fraction."
+    elif kind != "max_drop" and drop > _COLLAPSE.get(score, math.inf):
         yield (
             f"The {score} on validation data went from {before.score:.4g} to {after.score:.4g}. "
             "Give more epochs, the learning rate of your own training, or a larger budget."

@@ -1,33 +1,31 @@
-"""One small loop: shuffled batches, a schedule for beta and one for the learning rate."""
+"""Train an objective: shuffled batches, schedules of the KL weight and of the learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.checks import check_choice, check_number
+from vardrop._core.errors import VardropError
+from vardrop._core.processes import ALONE, World
+from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
+from vardrop.objective.schedules import Schedule
 from vardrop.tuning.average import ParameterAverage
-from vardrop.tuning.batches import Feed, Rows, Streamed
+from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
 from vardrop.tuning.noise_check import NoiseCheck
-from vardrop.tuning.processes import (
-    ALONE,
-    World,
-    generator_states,
-    seed_generators,
-    set_generator_states,
-)
-from vardrop.tuning.step import Step
 
-Schedule = Callable[[float], float]
 Rates = Callable[[float], float | Sequence[float]]
+Precision = Literal["float32", "bfloat16"]
 
 
 class Epoch(NamedTuple):
-    """What one epoch of training measured, averaged over its batches."""
+    """The loss and its parts in one epoch, averaged over its batches."""
 
     epoch: int
     loss: float
@@ -36,28 +34,28 @@ class Epoch(NamedTuple):
     beta: float
 
 
-class Loop:
-    """A training and where it stands: `run` goes on from there, `state` is what it needs to.
+class Loop(Callback):
+    """A training and its progress: `run` continues from there, and `state` is what it needs.
 
     Args:
-        elbo: the objective; its net is put into training mode at every epoch.
+        elbo: the objective. Its model is put into training mode in every epoch.
         optimizer: over the parameters of `elbo`.
         x, y: the training data; or a stream for `x` and None for `y`: a `DataLoader`, or any other
-            iterable of batches (x, y) or (x, y, weight) that can be read in every epoch anew.
-        epochs: how many in all.
+            iterable of batches (x, y) or (x, y, weight) that can be read again in every epoch.
+        epochs: the number of epochs.
         batch_size: examples per step; the last, shorter batch is used too. A stream has its own.
         beta: schedule of the KL weight by epoch.
-        rate: schedule by epoch of the factor on every group's initial learning rate; or of one
-            factor for each group, in the order of the optimizer's.
-        seed: of the shuffling, which has a generator of its own.
-        step: how to make one step; a plain `Step` by default.
+        rate: schedule by epoch of the factor on the initial learning rate of every parameter group,
+            or of one factor for each group.
+        seed: of the shuffling, which has its own generator.
         world: the processes that share each batch.
-        weight: for how many examples each one stands; see `ELBO.forward`.
-        average: keep an exponential average of all parameters over steps, those of the noise too.
-            The model holds it after every epoch and at the end.
+        weight: for how many examples each one counts; see `ELBO.forward`.
+        average: keep an exponential average of all parameters over steps, including the noise
+            parameters. The model holds the average after every epoch and at the end.
+        max_norm: the largest norm of the gradient; None for no limit.
+        precision: "bfloat16" runs the forward pass under autocast.
+        compile: pass the objective through `torch.compile`.
     """
-
-    checks_noise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -70,100 +68,123 @@ class Loop:
         beta: Schedule | None = None,
         rate: Rates | None = None,
         seed: int = 0,
-        step: Step | None = None,
+        *,
         world: World = ALONE,
         weight: Tensor | None = None,
         average: bool = False,
+        max_norm: float | None = None,
+        precision: Precision = "float32",
+        compile: bool = False,
     ) -> None:
-        self.feed = _feed(x, y, weight, batch_size, elbo.beta.device)
-        self.elbo, self.optimizer = elbo, optimizer
+        if max_norm is not None:
+            check_number("max_norm", max_norm, above=0)
+        check_choice("precision", precision, get_args(Precision))
+        if isinstance(x, Tensor) != (y is not None) or (y is None and weight is not None):
+            raise VardropError(
+                "Expected `y` with a tensor `x`, or a stream of batches (x, y, weight) for `x` and "
+                f"no `y` and `weight`, but got {type(x).__name__} and {type(y).__name__}."
+            )
+        device = elbo.beta.device
+        self.source: BatchSource
+        if isinstance(x, Tensor):
+            self.source = TensorBatches((x, y, weight), batch_size, device, world)
+        else:
+            self.source = StreamBatches(x, device, world)
+        self.elbo, self.optimizer, self.world = elbo, optimizer, world
         self.epochs, self.batch_size, self.beta, self.rate = epochs, batch_size, beta, rate
-        self.step, self.world = step or Step(elbo, optimizer), world
+        self.max_norm, self.precision, self.compile = max_norm, precision, compile
         self.average = ParameterAverage(elbo) if average else None
         self.epoch = self.position = 0
-        self.sums = torch.zeros(3, device=self.feed.device)
+        self.sums = torch.zeros(3, device=device)  # of loss, NLL and KL in this epoch
         self._generator = torch.Generator().manual_seed(seed)
-        self._shuffle = self._generator.get_state()  # as it was before this epoch's order
-        self._base = [group["lr"] for group in optimizer.param_groups]
+        self._shuffle = self._generator.get_state()  # before the order of this epoch was drawn
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+
+    @cached_property
+    def forward(self) -> Any:
+        """The objective, with gradients averaged over the processes, compiled if requested."""
+        wrapped = self.world.wrap(self.elbo)
+        return torch.compile(wrapped) if self.compile else wrapped
 
     @property
     def steps(self) -> int | None:
-        """Steps per epoch; None before the first one of a stream without a length."""
-        return self.feed.steps
+        """Steps per epoch, or None before the first epoch of a stream without a length."""
+        return self.source.steps
 
-    def run(self, after_step: Callable[[], None] | None = None) -> Iterator[Epoch]:
+    def run(self, *callbacks: Callback, progress: bool | None = False) -> Iterator[Epoch]:
         """Train to the last epoch, yielding after every one."""
-        noise, before = NoiseCheck(self.elbo.net), self.epoch
-        steps = 0
-        while self.epoch < self.epochs:
-            self._begin_epoch()
-            for batch in self._batches():
-                self._step(batch)
-                steps += 1
-                if after_step is not None:
-                    after_step()
-            if (
-                self.checks_noise
-                and self.epoch + 1 == self.epochs
-                and before == 0
-                and self.elbo.beta > 0
-            ):
-                noise.warn(steps)
-            yield self._end_epoch()
+        steps = self.epochs * self.steps if self.steps else None
+        always: list[Callback] = [self] if self.average is None else [self, self.average]
+        if self.epoch == 0:
+            always.append(NoiseCheck(self.elbo, self.epochs))
+        with ShowProgress("train", steps, progress) as line:
+            line.done = self.epoch * (self.steps or 0) + self.position
+            while self.epoch < self.epochs:
+                at = minimize(
+                    self.loss,
+                    self.batches,
+                    self.optimizer,
+                    epochs=self.epoch + 1,
+                    schedule=None if self.rate is None else self._schedule,
+                    callbacks=[*always, line, *callbacks],
+                    start=Position(self.epoch, self.position),
+                    max_norm=self.max_norm,
+                    explain=lambda batch: explain_nonfinite(self.elbo, batch.x, batch.y),
+                )
+                if at.step == 0:
+                    yield self.last
+                if at.stopped:
+                    return
 
-    def _begin_epoch(self) -> None:
-        self.elbo.train()
-        if self.average is not None:
-            self.average.use(False)
-        if self.beta is not None:
-            self.elbo.set_beta(self.beta(self.epoch))
-        factor = self.rate(self.epoch) if self.rate is not None else 1.0
-        factors = factor if isinstance(factor, Sequence) else [factor] * len(self._base)
-        groups = self.optimizer.param_groups
-        for group, lr, own in zip(groups, self._base, factors, strict=True):
-            group["lr"] = lr * own
+    def _schedule(self, at: Position) -> list[float]:
+        factor = self.rate(at.epoch) if self.rate else 1.0
+        factors = factor if isinstance(factor, Sequence) else [factor] * len(self._rates)
+        return [lr * factor for lr, factor in zip(self._rates, factors, strict=True)]
 
-    def _batches(self) -> Iterable[Any]:
+    def batches(self, at: Position) -> Iterable[Batch]:
+        """The batches of the current epoch that are left."""
         self._generator.set_state(self._shuffle)
-        return self.feed.batches(self._generator, self.position)
+        return self.source.batches(self._generator, at.step)
 
-    def _step(self, batch: Any) -> None:
-        x, y, weight, share = self.feed.take(batch, self.world)
-        try:
-            self.sums += self.step(x, y, share, weight)
-        except NotFiniteError as found:
-            raise NotFiniteError(
-                f"Expected a finite loss, but got {found} in epoch {self.epoch + 1}, step "
-                f"{self.position + 1}. Lower the learning rate, clip the gradients or lengthen "
-                "the KL warm-up."
-            ) from None
-        if self.average is not None:
-            self.average.update()
-        self.position += 1
+    def loss(self, batch: Batch, at: Position) -> Tensor:
+        """The loss of the part of a batch for this process."""
+        x, y, weight, share = batch
+        mixed, device = self.precision == "bfloat16", self.elbo.beta.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            out = self.forward(x, y) if weight is None else self.forward(x, y, weight)
+        loss: Tensor = out.loss
+        if share != 1.0:  # every process has the whole KL, but only a part of the likelihood
+            loss = loss + (share - 1) * (loss - out.beta * out.kl / self.elbo.num_data)
+        self._parts = torch.stack([loss.detach(), share * out.nll.detach(), out.kl.detach()])
+        return loss
 
-    def _end_epoch(self) -> Epoch:
-        loss, nll, kl = (self.world.mean(self.sums) / self.position).tolist()
-        done = Epoch(self.epoch, loss, nll, kl, float(self.elbo.beta))
-        self.epoch, self.position = self.epoch + 1, 0
+    def on_epoch_start(self, at: Position) -> None:
+        self.elbo.train()
+        if self.beta is not None:
+            self.elbo.set_beta(self.beta(at.epoch))
+
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        self.sums += self._parts
+        self.position = at.step
+
+    def on_epoch_end(self, at: Position) -> None:
+        loss, nll, kl = (self.world.all_reduce_mean(self.sums) / self.position).tolist()
+        self.last = Epoch(self.epoch, loss, nll, kl, float(self.elbo.beta))
+        self.epoch, self.position = at.epoch, 0
         self.sums = torch.zeros_like(self.sums)
         self._shuffle = self._generator.get_state()
-        if self.average is not None:
-            self.average.use(True)
-        return done
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Where the training stands: tensors, and plain values."""
-        more, values = self.feed.state()
-        noise = generator_states(self.feed.device)
-        tensors = {"sums": self.sums, "shuffle": self._shuffle, **noise, **more}
-        where = {"epoch": self.epoch, "position": self.position, "batch_size": self.batch_size}
+        """The progress of the training: tensors, and JSON values."""
+        tensors = {"sums": self.sums, "shuffle": self._shuffle}
+        values = {"epoch": self.epoch, "position": self.position, "batch_size": self.batch_size}
         averages, counts = self.average.state() if self.average is not None else ({}, {})
-        return {**tensors, **averages}, {**where, **values, **counts}
+        return tensors | generator_states(self.elbo.beta.device) | averages, values | counts
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Stand where `state` was taken; sets the global generators, which draw the noise.
+        """Continue from a stored state; sets the global generators, which draw the noise.
 
-        Where the batches have another size now, the epoch that was interrupted begins anew.
+        If the batches have another size now, the interrupted epoch starts again.
         """
         self.epoch, self.position = values["epoch"], values["position"]
         self.sums = self.sums.copy_(tensors["sums"].view(3))
@@ -173,14 +194,13 @@ class Loop:
             self.position, self.sums = 0, torch.zeros_like(self.sums)
         if self.steps is not None and self.position > self.steps:
             raise ValueError(f"step {self.position} of {self.steps}")
-        self.feed.load_state(tensors, values)
         if self.average is not None:
             self.average.load_state(tensors, values)
-        own = 7919 * self.world.rank + self.epoch
+        seed, device = 7919 * self.world.rank + self.epoch, self.elbo.beta.device
         if self.world.first:
-            set_generator_states(self.feed.device, tensors, own)
-        else:  # the state is the first process's; the others draw their own
-            seed_generators(self.feed.device, own)
+            set_generator_states(device, tensors, seed)
+        else:  # the stored state is that of the first process
+            seed_generators(device, seed)
 
 
 def train(
@@ -194,8 +214,12 @@ def train(
     rate: Rates | None = None,
     seed: int = 0,
     average: bool = False,
+    progress: bool | None = None,
 ) -> Iterator[Epoch]:
     """Train on tensors or a stream, yielding after every epoch. The arguments are those of `Loop`.
+
+    With `progress` a line on standard error shows the steps; None shows it on a terminal. If it is
+    interrupted (Ctrl-C), the model keeps the parameters of the last step.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.tuning import train
@@ -205,15 +229,4 @@ def train(
     [0, 1]
     """
     loop = Loop(elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, average=average)
-    return loop.run()
-
-
-def _feed(x: Any, y: Tensor | None, weight: Tensor | None, size: int, device: torch.device) -> Feed:
-    if y is not None:
-        return Rows(x, y, weight, size)
-    if isinstance(x, Tensor) or weight is not None:
-        raise VardropError(
-            "Expected `y` with tensors, or a stream of batches (x, y, weight) for `x` and no "
-            f"`weight`, but got y=None with {type(x).__name__}."
-        )
-    return Streamed(x, device)
+    return loop.run(progress=progress)

@@ -17,7 +17,7 @@ import torch
 import torch._dynamo  # an optimizer's first step would import it in every life
 
 from vardrop.app.runs import fit, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.recipes import sparse_vd
 
 SETTINGS = {"epochs": 10, "pretrain": 1, "batch_size": 16, "lr": 1e-2, "folds": 2}
@@ -27,9 +27,9 @@ def life(out, seconds):
     """Train from where the directory stands, to the end."""
     torch.set_num_threads(1)
     if (out / "config.json").is_file():
-        resume(out, observer=Observer())
+        resume(out, callback=RunCallback())
     else:
-        fit("iris", "mlp", sparse_vd(), out=out, observer=Observer(), force=True,
+        fit("iris", "mlp", sparse_vd(), out=out, callback=RunCallback(), force=True,
             checkpoint_seconds=seconds, **SETTINGS)  # fmt: skip
 
 

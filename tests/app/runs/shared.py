@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.tuning import Loop, Step
-from vardrop.tuning.processes import joined
+from vardrop.app.runs.processes import join_processes
+from vardrop.tuning import Loop
 
 
 def held_noise(layer, args, kwargs):
@@ -28,7 +28,7 @@ def main(out):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(101, 6, generator=generator)
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5)
-    with joined() as world:
+    with join_processes() as world:
         epochs = trained(elbo, x, y, world)
         if world.first:
             with open(out, "w") as file:
@@ -37,9 +37,8 @@ def main(out):
 
 def trained(elbo, x, y, world):
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=1e-2))
-    step = Step(elbo, optimizer, clip=5.0, world=world)
     # 101 = 6 * 16 + 5: the last batch cannot be shared evenly.
-    loop = Loop(elbo, optimizer, x, y, 8, 16, vd.linear_warmup(1, 5), step=step, world=world)
+    loop = Loop(elbo, optimizer, x, y, 8, 16, vd.linear_warmup(1, 5), world=world, max_norm=5.0)
     return list(loop.run())
 
 

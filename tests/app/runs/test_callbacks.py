@@ -10,11 +10,11 @@ from torch import nn
 
 import vardrop as vd
 from vardrop.app.runs import Recorder, callbacks, read_history
-from vardrop.tuning import Loop
+from vardrop.tuning import Loop, Position
 
 
-def trained(directory, observer: callbacks.Observer, recipe):
-    """Two epochs of a small net, recorded and told to the observer."""
+def trained(directory, callback: callbacks.RunCallback, recipe):
+    """Two epochs of a small net, recorded and told to the callback."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     if recipe is not None:
@@ -23,7 +23,7 @@ def trained(directory, observer: callbacks.Observer, recipe):
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     loop = Loop(elbo, torch.optim.Adam(elbo.parameters()), x, y, epochs=2, batch_size=10)
     scores = lambda elbo: {"nll": 1.5, "accuracy": 0.5}
-    Recorder(directory, validate=scores, observer=observer).run(loop)
+    Recorder(directory, validate=scores, callback=callback).run(loop)
     return net
 
 
@@ -62,7 +62,7 @@ def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
 
 
 def test_several_are_told_and_json_lines_are_json(tmp_path, capsys):
-    watch = callbacks.ObserverList([callbacks.JsonLines(), callbacks.TextObserver()])
+    watch = callbacks.CallbackList([callbacks.JsonLines(), callbacks.TextLines()])
     watch.describe("target y")
     trained(tmp_path, watch, vd.sparse_vd())
     out, err = capsys.readouterr()
@@ -93,10 +93,10 @@ def test_the_bar_keeps_epoch_and_time_left_on_narrow_terminals(capsys, monkeypat
     monkeypatch.setenv("COLUMNS", str(columns))
     loop = SimpleNamespace(epochs=400, steps=2, epoch=388, position=0, batch_size=64)
     bar = callbacks.ProgressBar("KL weight 0.3, fold 1")
-    bar.start(0, loop)
-    for _ in range(2):
-        bar.step(loop)
-    bar.epoch({"validation": {"nll": 5.408, "rmse": 53.95}, "loss": 1.2}, None)
+    bar.start(loop)
+    for step in range(2):
+        bar.on_step(Position(388, step + 1), torch.zeros(()))
+    bar.record({"validation": {"nll": 5.408, "rmse": 53.95}, "loss": 1.2}, None)
     bar.stop()
     (line,) = capsys.readouterr().err.splitlines()
     assert len(line) <= columns

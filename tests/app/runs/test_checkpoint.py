@@ -10,12 +10,13 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
+from tests.tuning.shared import After
 from vardrop._core import files
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.runs import Recorder, read_history
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.checkpoint import load_module, load_optimizer, optimizer_tensors
-from vardrop.tuning import Loop, NotFiniteError
+from vardrop.tuning import Loop, NotFiniteError, Position
 
 
 def loop(epochs=3, lr=1e-2):
@@ -112,12 +113,12 @@ def test_a_torn_history_line_is_forgotten(tmp_path):
 
 
 def test_nan_stops_with_the_last_good_checkpoint_and_advice(tmp_path):
-    class Breaks(Observer):
-        def epoch(self, record, elbo):
+    class Breaks(RunCallback):
+        def record(self, record, elbo):
             if record["epoch"] == 1:
                 elbo.net[0].weight.data.fill_(float("nan"))
 
-    recorder, again = Recorder(tmp_path, observer=Breaks()), loop()
+    recorder, again = Recorder(tmp_path, callback=Breaks()), loop()
     pattern = (
         r"got nan \(parameter 'net.0.weight'\) in epoch 3, step 1. Lower the learning rate, clip "
         r"the gradients or lengthen the KL warm-up. The last good state is .*checkpoint.safetensors, "
@@ -156,7 +157,7 @@ def test_patience_and_the_best_net(tmp_path):
 
 def test_nets_compete_from_the_end_of_the_warm_up_on(tmp_path):
     scores = iter([1.0, 2.0, 3.0, 2.5])
-    Recorder(tmp_path, validate=lambda e: {"nll": next(scores)}, judged_from=2).run(loop(epochs=4))
+    Recorder(tmp_path, validate=lambda e: {"nll": next(scores)}, compare_from=2).run(loop(epochs=4))
     assert read_tensors(tmp_path / "best.safetensors")[1]["epoch"] in (2, 3)
     assert ["loss" in r["validation"] for r in read_history(tmp_path)] == [False, False, True, True]
 
@@ -171,7 +172,7 @@ def test_records_have_what_the_report_reads(tmp_path):
 
 
 def test_before_nets_are_judged_the_best_one_follows_the_training(tmp_path):
-    judged = {"validate": lambda e: {"nll": 1.0}, "judged_from": 4}
+    judged = {"validate": lambda e: {"nll": 1.0}, "compare_from": 4}
     Recorder(tmp_path, **judged).run(loop(epochs=2))
     assert read_tensors(tmp_path / "best.safetensors")[1] == {"epoch": 1}
     again = resumed(tmp_path, loop(epochs=3), **judged)
@@ -197,12 +198,12 @@ def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
     results, scores, seen = tmp_path / "results.json", iter([2.0, 3.0, 1.0]), []
     results.write_text("{}")
 
-    class Looks(Observer):
-        def epoch(self, record, elbo):
+    class Looks(RunCallback):
+        def record(self, record, elbo):
             seen.append(results.is_file())
             results.write_text("{}")
 
-    given = {"observer": Looks(), "about_best": ["results.json"]}
+    given = {"callback": Looks(), "about_best": ["results.json"]}
     Recorder(tmp_path, validate=lambda e: {"nll": next(scores)}, **given).run(loop(epochs=3))
     assert seen == [False, True, False]
 
@@ -219,7 +220,7 @@ def test_a_history_without_a_checkpoint_is_begun_anew(tmp_path, left):
 
 
 def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
-    Recorder(tmp_path, "pretrain", judged_from=float("inf")).run(loop(epochs=2))
+    Recorder(tmp_path, "pretrain", compare_from=float("inf")).run(loop(epochs=2))
     with open(tmp_path / "history.jsonl", "a") as file:
         # Killed before the first checkpoint of the next phase.
         file.write(json.dumps(files.sealed({"epoch": 2})) + "\n")
@@ -253,16 +254,17 @@ def test_a_damaged_history_is_told(tmp_path):
 
 def test_another_batch_size_begins_the_epoch_anew(tmp_path):
     first = loop(epochs=2)
-    first._begin_epoch()
-    for batch in first._batches()[:2]:
-        first._step(batch)
+    list(first.run(After(lambda at: at.step == 2)))
     Recorder(tmp_path).save(first)
     same, other = loop(epochs=2), loop(epochs=2)
-    other.batch_size = 5
+    other.batch_size = other.source.batch_size = 5
     for again in (same, other):
         Recorder(tmp_path).resume(again)
     assert (same.epoch, same.position, other.epoch, other.position) == (0, 2, 0, 0)
-    assert (float(other.sums.abs().sum()), sum(map(len, other._batches()))) == (0, 50)
+    assert (float(other.sums.abs().sum()), sum(len(b.y) for b in other.batches(Position()))) == (
+        0,
+        50,
+    )
 
 
 HOSTILE = [None, True, -1, 1.5, float("nan"), 10**30, "", "x", [], {}, [1, 2]]

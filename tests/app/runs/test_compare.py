@@ -14,13 +14,13 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core.files import read_tensors, sealed, write_tensors
 from vardrop.app.runs import evaluate, fit, load_run, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 
 QUICK = {"epochs": 2, "batch_size": 32, "folds": 1, "beta": 0.3, "compare": False}
 
 
 def fitted(path, data="iris", recipe=None, **more):
-    return fit(data, "dense-8", recipe, out=path, observer=Observer(), **{**QUICK, **more})
+    return fit(data, "dense-8", recipe, out=path, callback=RunCallback(), **{**QUICK, **more})
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,12 @@ def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path):
 
 
 def test_a_run_that_was_stopped_is_told(runs):
-    class Stops(Observer):
-        def epoch(self, record, elbo):
+    class Stops(RunCallback):
+        def record(self, record, elbo):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        resume(runs / "plain", observer=Stops(), epochs=9)
+        resume(runs / "plain", callback=Stops(), epochs=9)
     evaluate(load_run(runs / "plain"))
     found = vd.compare_runs([runs / "noisy", runs / "plain"])
     assert found.notes == ["plain was stopped after 3 of 9 epochs."]
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_is_told(runs):
 # Methods.
 
 
-class Told(Observer):
+class Told(RunCallback):
     """Counts trainings, hears notes, and stops before a training of this number."""
 
     def __init__(self, stop=None):
@@ -167,7 +167,7 @@ class Told(Observer):
     def trial(self, label):
         return self
 
-    def start(self, first_epoch, loop):
+    def start(self, loop):
         if self.trainings == self.last:
             raise KeyboardInterrupt
         self.trainings += 1
@@ -215,13 +215,13 @@ def test_methods_share_the_splits_of_each_seed(compared):
 def test_what_is_there_is_not_trained_again_and_grows(compared, tmp_path):
     shutil.copytree(compared[0], tmp_path / "c")
     heard = Told()
-    again = methods(tmp_path / "c", observer=heard)
+    again = methods(tmp_path / "c", callback=heard)
     assert (heard.trainings, len(heard.notes)) == (0, 6)
     assert heard.notes[0].startswith("none, seed 0: accuracy ")
     assert again.scores == compared[1].scores
-    more = methods(tmp_path / "c", ["none", "sparse_vd", "l0"], [0, 1, 2, 7], observer=heard)
+    more = methods(tmp_path / "c", ["none", "sparse_vd", "l0"], [0, 1, 2, 7], callback=heard)
     assert (heard.trainings, list(more.scores)) == (6, ["none", "sparse_vd", "l0"])
-    only = methods(tmp_path / "c", ["l0", None], [7], observer=heard)
+    only = methods(tmp_path / "c", ["l0", None], [7], callback=heard)
     assert (heard.trainings, list(only.scores)) == (6, ["l0", "none"])
     assert only.notes == ["One seed has no interval: give more."]
     assert only.scores["l0"]["nll"].low is None
@@ -230,7 +230,7 @@ def test_what_is_there_is_not_trained_again_and_grows(compared, tmp_path):
 def test_a_stopped_comparison_goes_on_to_the_same_numbers(compared, tmp_path):
     for stop in (1, 2):  # between two runs, or before the first step of one
         with pytest.raises(KeyboardInterrupt):
-            methods(tmp_path / "c", observer=Told(stop))
+            methods(tmp_path / "c", callback=Told(stop))
     (half,) = (tmp_path / "c").glob("none-*-1")
     shutil.rmtree(half)
     half.mkdir()
@@ -247,10 +247,10 @@ def nll(comparison):
 
 def test_a_run_is_known_by_its_content_and_not_by_its_label(tmp_path):
     first, heard = methods(tmp_path / "c", {"a b": "none"}, 1), Told()
-    second = methods(tmp_path / "c", {"a-b": vd.sparse_vd()}, 1, observer=heard)
+    second = methods(tmp_path / "c", {"a-b": vd.sparse_vd()}, 1, callback=heard)
     assert heard.trainings == 1
     assert nll(second)["a-b"] != nll(first)["a b"]
-    both = methods(tmp_path / "c", {"a-b": "none", "a b": vd.sparse_vd()}, 1, observer=heard)
+    both = methods(tmp_path / "c", {"a-b": "none", "a b": vd.sparse_vd()}, 1, callback=heard)
     assert heard.trainings == 1
     assert nll(both) == {"a-b": nll(first)["a b"], "a b": nll(second)["a-b"]}
 
@@ -261,10 +261,10 @@ def test_a_run_is_known_by_its_content_and_not_by_its_label(tmp_path):
 def test_runs_of_something_else_stay_beside_those_of_a_comparison(compared, tmp_path, change):
     shutil.copytree(compared[0], tmp_path / "c")
     heard, given = Told(), {"recipes": ["none"], "net": "dense-8", **change}
-    found = methods(tmp_path / "c", given.pop("recipes"), 1, observer=heard, **given)
+    found = methods(tmp_path / "c", given.pop("recipes"), 1, callback=heard, **given)
     assert heard.trainings == 1
     assert nll(found)["none"] != compared[1].scores["none"]["nll"].value
-    again = methods(tmp_path / "c", observer=heard)
+    again = methods(tmp_path / "c", callback=heard)
     assert heard.trainings == 1
     assert nll(again) == nll(compared[1])
 
@@ -295,7 +295,7 @@ def test_data_and_nets_of_ones_own(tmp_path):
     recipes = {"my plain": None, "noisy": vd.bayes_by_backprop()}
     given = {"net": net, "target": "y", **{k: v for k, v in QUICK.items() if k != "compare"}}
     with pytest.raises(KeyboardInterrupt):
-        vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", observer=Told(1), **given)
+        vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", callback=Told(1), **given)
     found = vd.compare_methods(rows, recipes, 2, out=tmp_path / "c", **given)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert list(found.scores) == ["my plain", "noisy"]

@@ -13,13 +13,13 @@ from vardrop._core.files import read_tensors, sealed
 from vardrop.app import runs
 from vardrop.app.data import load_dataset
 from vardrop.app.runs import build_net, compress, fit, load_run, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import command
 from vardrop.testing import RECURRENT
 from vardrop.tuning import NotFiniteError
 
 QUICK = {
-    "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "observer": Observer(),
+    "epochs": 2, "batch_size": 32, "folds": 2, "compare": False, "callback": RunCallback(),
 }  # fmt: skip
 # Dropout that the named nets do not have, and gates that need a trained net, take options.
 OPTIONS = {"mc_dropout": {"drop_rate": 0.1}, "dependent_beta_bernoulli": {"joint": True}}
@@ -30,7 +30,7 @@ def regression(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "diabetes"
     return fit(
         "diabetes", "mlp", vd.bayes_by_backprop(), out=out, lr=5e-3, epochs=25, folds=2,
-        compare=False, observer=Observer(),
+        compare=False, callback=RunCallback(),
     )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def regression(tmp_path_factory):
 def classes(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "iris"
     return fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e-2, epochs=40, batch_size=16, folds=1,
-               beta=1.0, compare=False, observer=Observer())  # fmt: skip
+               beta=1.0, compare=False, callback=RunCallback())  # fmt: skip
 
 
 def test_a_method_for_other_nets_is_refused_with_the_reason(tmp_path):
@@ -152,7 +152,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     assert_refused("to fit the net", load_run, run.directory, narrow)
     assert_refused("has a custom net", resume, run.directory)
-    longer = resume(run.directory, own(), Observer(), epochs=3)
+    longer = resume(run.directory, own(), RunCallback(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
     arrays, _ = read_tensors(longer.directory / "arrays.safetensors")
     assert torch.equal(arrays["weight.1"], longer.net[1].weight)
@@ -160,7 +160,7 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
 
 def test_uncertainty_tells_out_of_distribution_images(tmp_path):
     run = fit("digits", "mlp", vd.sparse_vd(), out=tmp_path / "r", epochs=6, beta=0.1,
-              lr=3e-3, observer=Observer())  # fmt: skip
+              lr=3e-3, callback=RunCallback())  # fmt: skip
     assert runs.evaluate(run, ["photos"])["ood"]["photos"]["auroc_entropy"] > 0.8
     arrays, _ = read_tensors(run.directory / "arrays.safetensors")
     assert {"entropy_out_photos", "epistemic_out_photos"} <= set(arrays)
@@ -170,7 +170,7 @@ def test_nan_stops_with_advice_and_resumes_with_other_settings(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(NotFiniteError, match=r"in epoch \d+, step \d+.* Lower the learning rate"):
         fit("iris", "mlp", vd.sparse_vd(), out=out, lr=1e30, **QUICK)
-    assert len(resume(out, observer=Observer(), lr=1e-3).history) == 2
+    assert len(resume(out, callback=RunCallback(), lr=1e-3).history) == 2
     assert json.loads((out / "config.json").read_text())["settings"]["lr"] == 1e-3
 
 
@@ -183,7 +183,7 @@ def test_changed_data_are_noticed(tmp_path):
     with pytest.raises(vd.VardropError, match="but the checksum of the data changed"):
         _ = load_run(run.directory).data
     assert_refused(
-        "but the checksum of the data changed", resume, run.directory, observer=Observer()
+        "but the checksum of the data changed", resume, run.directory, callback=RunCallback()
     )
 
 
@@ -216,7 +216,7 @@ def test_a_resumed_run_keeps_both_commands(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["vardrop", "fit", "iris"])
     fit("iris", "mlp", out=tmp_path / "r", **QUICK)
     monkeypatch.setattr("sys.argv", ["vardrop", "fit", "--resume", "--epochs", "3"])
-    resume(tmp_path / "r", observer=Observer(), epochs=3)
+    resume(tmp_path / "r", callback=RunCallback(), epochs=3)
     stored = json.loads((tmp_path / "r" / "config.json").read_text())
     assert stored["command"] == "vardrop fit iris && vardrop fit --resume --epochs 3"
 

@@ -15,7 +15,7 @@ from tests.app.runs.test_nothing_lost import same_tensors
 from tests.refusals import assert_refused
 from vardrop.app.data import Part
 from vardrop.app.runs import Settings, evaluate, evaluate_rows, fit, load_run, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.held_out import (
     Choice,
     HeldOutPrediction,
@@ -25,7 +25,7 @@ from vardrop.app.runs.held_out import (
 )
 from vardrop.prediction import predict
 
-QUIET = {"observer": Observer(), "batch_size": 32}
+QUIET = {"callback": RunCallback(), "batch_size": 32}
 
 
 def smooth(rows, seed=0, noise=0.3):
@@ -56,7 +56,7 @@ def written(table, folder):
     ids=["quick", "whole"],
 )
 def test_a_table_of_150_rows_is_learned_with_nothing_given(tmp_path, made, settings):
-    run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", observer=Observer(),
+    run = fit(written(made(150), tmp_path), target="y", out=tmp_path / "r", callback=RunCallback(),
               **settings)  # fmt: skip
     assert run.config.net == "mlp50"
     assert run.config.method == vd.bayes_by_backprop(prior=vd.Normal(learned=True))
@@ -97,7 +97,7 @@ def test_a_given_weight_is_not_chosen_and_a_plain_net_has_none(tmp_path):
 
 def test_of_many_rows_the_validation_part_chooses(tmp_path):
     path = written(smooth(2900), tmp_path)
-    run = fit(path, target="y", out=tmp_path / "r", epochs=2, observer=Observer())
+    run = fit(path, target="y", out=tmp_path / "r", epochs=2, callback=RunCallback())
     found = run.results["held_out"]
     assert list(found["weights"]) in (["1", "0.1"], ["1", "0.1", "0.01"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
@@ -106,7 +106,7 @@ def test_of_many_rows_the_validation_part_chooses(tmp_path):
     assert [r["epoch"] for r in run.history] == [0, 1]
     assert run.history[-1]["beta"] == pytest.approx(found["beta"])
     assert run.history[-1]["validation"]["nll"] > 0
-    longer = resume(tmp_path / "r", observer=Observer(), epochs=3)
+    longer = resume(tmp_path / "r", callback=RunCallback(), epochs=3)
     assert len(longer.history) == 3
     assert longer.choice.beta == found["beta"]
     assert longer.choice.log_scale != run.choice.log_scale  # of the longer trained net
@@ -116,7 +116,7 @@ def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
     """A KL weight that is best after a quarter of the epochs overfits in all of them."""
     epochs = Counter()
 
-    class Count(Observer):
+    class Count(RunCallback):
         def __init__(self, label=""):
             self.label = label
 
@@ -127,7 +127,7 @@ def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
             epochs[self.label] += 1
 
     run = fit(smooth(30_000), "dense-4", target="y", out=tmp_path / "r", epochs=4, batch_size=4096,
-              compare=False, observer=Count())  # fmt: skip
+              compare=False, callback=Count())  # fmt: skip
     assert set(epochs) >= {"trial 1-0", "trial 0.1-0"}
     assert set(epochs.values()) == {4}
     assert len(run.history) == 4
@@ -141,7 +141,7 @@ def test_of_many_noisy_rows_the_net_is_as_good_as_the_trial_that_chose_it(tmp_pa
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0) ^ (made.random(2600) < 0.1)
     table = pd.DataFrame(x, columns=[f"x{i}" for i in range(30)]).assign(y=y)
     run = fit(table, target="y", out=tmp_path / "r", epochs=120, batch_size=256, test=False,
-              compare=False, observer=Observer())  # fmt: skip
+              compare=False, callback=RunCallback())  # fmt: skip
     found = run.results["held_out"]
     assert found["net"]["nll"] <= min(found["weights"].values())
     assert found["net"]["nll"] < 0.50  # with the weight that trials of a quarter choose: 0.52
@@ -183,7 +183,7 @@ def test_the_advice_names_who_is_as_good():
 # Killed among the trials.
 
 
-class StopsIn(Observer):
+class StopsIn(RunCallback):
     """Interrupts the second set of trials, or the third trial, in its second epoch."""
 
     def __init__(self, at, label=""):
@@ -191,10 +191,10 @@ class StopsIn(Observer):
 
     def trial(self, label):
         self.count += 1
-        return StopsIn(self.at, label) if self.count == self.at else Observer()
+        return StopsIn(self.at, label) if self.count == self.at else RunCallback()
 
-    def epoch(self, record, elbo):
-        if self.label and record["epoch"] == 1:
+    def on_epoch_end(self, at):
+        if self.label and at.epoch == 2:
             raise KeyboardInterrupt
 
 
@@ -209,13 +209,13 @@ def test_a_run_stopped_among_its_trials_ends_as_one_that_was_not(tmp_path, own, 
 
     settings = {"target": "y", "epochs": 3, "batch_size": 16}
     settings |= {"clip": 100.0} if alone else {}  # such trials are trained one after the other
-    whole = fit(path, net(0), out=tmp_path / "whole", observer=Observer(), **settings)
+    whole = fit(path, net(0), out=tmp_path / "whole", callback=RunCallback(), **settings)
     with pytest.raises(KeyboardInterrupt):
-        fit(path, net(0), out=tmp_path / "parts", observer=StopsIn(3 if alone else 2), **settings)
+        fit(path, net(0), out=tmp_path / "parts", callback=StopsIn(3 if alone else 2), **settings)
     assert (tmp_path / "parts" / "trials" / "1-1").is_dir()
     assert not (tmp_path / "parts" / "choice.safetensors").exists()
     fresh = net(1) if own else None  # with other weights than the first one had
-    parts = resume(tmp_path / "parts", fresh, Observer())
+    parts = resume(tmp_path / "parts", fresh, RunCallback())
     for name in ("best", "checkpoint", "choice", "arrays"):
         file = f"{name}.safetensors"
         assert same_tensors(tmp_path / "whole" / file, tmp_path / "parts" / file)
@@ -227,7 +227,7 @@ def test_the_best_trial_on_the_validation_part_is_the_run(tmp_path, stopped):
     """In the first trial, in the last and in that of the plain net it may be stopped."""
     path = written(smooth(90), tmp_path)
     settings = {"target": "y", "epochs": 8, "batch_size": 16, "folds": 1}
-    whole = fit(path, out=tmp_path / "whole", observer=Observer(), **settings)
+    whole = fit(path, out=tmp_path / "whole", callback=RunCallback(), **settings)
     found = whole.results["held_out"]
     assert {"1", "0.3"} <= set(found["weights"])
     assert found["weights"][f"{found['beta']:g}"] == min(found["weights"].values())
@@ -235,8 +235,8 @@ def test_the_best_trial_on_the_validation_part_is_the_run(tmp_path, stopped):
     assert found["net"]["nll"] == found["weights"][f"{found['beta']:g}"]  # it is that trial's net
     assert whole.history[-1]["beta"] == pytest.approx(found["beta"])
     with pytest.raises(KeyboardInterrupt):
-        fit(path, out=tmp_path / "parts", observer=StopsIn(stopped), **settings)
-    parts = resume(tmp_path / "parts", observer=Observer())
+        fit(path, out=tmp_path / "parts", callback=StopsIn(stopped), **settings)
+    parts = resume(tmp_path / "parts", callback=RunCallback())
     for name in ("best", "checkpoint", "choice", "arrays"):
         file = f"{name}.safetensors"
         assert same_tensors(tmp_path / "whole" / file, tmp_path / "parts" / file)
@@ -286,7 +286,7 @@ def test_what_targets_alone_say():
 
 def test_intervals_cover_what_they_say(tmp_path):
     run = fit(written(smooth(300), tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.3,
-              compare=False, observer=Observer())  # fmt: skip
+              compare=False, callback=RunCallback())  # fmt: skip
     fresh = smooth(4000, seed=1)
     y = torch.tensor(fresh.y.to_numpy(), dtype=torch.float32).unsqueeze(1)
     p = run.predict(fresh)
@@ -364,7 +364,7 @@ def test_intervals_of_a_grouped_fit_cover_rows_of_new_groups(tmp_path):
     """
     table = grouped(200, 0)
     run = fit(written(table, tmp_path), target="y", group="group", folds=4, test=False, epochs=20,
-              beta=0.1, compare=False, out=tmp_path / "r", observer=Observer())  # fmt: skip
+              beta=0.1, compare=False, out=tmp_path / "r", callback=RunCallback())  # fmt: skip
     assert float(run.choice.shares.sum()) == pytest.approx(200)
     fresh = grouped(500, 1)
     lower, upper = run.interval(run.predict(fresh), 0.9)
@@ -390,7 +390,7 @@ def test_targets_of_a_large_mean_keep_their_digits(tmp_path, offset):
     table = smooth(300)[["a", "b", "y"]]
     table = table.assign(y=offset + scale * (table.y - 50) / 20)
     run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=40, beta=0.1,
-              folds=2, compare=False, observer=Observer())  # fmt: skip
+              folds=2, compare=False, callback=RunCallback())  # fmt: skip
     scores, p = run.results["metrics"], run.predict(table)
     error = p.mean.flatten().numpy() - table.y.to_numpy()
     assert np.sqrt(np.square(error).mean()) < 0.75 * scale
@@ -408,7 +408,7 @@ def test_the_width_of_the_noise_may_differ_by_row(tmp_path):
     x = made.uniform(-1, 1, 400)
     table = pd.DataFrame({"a": x, "y": 7 + np.where(x > 0, 2.0, 0.2) * made.standard_normal(400)})
     run = fit(written(table, tmp_path), target="y", out=tmp_path / "r", epochs=60, beta=0.1,
-              folds=2, heteroscedastic=True, compare=False, observer=Observer())  # fmt: skip
+              folds=2, heteroscedastic=True, compare=False, callback=RunCallback())  # fmt: skip
     p = load_run(tmp_path / "r").predict(pd.DataFrame({"a": [-0.6, 0.6]}))
     assert float(p.std[1]) > 3 * float(p.std[0])
     assert p.mean.flatten().tolist() == pytest.approx([7, 7], abs=0.8)

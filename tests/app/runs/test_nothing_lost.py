@@ -18,13 +18,13 @@ from vardrop._core.files import read_tensors, sealed
 from vardrop.app import runs
 from vardrop.app.data import datasets as catalog, splits
 from vardrop.app.runs import compress, fit, load_run, resume
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import working
 from vardrop.app.store import read_run
 from vardrop.tuning import NotFiniteError
 
 QUICK = {
-    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False, "observer": Observer(),
+    "epochs": 2, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False, "callback": RunCallback(),
 }  # fmt: skip
 
 
@@ -63,9 +63,9 @@ def same_tensors(a, b):
 def test_another_seed_would_mix_the_rows_and_is_refused(run):
     before = {p.name: p.read_bytes() for p in run.iterdir()}
     with pytest.raises(vd.VardropError, match="`seed` to stay 0, because it split the data of"):
-        resume(run, observer=Observer(), epochs=4, seed=5)
+        resume(run, callback=RunCallback(), epochs=4, seed=5)
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
-    assert len(resume(run, observer=Observer(), epochs=3, seed=0).history) == 3
+    assert len(resume(run, callback=RunCallback(), epochs=3, seed=0).history) == 3
 
 
 def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
@@ -75,12 +75,14 @@ def test_rows_that_are_split_in_another_way_are_noticed(run, monkeypatch):
             assert_refused("but the sizes of the data changed from .* Begin a new run", call)
     split_rows = catalog.split_rows
     monkeypatch.setattr(catalog, "split_rows", lambda n, seed, *more: split_rows(n, 9, *more))
-    assert_refused("but the rows of the data changed", resume, run, observer=Observer(), epochs=4)
+    assert_refused(
+        "but the rows of the data changed", resume, run, callback=RunCallback(), epochs=4
+    )
 
 
 def test_pretraining_cannot_be_asked_for_after_it(run):
     with pytest.raises(vd.VardropError, match="`pretrain` to stay 0, because .* is past its pretr"):
-        resume(run, observer=Observer(), epochs=5, pretrain=3)
+        resume(run, callback=RunCallback(), epochs=5, pretrain=3)
     assert [r["epoch"] for r in load_run(run).history] == [0, 1]
 
 
@@ -98,7 +100,7 @@ def test_named_data_take_no_columns(tmp_path, given):
 def test_a_run_resumed_in_its_warm_up_is_one_that_never_stopped(tmp_path):
     settings = {**QUICK, "warmup": (2, 9)}
     fit("wine", "mlp", out=tmp_path / "parts", **{**settings, "epochs": 2})
-    parts = resume(tmp_path / "parts", observer=Observer(), epochs=6)
+    parts = resume(tmp_path / "parts", callback=RunCallback(), epochs=6)
     whole = fit("wine", "mlp", out=tmp_path / "whole", **{**settings, "epochs": 6, "rate": "late"})
     assert len(parts.history) == len(whole.history) == 6
     best = read_tensors(tmp_path / "parts" / "best.safetensors")
@@ -111,10 +113,10 @@ def test_a_run_that_is_at_its_end_stays_as_it_is(run, base):
     compress(load_run(run), sparsity=0.5)
     names = ("results.json", "arrays.safetensors", "small.safetensors", "best.safetensors")
     before = {name: (run / name).read_bytes() for name in names}
-    again = resume(run, observer=Observer())
+    again = resume(run, callback=RunCallback())
     assert {name: (run / name).read_bytes() for name in names} == before
     assert again.results["compression"]["sparsity"] >= 0.5
-    resume(run, observer=Observer(), epochs=30, lr=0.03)
+    resume(run, callback=RunCallback(), epochs=30, lr=0.03)
     assert not (run / "small.safetensors").exists()
     assert again.results["compression"] == {}
 
@@ -123,7 +125,7 @@ def test_one_at_a_time_works_on_a_run(run, tmp_path):
     loaded = load_run(run)
     with working(run):
         for call in (
-            lambda: resume(run, observer=Observer(), epochs=4),
+            lambda: resume(run, callback=RunCallback(), epochs=4),
             lambda: fit("iris", "lenet300", out=run, force=True, **QUICK),
             lambda: runs.evaluate(loaded),
             lambda: compress(loaded, sparsity=0.5),
@@ -135,7 +137,7 @@ def test_one_at_a_time_works_on_a_run(run, tmp_path):
 
 def test_what_a_killed_write_left_is_removed(run):
     (run / ".checkpoint.safetensors.123.new").write_bytes(b"half")
-    resume(run, observer=Observer(), epochs=3)
+    resume(run, callback=RunCallback(), epochs=3)
     assert not list(run.glob(".*.new"))
 
 
@@ -151,17 +153,17 @@ def test_the_seed_decides_and_the_callers_generator_is_left_alone(tmp_path, name
 
 
 def test_pretrained_heads_resume_to_the_same_net(tmp_path):
-    class Stops(Observer):
-        def epoch(self, record, elbo):
+    class Stops(RunCallback):
+        def record(self, record, elbo):
             if record["epoch"] == 1:  # the last of the pretraining
                 raise KeyboardInterrupt
 
     settings = {**QUICK, "pretrain": 2}
     fit("iris", "mlp", vd.dropmax(), out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        fit("iris", "mlp", vd.dropmax(), out=tmp_path / "parts", **settings | {"observer": Stops()})
+        fit("iris", "mlp", vd.dropmax(), out=tmp_path / "parts", **settings | {"callback": Stops()})
     torch.manual_seed(9)
-    resume(tmp_path / "parts", observer=Observer())
+    resume(tmp_path / "parts", callback=RunCallback())
     for name in ("best.safetensors", "checkpoint.safetensors"):
         assert same_tensors(tmp_path / "whole" / name, tmp_path / "parts" / name)
 

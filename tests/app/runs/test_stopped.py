@@ -11,30 +11,30 @@ from tests.refusals import assert_refused
 from vardrop._core.files import remove
 from vardrop.app.report import report
 from vardrop.app.runs import evaluate, fit, load_run
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 
 QUICK = {"epochs": 6, "batch_size": 32, "lr": 1e-2, "folds": 2, "compare": False}
 SAVING = {"checkpoint_seconds": 0.0}  # a checkpoint after every step
 
 
-class Stops(Observer):
+class Stops(RunCallback):
     """Interrupts the run's own training, or its trials, after so many steps."""
 
     def __init__(self, steps, trials=False):
         self.steps, self.trials = steps, trials
 
     def trial(self, label):
-        return Stops(self.steps) if self.trials else Observer()
+        return Stops(self.steps) if self.trials else RunCallback()
 
-    def step(self, loop):
+    def on_step(self, at, loss):
         self.steps -= 1
         if self.steps == 0 and not self.trials:
             raise KeyboardInterrupt
 
 
-def stopped(path, observer, data="iris", net="mlp50", **more):
+def stopped(path, callback, data="iris", net="mlp50", **more):
     with pytest.raises(KeyboardInterrupt):
-        fit(data, net, out=path, observer=observer, **{**QUICK, **more})
+        fit(data, net, out=path, callback=callback, **{**QUICK, **more})
     return path
 
 
@@ -47,13 +47,13 @@ UNTRAINED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("more, observer, where", UNTRAINED, ids=[str(u[0]) for u in UNTRAINED])
-def test_a_run_without_a_net_says_how_it_gets_one(tmp_path, more, observer, where):
-    path = stopped(tmp_path / "r", observer, **more)
+@pytest.mark.parametrize("more, callback, where", UNTRAINED, ids=[str(u[0]) for u in UNTRAINED])
+def test_a_run_without_a_net_says_how_it_gets_one(tmp_path, more, callback, where):
+    path = stopped(tmp_path / "r", callback, **more)
     told = f"trained net in {path}, but it was stopped {where}.*`vardrop fit --resume --out {path}`"
     assert_refused(told, load_run, path)
     assert report([path]).is_file()
-    done = vd.resume(path, observer=Observer())
+    done = vd.resume(path, callback=RunCallback())
     assert done.standing == ""
     assert len(done.history) == QUICK["epochs"] + more.get("pretrain", 0)
     assert load_run(path).predict(done.data.test.x).probs.shape == (30, 3)
@@ -70,8 +70,8 @@ def test_a_run_stopped_in_its_first_epochs_is_used(tmp_path, folds, steps, where
     assert run.predict(run.data.test.x[:4]).probs.shape == (4, 3)
     assert evaluate(run)["metrics"]["accuracy"] >= 0
     assert run.report().is_file()
-    done = vd.resume(path, observer=Observer())
-    whole = fit("iris", "mlp50", out=tmp_path / "whole", observer=Observer(), **QUICK | settings)
+    done = vd.resume(path, callback=RunCallback())
+    whole = fit("iris", "mlp50", out=tmp_path / "whole", callback=RunCallback(), **QUICK | settings)
     for name, tensor in whole.elbo.state_dict().items():
         assert torch.equal(done.elbo.state_dict()[name], tensor)
 
@@ -83,7 +83,7 @@ def test_what_was_handed_over_has_to_be_handed_over_again(tmp_path):
     call = f"`vardrop.resume({str(path)!r}, net=net, data=data)`"
     assert_refused(re.escape(call), load_run, path)
     fresh = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert vd.resume(path, net=fresh, data=rows, observer=Observer()).standing == ""
+    assert vd.resume(path, net=fresh, data=rows, callback=RunCallback()).standing == ""
 
 
 def test_a_net_without_a_scale_says_so_without_its_checkpoint_too(tmp_path):

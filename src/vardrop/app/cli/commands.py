@@ -26,12 +26,12 @@ from vardrop.app.cli.options import Fraction, MaybePath, MaybeText, MaybeTexts
 from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
 from vardrop.app.runs import METHODS, Settings, load_run, method_named
 from vardrop.app.runs.callbacks import (
+    CallbackList,
     JsonLines,
-    Observer,
-    ObserverList,
     ProgressBar,
+    RunCallback,
     TensorBoard,
-    TextObserver,
+    TextLines,
     on_terminal,
 )
 from vardrop.app.runs.compress import MAX_DROPS
@@ -136,7 +136,7 @@ def fit(
         recipe = _recipe(method, option)
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
-        options["observer"] = observer(context, json, path if tensorboard else None)
+        options["callback"] = make_callback(context, json, path if tensorboard else None)
         if not resume:
             parts = {"validation": validation, "test": test, "directory": data_dir}
             chosen = {"where": where, "exclude": exclude, "force": force, **parts, **options}
@@ -187,18 +187,18 @@ def _check_resume(out: Path | None, context: typer.Context) -> Path:
     return out
 
 
-def observer(context: typer.Context, json: bool, tensorboard: Path | None) -> Observer:
+def make_callback(context: typer.Context, json: bool, tensorboard: Path | None) -> RunCallback:
     """JSON lines with --json, text and a bar on a terminal otherwise; only in the first process."""
     if os.environ.get("RANK", "0") != "0":
-        return Observer()
+        return RunCallback()
     if context.obj:  # --quiet
-        return Observer() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
-    observers: list[Observer] = [JsonLines()] if json else [TextObserver()]
+        return RunCallback() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
+    callbacks: list[RunCallback] = [JsonLines()] if json else [TextLines()]
     if on_terminal() and not json:
-        observers.append(ProgressBar())
+        callbacks.append(ProgressBar())
     if tensorboard is not None:
-        observers.append(TensorBoard(tensorboard / "tensorboard"))
-    return ObserverList(observers)
+        callbacks.append(TensorBoard(tensorboard / "tensorboard"))
+    return CallbackList(callbacks)
 
 
 def _load(path: Path, directory: Path | None = None) -> runs.Run:
@@ -354,7 +354,7 @@ def compare(
         _check_settings(options, net)
         data = compared[0]
         out = out or free_directory(f"{Path(data).stem}-comparison")
-        options["observer"] = observer(context, json, None)
+        options["callback"] = make_callback(context, json, None)
         typed = f"--out {shlex.quote(str(out))}"
         with _on_interrupt(f"Run the same command with {typed} to resume."):
             comparison = runs.compare_methods(data, names, seeds, out=out, **options)

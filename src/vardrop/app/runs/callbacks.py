@@ -1,4 +1,4 @@
-"""Who is told about a training: a progress bar, JSON lines, TensorBoard."""
+"""Callbacks of a run: a progress bar, JSON lines, TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,65 +9,66 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from vardrop._core.checks import printable
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import plain
 from vardrop.noisy import has_noise, log_alpha
+from vardrop.tuning import Callback, Position
 
 if TYPE_CHECKING:
     from vardrop.objective import ELBO
-    from vardrop.tuning.train import Loop
+    from vardrop.tuning import Loop
+    from vardrop.tuning.stacked import StackedTraining
 
 
-class Observer:
-    """Is told about a training; this one stays silent."""
+class RunCallback(Callback):
+    """Is called during a run, also with texts and records. This one does nothing."""
 
     def describe(self, text: str) -> None:
-        """What was found in the data, before the training begins."""
+        """A description of the data, before the training starts."""
 
     def note(self, text: str) -> None:
-        """What is going on, or was decided."""
+        """What is happening, or was decided."""
 
-    def trial(self, label: str) -> Observer:
-        """Who is told about a training that only serves to choose; nobody here."""
-        return Observer()
+    def trial(self, label: str) -> RunCallback:
+        """The callback of a training that only serves to choose; silent by default."""
+        return RunCallback()
 
-    def start(self, first_epoch: int, loop: Loop) -> None:
-        """A phase begins, or goes on."""
+    def start(self, loop: Loop | StackedTraining) -> None:
+        """A training starts, or continues."""
 
-    def step(self, loop: Loop) -> None:
-        """A step is done."""
-
-    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
-        """An epoch is done."""
+    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
+        """An epoch was recorded."""
 
     def stop(self) -> None:
-        """The phase is over, by its end or by an error."""
+        """The training has ended, normally or with an error."""
 
 
-def _tell_all(name: str) -> Callable[..., None]:
-    def tell(self: ObserverList, *args: Any) -> None:
-        for observer in self.observers:
-            getattr(observer, name)(*args)
+def _call_all(name: str) -> Callable[..., None]:
+    def call(self: CallbackList, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, name)(*args)
 
-    return tell
+    return call
 
 
-class ObserverList(Observer):
-    """Passes everything on to several observers."""
+class CallbackList(RunCallback):
+    """Passes every call on to several callbacks."""
 
-    describe, note, start, step, epoch, stop = map(
-        _tell_all, ("describe", "note", "start", "step", "epoch", "stop")
+    describe, note, start, on_step, on_epoch_end, record, stop = map(
+        _call_all, ("describe", "note", "start", "on_step", "on_epoch_end", "record", "stop")
     )
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = observers
+    def __init__(self, callbacks: Sequence[RunCallback]) -> None:
+        self.callbacks = callbacks
 
-    def trial(self, label: str) -> Observer:
-        return ObserverList([observer.trial(label) for observer in self.observers])
+    def trial(self, label: str) -> RunCallback:
+        return CallbackList([callback.trial(label) for callback in self.callbacks])
 
 
-class JsonLines(Observer):
+class JsonLines(RunCallback):
     """Prints one JSON object per epoch to standard output."""
 
     def describe(self, text: str) -> None:
@@ -76,11 +77,11 @@ class JsonLines(Observer):
     def note(self, text: str) -> None:
         print(json.dumps({"event": "note", "text": text}), flush=True)
 
-    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
         print(json.dumps(plain({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
-class TextObserver(Observer):
+class TextLines(RunCallback):
     """Prints what was found in the data and what was decided, and nothing else."""
 
     def note(self, text: str) -> None:
@@ -98,7 +99,7 @@ _PARTS = (
 )
 
 
-class ProgressBar(Observer):
+class ProgressBar(RunCallback):
     """A line with the epoch, the time that is left and, where there is room, scores and speed.
 
     Scores are those of validation data, in the units of the table at the end; the loss where there
@@ -108,31 +109,31 @@ class ProgressBar(Observer):
     def __init__(self, label: str = "training", transient: bool = False) -> None:
         self.label, self.transient = label, transient
 
-    def trial(self, label: str) -> Observer:
+    def trial(self, label: str) -> RunCallback:
         return ProgressBar(label, transient=True)
 
-    def start(self, first_epoch: int, loop: Loop) -> None:
+    def start(self, loop: Loop | StackedTraining) -> None:
         console, progress = needed("rich.console"), needed("rich.progress")
         terminal = console.Console(stderr=True)  # standard output is for results
         texts = [progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least]
         columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *texts
         self._bar = progress.Progress(*columns, console=terminal, transient=self.transient)
-        steps = loop.steps or 0  # of a stream that may have no length
+        self.loop, steps = loop, loop.steps or 0  # a stream may have no length
         total, done = loop.epochs * steps or None, loop.epoch * steps + loop.position
         self._task = self._bar.add_task(
             self.label, total=total, completed=done, rate="-", scores="", left="?"
         )
         self._bar.start()
 
-    def step(self, loop: Loop) -> None:
-        text = f"{self.label}: epoch {loop.epoch + 1}/{loop.epochs}"
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        text = f"{self.label}: epoch {at.epoch + 1}/{self.loop.epochs}"
         self._bar.update(self._task, advance=1, description=text)
         task = self._bar.tasks[self._task]
-        rate = "-" if task.speed is None else f"{task.speed * loop.batch_size:,.0f}"
+        rate = "-" if task.speed is None else f"{task.speed * self.loop.batch_size:,.0f}"
         left = "?" if task.time_remaining is None else str(timedelta(seconds=task.time_remaining))
         self._bar.update(self._task, rate=rate, left=left)
 
-    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
         shown = record["validation"] or {"loss": record["loss"]}
         text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         self._bar.update(self._task, scores=text)
@@ -141,7 +142,7 @@ class ProgressBar(Observer):
         self._bar.stop()
 
 
-class TensorBoard(Observer):
+class TensorBoard(RunCallback):
     """Writes NLL, KL, beta, validation scores, sparsity and alpha histograms for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
@@ -154,10 +155,10 @@ class TensorBoard(Observer):
             ) from absent
         self._directory, self._writers = directory, tensorboard
 
-    def start(self, first_epoch: int, loop: Loop) -> None:
+    def start(self, loop: Loop | StackedTraining) -> None:
         self._writer = self._writers.SummaryWriter(str(self._directory))
 
-    def epoch(self, record: dict[str, Any], elbo: ELBO) -> None:
+    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
         step = record["epoch"]
         for name in ("loss", "nll", "kl", "beta"):
             self._writer.add_scalar(f"train/{name}", record[name], step)

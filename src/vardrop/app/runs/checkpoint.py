@@ -1,4 +1,4 @@
-"""The tensors of an optimizer and of a net, by name, as a checkpoint holds them."""
+"""The tensors of an optimizer and of a model, by name, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vardrop._core.errors import VardropError
 from vardrop._core.sharding import is_sharded
 
 
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix.`, without it."""
     start = f"{prefix}."
     return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of an optimizer that is made of tensors, as torch's own optimizers' is."""
+    """The tensors in the state of an optimizer."""
     state = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": value
@@ -29,7 +29,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give an optimizer the tensors of `optimizer_tensors`; its groups stay as they are."""
+    """Load the tensors of `optimizer_tensors`. The parameter groups are unchanged."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)
@@ -38,20 +38,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     _check_state(state, parameters)
     for number, parts in state.items():
         like = parameters[number]
-        state[number] = {name: _laid_out(value, like) for name, value in parts.items()}
+        state[number] = {name: _match_layout(value, like) for name, value in parts.items()}
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the memory layout of its parameter, which a fused optimizer takes for granted."""
+def _match_layout(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor in the memory layout of its parameter, which a fused optimizer requires."""
     if value.shape != like.shape or is_sharded(like):
         return value
     return torch.empty_like(like, dtype=value.dtype).copy_(value)
 
 
 def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
-    """Every parameter has the same parts, each a number or in the shape of the parameter."""
+    """Raise a ValueError unless each parameter has the same parts: scalars or of its shape."""
     names = {tuple(sorted(parts)) for parts in state.values()}
     fits = len(names) <= 1 and all(
         0 <= index < len(parameters) and value.shape in ((), parameters[index].shape)
@@ -63,7 +63,7 @@ def _check_state(state: dict[int, dict[str, Tensor]], parameters: list[Tensor]) 
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Give a module its tensors; an error names the file where they do not fit."""
+    """Load the tensors of a module. If they do not fit, an error names the file."""
     try:
         module.load_state_dict(tensors)
     except RuntimeError as misfit:

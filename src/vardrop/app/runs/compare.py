@@ -17,7 +17,7 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import digest
 from vardrop._core.values import to_json
 from vardrop.app.data import Roles, load_dataset
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.config import free_directory, prepare, working
 from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
@@ -42,7 +42,7 @@ def compare_methods(
     *,
     net: str | nn.Module = "auto",
     out: str | Path | None = None,
-    observer: Observer | None = None,
+    callback: RunCallback | None = None,
     **options: Any,
 ) -> Comparison:
     """Fit several methods with several seeds on the same splits, and compare them.
@@ -63,7 +63,7 @@ def compare_methods(
         seeds: how many, from 0 on, or which.
         net: as for `fit`; a custom network is copied for each run.
         out: the folder; runs/<data>-comparison-<number> by default.
-        observer: as for `fit`; gets the runs as trials, and their scores as notes.
+        callback: as for `fit`; gets the runs as trials, and their scores as notes.
         options: other arguments of `fit`, the same for all runs. The plain model is not trained
             next to each run (`compare=False`) unless requested.
 
@@ -90,14 +90,14 @@ def compare_methods(
         for label, method in methods.items():
             identity = _identity(checksum, net, method, options)
             for seed in numbers:
-                watch = observer and observer.trial(f"{label}, seed {seed}")
-                arguments = {"recipe": method, "seed": seed, "observer": watch, **options}
+                watch = callback and callback.trial(f"{label}, seed {seed}")
+                arguments = {"recipe": method, "seed": seed, "callback": watch, **options}
                 run = _finish(folder / f"{identity}-{seed}", data, net, **arguments)
                 runs[label].append(run)
-                if observer is not None:
+                if callback is not None:
                     scores = list((run.results.get("metrics") or {}).items())[:4]
                     shown = ", ".join(f"{score} {number(value)}" for score, value in scores)
-                    observer.note(f"{label}, seed {seed}: {shown}")
+                    callback.note(f"{label}, seed {seed}: {shown}")
     comparison = _compare_seeds(runs)
     comparison.write(folder)
     return comparison
@@ -160,7 +160,7 @@ def _finish(path: Path, data: Any, net: str | nn.Module, **options: Any) -> Stor
         parts = {"data": data, **{name: options.get(name) for name in _PARTS}}
         in_memory = any(not isinstance(part, str | Path | None) for part in parts.values())
         own = None if isinstance(model, str) else model
-        resume(path, own, options["observer"], **(parts if in_memory else {}))
+        resume(path, own, options["callback"], **(parts if in_memory else {}))
     else:  # whatever a stop left there is no run yet
         fit(data, model, out=path, force=True, **options)
     return read_run(path)

@@ -15,22 +15,23 @@ from torch import nn
 
 from vardrop._core.checks import nearest
 from vardrop._core.errors import VardropError, needed
+from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
 from vardrop.app.data.splits import with_class_weight
 from vardrop.app.data.tables import is_table
-from vardrop.app.runs.callbacks import Observer, ProgressBar, on_terminal
+from vardrop.app.runs.callbacks import ProgressBar, RunCallback, on_terminal
 from vardrop.app.runs.config import Config, Data, free_directory, new_directory, working
 from vardrop.app.runs.evaluate import measure
 from vardrop.app.runs.held_out import Choice
 from vardrop.app.runs.models import method_named, usual_method, usual_net
+from vardrop.app.runs.processes import join_processes
 from vardrop.app.runs.run import Run, fresh_net, load_same_data
 from vardrop.app.runs.settings import Settings
 from vardrop.app.runs.training import read_phase
 from vardrop.app.runs.trials import FitJob, run_fit_job
 from vardrop.conversion import convert
 from vardrop.recipes import BaseRecipe, HeadRecipe
-from vardrop.tuning.processes import joined, own_generators
 
 _ROLES = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
 
@@ -50,7 +51,8 @@ def fit(
     where: str | None = None,
     exclude: str | None = None,
     force: bool = False,
-    observer: Observer | None = None,
+    callback: RunCallback | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> Run:
     """Train a model on named data or a table, store the run in a directory, score it on test data.
@@ -70,7 +72,9 @@ def fit(
         directory: of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
-        observer: is called after steps and epochs; a progress bar on a terminal by default.
+        callback: is called after steps and epochs; by default `progress` decides.
+        progress: show a progress bar; None shows it on a terminal. After Ctrl-C, `resume` continues
+            from the last checkpoint.
         options: what other columns of a table are for, see `vardrop.app.data.Roles`, and how to
             train, see `Settings`. Settings that are not passed follow from the data. Held-out rows
             decide the KL weight, the scale of the noise and the width of intervals.
@@ -93,7 +97,7 @@ def fit(
     for package in ("safetensors", "pandas", "sklearn"):  # an error before anything is trained
         needed(package)
     device = chosen.torch_device()
-    with joined(device) as world:
+    with join_processes(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
         about = dataset.about
         if isinstance(recipe, str):
@@ -107,15 +111,15 @@ def fit(
         config = Config(source, about, name, custom is not None, recipe, where, exclude, settings)
         model = fresh_net(config, custom)
         if recipe is not None:  # what cannot be converted is an error before anything is written
-            with own_generators(device):
+            with preserve_rng(device):
                 convert(copy.deepcopy(model), recipe, where, exclude)
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)
-            if world.first and observer is not None and dataset.preprocessing is not None:
+            if world.first and callback is not None and dataset.preprocessing is not None:
                 reading = source if is_table(source.name) else None
-                observer.describe(describe(dataset.preprocessing, reading))
-            return _finish(FitJob(config, path, dataset, model, world), observer)
+                callback.describe(describe(dataset.preprocessing, reading))
+            return _finish(FitJob(config, path, dataset, model, world), callback, progress)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -187,10 +191,11 @@ def _check_settings(
 def resume(
     out: str | Path,
     net: nn.Module | None = None,
-    observer: Observer | None = None,
+    callback: RunCallback | None = None,
     data: Any = None,
     validation: Any = None,
     test: Any = None,
+    progress: bool | None = None,
     **changes: Any,
 ) -> Run:
     """Resume a run from its last checkpoint, with bit-identical results.
@@ -202,19 +207,20 @@ def resume(
     Args:
         out: the directory of the run.
         net: a fresh network, if `fit` was given a custom one.
-        observer: as for `fit`.
+        callback, progress: as for `fit`.
         data, validation, test: as for `fit`, if they were passed in memory.
         changes: settings to change from here on, such as a lower `lr`.
     """
     path = Path(out)
     device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
-    with joined(device) as world, working(path) if world.first else nullcontext():
+    with join_processes(device) as world, working(path) if world.first else nullcontext():
         config = _apply_changes(Config.read(path), path, changes)  # nobody else can change it now
         dataset = load_same_data(config, path, data, validation, test)
         model = fresh_net(config, net)
         if changes and world.first:
             config.write(path)
-        return _finish(FitJob(config, path, dataset, model, world, resuming=True), observer)
+        job = FitJob(config, path, dataset, model, world, resuming=True)
+        return _finish(job, callback, progress)
 
 
 def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Config:
@@ -234,13 +240,14 @@ def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Confi
     return dataclasses.replace(config, settings=settings)
 
 
-def _finish(job: FitJob, observer: Observer | None) -> Run:
-    """Train and measure; without an observer a progress bar is shown on a terminal."""
-    bar = ProgressBar() if on_terminal() and job.world.first else Observer()
+def _finish(job: FitJob, callback: RunCallback | None, progress: bool | None) -> Run:
+    """Train and measure; without a callback, show a progress bar if requested or on a terminal."""
+    visible = (on_terminal() if progress is None else progress) and job.world.first
+    bar = ProgressBar() if visible else RunCallback()
     weights = job.config.settings.class_weight
     rows = job.data if weights is None else with_class_weight(job.data, weights)
-    with own_generators(job.world.device):
-        elbo = run_fit_job(dataclasses.replace(job, data=rows, observer=observer or bar))
+    with preserve_rng(job.world.device):
+        elbo = run_fit_job(dataclasses.replace(job, data=rows, callback=callback or bar))
     run = Run(job.config, elbo, Choice.read(job.path), job.path, job.data)
     if job.world.first and not (job.path / "results.json").is_file():  # else they are of this net
         measure(run)

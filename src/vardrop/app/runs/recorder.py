@@ -1,4 +1,4 @@
-"""A training kept in a directory: its history, its checkpoint, the best net so far."""
+"""Record a training in a directory: its history, its checkpoint, the best model so far."""
 
 from __future__ import annotations
 
@@ -16,100 +16,101 @@ from vardrop._core import files
 from vardrop._core.errors import NotFiniteError
 from vardrop.app import store
 from vardrop.app.runs import checkpoint
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
-from vardrop.tuning.step import broken_parameter
-from vardrop.tuning.train import Epoch, Loop
+from vardrop.tuning import Callback, Loop, Position
+from vardrop.tuning.minimize import find_nonfinite
 
 Validate = Callable[[ELBO], dict[str, float]]
 
 
 @dataclass
-class Recorder:
-    """Runs a loop and keeps it in `directory`, so that it can be killed at any moment.
+class Recorder(Callback):
+    """Records a training in `directory`, so that it can be killed at any moment and resumed.
 
-    best.safetensors holds the net of the lowest validation loss; until the first net is judged it
-    follows the training, so that a run that ends or is stopped before has a net to use.
+    best.safetensors holds the model with the lowest validation loss. Until the first model is
+    compared it holds the latest one, so that a run that ends or is stopped before has a model.
 
     Args:
-        directory: where the files go; it exists, and nobody else writes there.
-        phase: the name of this part of the run, which the checkpoint is for.
-        first_epoch: how many epochs earlier phases had.
-        validate: scores on validation data, with "nll" among them; None where there are none.
-        judged_from: the epoch from which nets compete for the best one; with infinity none does,
-            and the last one is kept.
-        keeps: whether a net is kept at all, besides the checkpoint.
-        patience: epochs without a better one after which to stop.
-        seconds: a checkpoint inside an epoch after so long.
-        pause: no checkpoint at the end of an epoch for so many times as long as the last one took
-            to write, but after the last epoch; so short epochs are not spent on writing.
-        observer: is told about steps and epochs.
-        about_best: files that say something of the best net, removed before it changes.
+        directory: an existing directory that nobody else writes to.
+        phase: the name of this part of the run, stored in the checkpoint.
+        first_epoch: the number of epochs of earlier phases.
+        validate: returns scores on validation data, with "nll" among them; None for no scores.
+        compare_from: the epoch from which models are compared; with infinity the last one is kept.
+        keeps: whether a model is kept at all, in addition to the checkpoint.
+        patience: stop after so many epochs without a better one.
+        seconds: write a checkpoint inside an epoch after so many seconds.
+        pause: write no checkpoint at the end of an epoch, except the last, within this many times
+            the duration of the last write. Short epochs are then not dominated by writing.
+        callback: is called with steps and records.
+        about_best: files about the best model, which are removed before it changes.
     """
 
     directory: Path
     phase: str = "fit"
     first_epoch: int = 0
     validate: Validate | None = None
-    judged_from: float = 0
+    compare_from: float = 0
     keeps: bool = True
     patience: int | None = None
     seconds: float = math.inf
     pause: float = 0.0
-    observer: Observer = field(default_factory=Observer)
+    callback: RunCallback = field(default_factory=RunCallback)
     about_best: Sequence[str] = ()
     best: float = math.inf
     best_beta: float | None = None
     waited: int = 0
 
     def run(self, loop: Loop) -> None:
-        """Train to the end, or to where patience ends."""
-        begun = self._written = time.monotonic()
-        self._cost, self._pending = 0.0, b""
-        if loop.world.first:  # what a run that was killed here wrote after its last checkpoint
-            forget_after(self.directory, self.first_epoch + loop.epoch)
-        stopped = self._tired()
-        self.observer.start(self.first_epoch, loop)
+        """Train to the end, or until the patience is over."""
+        self._loop, self._pending, self._write_seconds = loop, b"", 0.0
+        self._epoch_start = self._written = time.monotonic()
+        if loop.world.first:  # remove what a killed run wrote after its last checkpoint
+            truncate_history(self.directory, self.first_epoch + loop.epoch)
+        self.callback.start(loop)
         try:
-            for epoch in () if stopped else loop.run(lambda: self._after_step(loop)):
-                record = self._record(loop, epoch, time.monotonic() - begun)
-                begun = time.monotonic()
-                self._judge(loop, record)
-                stopped = loop.world.agree(self._tired())
-                if loop.world.first:
-                    self._pending += _line(record)
-                    paused = time.monotonic() - self._written < self.pause * self._cost
-                    if stopped or loop.epoch == loop.epochs or not paused:
-                        self._store(loop, record["epoch"])
-                    self.observer.epoch(record, loop.elbo)
-                if stopped:
-                    break
-        except NotFiniteError as broken:
-            raise NotFiniteError(f"{broken} {self._last_good()}") from None
+            for _ in () if self._is_over() else loop.run(self.callback, self):
+                pass
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{error} {self._describe_checkpoint()}") from None
         finally:
-            self.observer.stop()
+            self.callback.stop()
 
-    def _tired(self) -> bool:
+    def _is_over(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
-    def _after_step(self, loop: Loop) -> None:
-        self.observer.step(loop)
-        alone = loop.world.size == 1  # the others' noise is not in the checkpoint
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        alone = self._loop.world.size == 1  # a checkpoint holds the noise of one process
         if alone and time.monotonic() - self._written > self.seconds:
-            self._store(loop, self.first_epoch + loop.epoch)
+            self._store(self.first_epoch + at.epoch)
 
-    def _store(self, loop: Loop, epoch: int) -> None:
-        """The net that follows the training, the history and, last, the checkpoint."""
+    def on_epoch_end(self, at: Position) -> bool:
+        loop, now = self._loop, time.monotonic()
+        record = self._make_record(now - self._epoch_start)
+        self._epoch_start = time.monotonic()
+        self._compare(record)
+        over = loop.world.broadcast_decision(self._is_over())
+        if loop.world.first:
+            self._pending += _to_line(record)
+            paused = time.monotonic() - self._written < self.pause * self._write_seconds
+            if over or at.epoch == loop.epochs or not paused:
+                self._store(record["epoch"])
+            self.callback.record(record, loop.elbo)
+        return over
+
+    def _store(self, epoch: int) -> None:
+        """Write the latest model if none was compared, the history and, last, the checkpoint."""
         if self.keeps and self.best_beta is None:
-            self._keep(loop, epoch)
+            self._keep(epoch)
         if self._pending:
             files.append(self.directory / HISTORY, self._pending)
             self._pending = b""
-        self.save(loop)
+        self.save(self._loop)
 
-    def _record(self, loop: Loop, epoch: Epoch, seconds: float) -> Record:
+    def _make_record(self, seconds: float) -> Record:
+        loop, epoch = self._loop, self._loop.last
         return {
             **epoch._asdict(),
             "epoch": self.first_epoch + epoch.epoch,
@@ -119,32 +120,33 @@ class Recorder:
             "seconds": seconds,
         }
 
-    def _judge(self, loop: Loop, record: Record) -> None:
-        """Keep the net with the lowest validation loss, nll + beta kl / num_data.
+    def _compare(self, record: Record) -> None:
+        """Keep the model with the lowest validation loss, nll + beta kl / num_data.
 
-        Nets compete with those of the same beta: with another one, the losses do not compare.
+        Only models with the same beta are compared, because beta changes the loss.
         """
-        early = not record["validation"] or loop.epoch <= self.judged_from
-        if early or not self.keeps or not loop.world.first:
+        elbo, world = self._loop.elbo, self._loop.world
+        early = not record["validation"] or self._loop.epoch <= self.compare_from
+        if early or not self.keeps or not world.first:
             return
-        divergence = float(kl(loop.elbo.net).detach()) if has_noise(loop.elbo.net) else 0.0
-        loss = record["validation"]["nll"] + record["beta"] * divergence / loop.elbo.num_data
+        divergence = float(kl(elbo.net).detach()) if has_noise(elbo.net) else 0.0
+        loss = record["validation"]["nll"] + record["beta"] * divergence / elbo.num_data
         record["validation"]["loss"] = loss = loss if math.isfinite(loss) else math.inf
         self.waited += 1
         if loss < self.best or record["beta"] != self.best_beta:
             self.best, self.best_beta, self.waited = loss, record["beta"], 0
-            self._keep(loop, record["epoch"])
+            self._keep(record["epoch"])
 
-    def _keep(self, loop: Loop, epoch: int) -> None:
-        _check_finite(loop)
+    def _keep(self, epoch: int) -> None:
+        _check_finite(self._loop)
         for name in self.about_best:
             files.remove(self.directory / name)
-        files.write_tensors(self.directory / BEST, loop.elbo.state_dict(), {"epoch": epoch})
+        files.write_tensors(self.directory / BEST, self._loop.elbo.state_dict(), {"epoch": epoch})
 
     def save(self, loop: Loop) -> None:
-        """Write the checkpoint; a net that is no longer finite is an error instead."""
+        """Write the checkpoint. A model with values that are not finite raises an error instead."""
         _check_finite(loop)
-        begun = time.monotonic()
+        start = time.monotonic()
         tensors, values = loop.state()
         values |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
         values["best"] = self.best if math.isfinite(self.best) else None
@@ -152,26 +154,27 @@ class Recorder:
         optimizer = checkpoint.optimizer_tensors(loop.optimizer)
         parts = {"elbo": loop.elbo.state_dict(), "optimizer": optimizer, "loop": tensors}
         everything = {f"{k}.{name}": t for k, part in parts.items() for name, t in part.items()}
-        # One file holds all, so no crash can part them; the JSON is a copy to read.
+        # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
         files.write_tensors(self.directory / CHECKPOINT, everything, values)
         files.write_json(self.directory / STANDING, files.sealed(values))
         self._written = time.monotonic()
-        self._cost = self._written - begun
+        self._write_seconds = self._written - start
 
     def resume(self, loop: Loop) -> None:
-        """Set the loop, its net and its optimizer to the checkpoint."""
+        """Set the loop, its model and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
         tensors, values = read_checkpoint(self.directory)
-        checkpoint.load_module(loop.elbo, checkpoint.under("elbo", tensors), path)
+        checkpoint.load_module(loop.elbo, checkpoint.select_prefix("elbo", tensors), path)
         with store.reading_checkpoint(path):
-            checkpoint.load_optimizer(loop.optimizer, checkpoint.under("optimizer", tensors))
-            loop.load_state(checkpoint.under("loop", tensors), values)
+            optimizer = checkpoint.select_prefix("optimizer", tensors)
+            checkpoint.load_optimizer(loop.optimizer, optimizer)
+            loop.load_state(checkpoint.select_prefix("loop", tensors), values)
             self.best_beta, self.waited = values["best_beta"], values["waited"]
         self.best = math.inf if values["best"] is None else values["best"]
         if loop.world.first:
             files.write_json(self.directory / STANDING, files.sealed(values))
 
-    def _last_good(self) -> str:
+    def _describe_checkpoint(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
             return "There is no checkpoint yet."
         epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
@@ -182,7 +185,7 @@ class Recorder:
 
 
 def _check_finite(loop: Loop) -> None:
-    if (name := broken_parameter(loop.elbo)) is not None:
+    if (name := find_nonfinite(loop.elbo)) is not None:
         raise NotFiniteError(
             f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
             f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
@@ -191,27 +194,28 @@ def _check_finite(loop: Loop) -> None:
 
 
 def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
-    """The tensors and the values of a checkpoint, once the values are such as a recorder writes."""
+    """The tensors and the checked values of a checkpoint."""
     path = directory / CHECKPOINT
     tensors, values = files.read_tensors(path)
     return tensors, store.check_standing(path, values)
 
 
-def forget_after(directory: Path, epochs: int) -> None:
-    """Cut the history to so many epochs, as a checkpoint has them; a torn line goes too."""
+def truncate_history(directory: Path, epochs: int) -> None:
+    """Cut the history to the epochs of the checkpoint, and remove an incomplete line."""
     path = directory / HISTORY
     if path.is_file():
-        kept = b"".join(_line(r) for r in store.read_history(directory) if r["epoch"] < epochs)
-        if kept != path.read_bytes():
-            files.write_atomically(path, kept)
+        records = (r for r in store.read_history(directory) if r["epoch"] < epochs)
+        content = b"".join(map(_to_line, records))
+        if content != path.read_bytes():
+            files.write_atomically(path, content)
 
 
-def _line(record: Record) -> bytes:
+def _to_line(record: Record) -> bytes:
     return (json.dumps(files.sealed(record), allow_nan=False) + "\n").encode()
 
 
 @torch.no_grad()
 def sparsity(net: nn.Module) -> dict[str, float]:
-    """The fraction of weights (or units) that each method's own rule drops, by module name."""
+    """The fraction of weights (or units) that the rule of each method drops, by module name."""
     rules = relevance(net) if has_noise(net) else {}
     return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}

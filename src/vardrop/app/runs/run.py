@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, sealed, write_json
+from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
-from vardrop.app.runs.checkpoint import load_module, under
+from vardrop.app.runs.checkpoint import load_module, select_prefix
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
@@ -34,8 +35,7 @@ from vardrop.prediction import Conformal, Interval, Prediction, predict, predict
 from vardrop.prediction.prediction import join
 from vardrop.prediction.predictor import Draw
 from vardrop.tuning import NotFiniteError
-from vardrop.tuning.processes import own_generators
-from vardrop.tuning.step import broken_parameter
+from vardrop.tuning.minimize import find_nonfinite
 
 if TYPE_CHECKING:
     import pandas
@@ -85,8 +85,8 @@ class Model:
         config = Config.from_json(values["config"], values["preprocessing"], str(path))
         chosen, choice = values["choice"], None
         if chosen is not None:
-            choice = Choice.from_state(under("choice", tensors), chosen, str(path))
-        return cls(config, build_elbo(config, under("elbo", tensors), path, net), choice)
+            choice = Choice.from_state(select_prefix("choice", tensors), chosen, str(path))
+        return cls(config, build_elbo(config, select_prefix("elbo", tensors), path, net), choice)
 
     @property
     def about(self) -> About:
@@ -147,7 +147,7 @@ class Model:
         >>> sum(len(p.mean) for p in run.predict_batches(run.data.test.x.split(16)))
         88
         """
-        if (name := broken_parameter(self.elbo)) is not None:  # it would give a class all the same
+        if (name := find_nonfinite(self.elbo)) is not None:  # it would give a class all the same
             text = f"Expected the net to be finite, but got NaN or infinity in '{name}'."
             raise NotFiniteError(f"{text} Train it again.")
         way = _way(self.elbo, samples, self.config.settings.seed, draw)
@@ -367,7 +367,7 @@ def build_elbo(
     if not config.own_net:
         _check_size(config, sum(t.numel() for t in tensors.values()), source)
     model = fresh_net(config, net)
-    with own_generators():  # what is drawn here is replaced by what was trained
+    with preserve_rng():  # what is drawn here is replaced by what was trained
         if config.method is not None:
             convert(model, config.method, config.where, config.exclude)
         rows = config.about.sizes["train"]
@@ -392,7 +392,7 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
     """The network before training: a custom one, or one by name and seed."""
     if not config.own_net:
         about = config.about
-        with own_generators(seed=config.settings.seed):
+        with preserve_rng(seed=config.settings.seed):
             return build_net(config.net, about.shape, config.outputs, about.embeddings)
     if net is None:
         text = f"Expected `net`, because the run has a custom net ({config.net}), but got none."

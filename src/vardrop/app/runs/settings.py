@@ -10,10 +10,10 @@ import torch
 
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type, nearest
 from vardrop._core.errors import VardropError
+from vardrop.app.runs.processes import resolve_device
 from vardrop.objective import linear_warmup
-from vardrop.tuning.processes import device_named
-from vardrop.tuning.step import Precision
-from vardrop.tuning.train import Schedule
+from vardrop.objective.schedules import Schedule
+from vardrop.tuning.train import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
 FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
@@ -163,7 +163,7 @@ class Settings:
 
     def torch_device(self) -> torch.device:
         """The device; an error if it is not available."""
-        return device_named(self.device)
+        return resolve_device(self.device)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Settings:

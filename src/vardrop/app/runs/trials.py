@@ -21,8 +21,10 @@ import torch
 from torch import nn
 
 from vardrop._core.files import read_tensors, write_tensors
+from vardrop._core.processes import World
+from vardrop._core.rng import preserve_rng
 from vardrop.app.data import Dataset, Part
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
 from vardrop.app.runs.held_out import (
@@ -37,7 +39,7 @@ from vardrop.app.runs.held_out import (
     weights_to_try,
 )
 from vardrop.app.runs.run import predict_tensor
-from vardrop.app.runs.training import Training, train_net, train_together
+from vardrop.app.runs.training import Training, train_net, train_stacked
 from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
 from vardrop.conversion import convert
 from vardrop.functional.normal import LOG_2PI
@@ -46,7 +48,6 @@ from vardrop.likelihoods import Gaussian
 from vardrop.noisy import has_noise, kl
 from vardrop.objective import ELBO
 from vardrop.prediction import fit_log_scale
-from vardrop.tuning.processes import World, own_generators
 
 _INITIAL = "net.safetensors"
 _SAMPLES = 64  # draws of a prediction that decides
@@ -55,7 +56,7 @@ _VALIDATION_SAMPLES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FitJob:
-    """A run to carry out: configuration, rows, network, observer and processes."""
+    """A run to carry out: configuration, rows, network, callback and processes."""
 
     config: Config
     path: Path
@@ -63,7 +64,7 @@ class FitJob:
     net: nn.Module
     world: World
     resuming: bool = False
-    observer: Observer = dataclasses.field(default_factory=Observer)
+    callback: RunCallback = dataclasses.field(default_factory=RunCallback)
 
     @property
     def folded(self) -> bool:
@@ -88,7 +89,7 @@ class FitJob:
         if self.config.settings.beta is not None:
             return (self.config.settings.beta,)
         net = copy.deepcopy(self.net)
-        with own_generators(self.world.device):
+        with preserve_rng(self.world.device):
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.where, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
@@ -118,8 +119,8 @@ def run_fit_job(job: FitJob) -> ELBO:
     validate = None if job.folded else lambda elbo: validation_scores(elbo, held, config)
     best = config.settings.patience is not None
     training = Training(config, path, job.rows, validate, beta, best, ABOUT_BEST)
-    adopted = world.agree(world.first and not job.folded and _adopt_trial(path, beta))
-    elbo = train_net(training, job.net, job.observer, world, job.resuming or adopted)
+    adopted = world.broadcast_decision(world.first and not job.folded and _adopt_trial(path, beta))
+    elbo = train_net(training, job.net, job.callback, world, job.resuming or adopted)
     if not job.folded and not (path / "results.json").is_file():
         log_scale, net = job.score([job.predict(elbo, held)])
         _write(dataclasses.replace(choice, beta=beta).judge({"net": net}, log_scale), job)
@@ -180,7 +181,7 @@ def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
 
 def choose(job: FitJob) -> Choice:
     """What trials decide: of folds all; of a validation part the KL weight alone."""
-    pairs, weights, note = job.pairs(), job.kl_weights(), job.observer.note
+    pairs, weights, note = job.pairs(), job.kl_weights(), job.callback.note
     tried: dict[float | None, tuple[float, HeldOutScores]] = {}
     nll: dict[float | None, float] = {}
     if job.folded or len(weights) > 1:
@@ -190,11 +191,14 @@ def choose(job: FitJob) -> Choice:
         for some in [weights] if job.folded else [[weight] for weight in weights]:
             tried |= _try(job, pairs, some, "folds")
             nll = {weight: held.scores["nll"] for weight, (_, held) in tried.items()}
-            if job.world.agree(nll[some[-1]] > min(nll.values())):
+            if job.world.broadcast_decision(nll[some[-1]] > min(nll.values())):
                 break
     least = min(nll.values(), default=0.0)
     # All processes take the first weight that the first process found to be the best.
-    best = next((w for w in weights if w in nll and job.world.agree(nll[w] == least)), weights[0])
+    best = next(
+        (w for w in weights if w in nll and job.world.broadcast_decision(nll[w] == least)),
+        weights[0],
+    )
     classes = len(job.data.classes)
     baseline = baseline_scores(pairs, classes, job.config.units[1])
     others = {"majority" if classes else "mean": baseline}
@@ -218,17 +222,17 @@ def _try(
     trainings = [_training(job, pairs[fold], weight, fold) for weight, fold in trials]
     elbos = None
     if job.folded:
-        elbos = train_together(trainings, job.net, job.observer.trial(label), job.world)
+        elbos = train_stacked(trainings, job.net, job.callback.trial(label), job.world)
     if elbos is None:
         elbos = []
         for training in trainings:
             if job.world.first:
                 training.directory.mkdir(parents=True, exist_ok=True)
-            observer, net = (
-                job.observer.trial(f"trial {training.directory.name}"),
+            callback, net = (
+                job.callback.trial(f"trial {training.directory.name}"),
                 copy.deepcopy(job.net),
             )
-            elbos.append(train_net(training, net, observer, job.world, job.resuming))
+            elbos.append(train_net(training, net, callback, job.world, job.resuming))
     held: dict[float | None, list[HeldOutPrediction]] = {}
     for (weight, fold), elbo in zip(trials, elbos, strict=True):
         held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
@@ -236,7 +240,7 @@ def _try(
     for weight, (_, scores) in tried.items():
         name = "plain net" if weight is None else f"KL weight {weight:g}"
         shown = ", ".join(f"{score} {value:.4g}" for score, value in scores.scores.items())
-        job.observer.note(f"{name}: {shown} on held-out rows")
+        job.callback.note(f"{name}: {shown} on held-out rows")
     return tried
 
 

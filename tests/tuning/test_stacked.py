@@ -9,10 +9,10 @@ from torch import nn
 import vardrop as vd
 from tests.nets import Parts
 from vardrop.app.runs import fit
-from vardrop.app.runs.callbacks import Observer
+from vardrop.app.runs.callbacks import RunCallback
 from vardrop.objective import parameter_groups
-from vardrop.tuning import Loop, NotFiniteError
-from vardrop.tuning.members import Members
+from vardrop.tuning import NotFiniteError, Position, minimize
+from vardrop.tuning.stacked import StackedTraining
 
 EPOCHS, BATCH, LR = 3, 5, 0.05
 
@@ -41,45 +41,42 @@ def data(classes, counts=(10, 10, 10)):
     return pairs
 
 
-def trained(elbos, rows, betas):
+def stack(elbos, examples, betas):
     rate = lambda epoch: 1 - epoch / EPOCHS
-    loop = Members(elbos, rows, groups, EPOCHS, BATCH, betas, rate, seed=3)
-    assert [done.epoch for done in loop.run()] == list(range(EPOCHS))
-    return loop.states()
+    return StackedTraining(elbos, examples, groups, EPOCHS, BATCH, betas, rate, seed=3)
 
 
-class Fixed(Loop):
-    """A loop on batches that are given."""
+def trained(*arguments):
+    training = stack(*arguments)
+    training.run()
+    return training.states()
 
-    def __init__(self, batches, *args):
-        self.given = batches
-        super().__init__(*args)
 
-    def _batches(self):
-        return self.given[self.epoch]
+RECIPES = [None, vd.sparse_vd(), vd.bayes_by_backprop(prior=vd.Normal(learned=True))]
 
 
 @pytest.mark.parametrize("classes", [0, 3])
-@pytest.mark.parametrize("recipe", [None, vd.sparse_vd(), vd.bayes_by_backprop(prior=vd.Normal(learned=True))])  # fmt: skip
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_each_ends_where_it_would_alone(classes, recipe):
     """In mean mode there is no noise, so that the numbers are the same but for rounding."""
     likelihood = vd.Categorical if classes else lambda: vd.Gaussian(learned=True)
-    elbos = objectives(recipe, likelihood, classes or 1)
-    rows, betas = data(classes), [lambda e, k=k: 0.1 * k * min(e, 1) for k in range(3)]
+    elbos, examples = objectives(recipe, likelihood, classes or 1), data(classes)
+    betas = [lambda e, k=k: 0.1 * k * min(e, 1) for k in range(3)]
     with vd.sampling(nn.ModuleList(elbos), False) if recipe is not None else torch.enable_grad():
-        fixed = rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0
-        together, order = Members(copy.deepcopy(elbos), *fixed, seed=3), []
+        stacked, same_order = (stack(copy.deepcopy(elbos), examples, betas) for _ in range(2))
+        stacked.run()
+        order = [same_order.batches(Position(epoch)) for epoch in range(EPOCHS)]
         for k, elbo in enumerate(elbos):
-            del order[:]
-            loop = Members(elbos, rows, groups, EPOCHS, BATCH, betas, lambda e: 1.0, seed=3)
-            for _ in range(EPOCHS):
-                order.append([batch[k] - 10 * k for batch in loop._batches()])
-                loop._shuffle = loop._generator.get_state()
-            own = torch.optim.Adam(groups(elbo))
-            given = (EPOCHS, BATCH, betas[k], lambda e: 1.0)
-            list(Fixed(order, elbo, own, *rows[k][:2], *given).run())
-        list(together.run())
-    for elbo, state in zip(elbos, together.states(), strict=True):
+            alone = torch.optim.Adam(groups(elbo))
+
+            def loss(batch, at, k=k, elbo=elbo):
+                elbo.set_beta(betas[k](at.epoch))
+                indices = batch[k] - 10 * k
+                return elbo(examples[k][0][indices], examples[k][1][indices]).loss
+
+            rate = lambda at: [LR * (1 - at.epoch / EPOCHS)] * 2
+            minimize(loss, lambda at: order[at.epoch], alone, epochs=EPOCHS, schedule=rate)
+    for elbo, state in zip(elbos, stacked.states(), strict=True):
         for name, tensor in elbo.state_dict().items():
             assert torch.allclose(tensor, state[name], atol=2e-5), name
 
@@ -114,7 +111,7 @@ def recurrent():
     return Parts(run, cells=nn.LSTM(1, 4, batch_first=True), last=nn.Linear(4, 1))
 
 
-class Told(Observer):
+class Told(RunCallback):
     def __init__(self):
         self.notes = []
 
@@ -127,6 +124,6 @@ class Told(Observer):
 
 def test_nets_that_cannot_run_side_by_side_run_one_after_the_other(tmp_path):
     told = Told()
-    run = fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, observer=told)  # fmt: skip
+    run = fit("diabetes", recurrent(), vd.bayes_by_backprop(), out=tmp_path / "r", epochs=1, callback=told)  # fmt: skip
     assert any(note.startswith("one after the other: ") for note in told.notes)
     assert run.results["metrics"]["rmse"] > 0

@@ -1,13 +1,14 @@
 import copy
+import importlib
 
 import pytest
 import torch
 from torch import nn
 
 import vardrop as vd
-from vardrop.objective import steps
 from vardrop.testing import RECIPES
 
+compiling = importlib.import_module("vardrop.objective.compile")  # the package has a function too
 X, Y = torch.randn(8, 6), torch.randint(3, (8,))
 
 
@@ -42,13 +43,13 @@ def plain(elbo, optimizer):
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_step_is_the_plain_step(compiler, every, monkeypatch):
     if not compiler:
-        monkeypatch.setattr(steps.shutil, "which", lambda name: None)
+        monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
         monkeypatch.setattr(torch, "compile", lambda *a, **k: pytest.fail("there is no compiler"))
-    elif not steps._has_compiler(torch.device("cpu")):
+    elif not compiling._has_compiler(torch.device("cpu")):
         pytest.skip("no C++ compiler")
     elbo = make(every)
     other = copy.deepcopy(elbo)
-    mine = train(elbo, steps.compile(elbo, torch.optim.Adam(elbo.parameters(), lr=0.01)))
+    mine = train(elbo, vd.compile(elbo, torch.optim.Adam(elbo.parameters(), lr=0.01)))
     theirs = train(other, plain(other, torch.optim.Adam(other.parameters(), lr=0.01)))
     for a, b in zip(mine[0], theirs[0], strict=True):
         torch.testing.assert_close(a[:4], tuple(p.detach() for p in b[:4]), rtol=5e-5, atol=1e-6)
@@ -59,11 +60,11 @@ def test_the_step_is_the_plain_step(compiler, every, monkeypatch):
 def test_every_net_has_a_code_object_of_its_own(monkeypatch):
     # The compiler keeps eight versions of a code object, and runs further nets as they are.
     seen = []
-    monkeypatch.setattr(steps, "_has_compiler", lambda device: True)
+    monkeypatch.setattr(compiling, "_has_compiler", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda f, **_: seen.append(f.__code__) or f)
     elbos = [make() for _ in range(3)]
     for elbo in elbos:
-        assert steps.compile(elbo, torch.optim.Adam(elbo.parameters()))(X, Y).loss.isfinite()
+        assert vd.compile(elbo, torch.optim.Adam(elbo.parameters()))(X, Y).loss.isfinite()
     assert len(set(seen)) == 3
 
 

@@ -1,0 +1,169 @@
+"""The training loop of every verb that trains.
+
+`minimize` goes through batches and takes one optimizer step for each. Everything else that happens
+during a training (records, checkpoints, progress, stopping) is a `Callback`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vardrop._core.calls import call, tensors_in, untouched
+from vardrop._core.errors import NotFiniteError, VardropError
+from vardrop._core.progress import ProgressLine
+from vardrop._core.rng import preserve_rng
+from vardrop.compression.probes import hooks
+from vardrop.noisy import Noisy
+from vardrop.objective import ELBO
+from vardrop.objective.compile import descend
+
+
+class Position(NamedTuple):
+    """The progress of a training: finished epochs, steps of the current one, and whether it ended.
+
+    `stopped` is True if a callback ended the training.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    stopped: bool = False
+
+
+class Callback:
+    """Is called during a training. A method that returns True ends the training."""
+
+    def on_epoch_start(self, at: Position) -> None:
+        """An epoch starts, or continues at `at.step`."""
+
+    def on_step(self, at: Position, loss: Tensor) -> bool | None:
+        """`at.step` steps of the epoch are done; `loss` is the detached loss of the last one."""
+
+    def on_epoch_end(self, at: Position) -> bool | None:
+        """`at.epoch` epochs are done."""
+
+
+class ShowProgress(ProgressLine, Callback):
+    """A progress line that shows the steps and the loss of a training."""
+
+    def on_step(self, at: Position, loss: Tensor) -> None:
+        self.advance(text=f"epoch {at.epoch + 1}, loss {float(loss):.4g}")
+
+
+def minimize(
+    loss: Callable[[Any, Position], Tensor],
+    batches: Callable[[Position], Iterable[Any]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int,
+    schedule: Callable[[Position], Sequence[float]] | None = None,
+    callbacks: Sequence[Callback] = (),
+    start: Position = Position(),  # noqa: B008  a constant
+    max_norm: float | None = None,
+    explain: Callable[[Any], str] | None = None,
+) -> Position:
+    """Minimize a loss over batches, in place.
+
+    If it is interrupted or a loss is not finite, the parameters keep the values of the last step.
+
+    Args:
+        loss: the loss of a batch at a position, a scalar.
+        batches: the batches of an epoch. An epoch that is continued begins at its `step`.
+        optimizer: over the parameters.
+        epochs: train until so many epochs are done.
+        schedule: the learning rate of each parameter group at a position; unchanged if None.
+        callbacks: called in this order.
+        start: the position to continue from.
+        max_norm: the largest norm of the gradient; None for no limit.
+        explain: names the cause if the loss of a batch is not finite.
+
+    Returns:
+        The position at the end.
+
+    >>> weight = torch.nn.Parameter(torch.tensor(1.0))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.5)
+    >>> minimize(lambda x, at: (weight - x) ** 2, lambda at: [3.0], optimizer, epochs=2)
+    Position(epoch=2, step=0, stopped=False)
+    >>> weight.item()
+    3.0
+    """
+
+    def take_step(batch: Any, at: Position) -> Tensor:
+        for group, lr in zip(
+            optimizer.param_groups, schedule(at) if schedule else (), strict=False
+        ):
+            group["lr"] = lr
+        value = loss(batch, at)
+        if not math.isfinite(float(value.detach())):
+            cause = "" if explain is None else f" ({explain(batch)})"
+            raise NotFiniteError(
+                f"Expected a finite loss, but got {float(value.detach())}{cause} in epoch "
+                f"{at.epoch + 1}, step {at.step + 1}. Lower the learning rate, clip the gradients "
+                "or lengthen the KL warm-up."
+            )
+        descend(value, optimizer, max_norm)
+        return value.detach()
+
+    at = start
+    while at.epoch < epochs:
+        for callback in callbacks:
+            callback.on_epoch_start(at)
+        for batch in batches(at):
+            value = take_step(batch, at)
+            at = at._replace(step=at.step + 1)
+            stops = [callback.on_step(at, value) for callback in callbacks]
+            if any(stops):
+                return at._replace(stopped=True)
+        if at.step == 0:
+            raise VardropError(
+                f"Expected batches in every epoch, but got none in epoch {at.epoch + 1}. Pass a "
+                "list or a loader, not an iterator."
+            )
+        at = Position(at.epoch + 1)
+        stops = [callback.on_epoch_end(at) for callback in callbacks]
+        if any(stops):
+            return at._replace(stopped=True)
+    return at
+
+
+def find_nonfinite(module: nn.Module) -> str | None:
+    """The name of the first parameter or buffer that is not finite."""
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return name
+    return None
+
+
+@torch.no_grad()
+def explain_nonfinite(elbo: ELBO, x: Any, y: Tensor) -> str:
+    """The cause of a loss that is not finite: the data, a parameter, a layer's output or its KL."""
+    for name, tensors in (("inputs", tensors_in(x)), ("targets", [y])):
+        if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
+            return f"the {name} of the batch"
+    if (parameter := find_nonfinite(elbo)) is not None:
+        return f"parameter '{parameter}'"
+    if (layer := _find_nonfinite_output(elbo.net, x)) is not None:
+        return f"the output of layer '{layer}'"
+    for name, module in elbo.net.named_modules():
+        term = module.kl() if isinstance(module, Noisy) else None
+        if term is not None and not bool(term.isfinite()):
+            return f"the KL of layer '{name}'"
+    return "the likelihood"
+
+
+def _find_nonfinite_output(net: nn.Module, x: Any) -> str | None:
+    layers: list[str] = []
+
+    def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            layers.append(name or "(net)")
+
+    handles = [m.register_forward_hook(partial(check, name)) for name, m in net.named_modules()]
+    with hooks(*handles), preserve_rng(next(iter(tensors_in(x))).device):
+        call(net, untouched(x))
+    return layers[0] if layers else None
