@@ -17,6 +17,7 @@ from rich.table import Table
 from experiments import (
     cifar,
     concrete,
+    estimators,
     gal,
     havasi,
     kingma,
@@ -83,6 +84,7 @@ FUNCTIONS: dict[str, Function] = {
         slim.slim_beside_others,
         cifar.narrow_cifar,
         uncertainty.tuned_resnet,
+        estimators.compare_estimators,
         text.character_lstm,
         text.smaller_transformer,
     )
