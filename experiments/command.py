@@ -34,7 +34,7 @@ from experiments import (
     uci,
     uncertainty,
 )
-from experiments.page import rows, write_page
+from experiments.page import rows, write_pages
 from experiments.runner import (
     Experiment,
     Function,
@@ -48,6 +48,7 @@ from experiments.runner import (
     reword,
 )
 from experiments.trainings import ProgressCallback
+from experiments.verdicts import load_items
 from vardrop.app.runs.callbacks import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
@@ -133,11 +134,12 @@ def quick(directory: Path, only: str | None, results: Path | None, force: bool) 
 
 
 def page(directory: Path, results: Path, docs: Path) -> None:
-    """Write results.md and its plots from the results that there are, as described now."""
-    known = experiments(directory)
-    for experiment in known.values():
+    """Write results.md, a page per paper and the plots from the results that exist."""
+    described = experiments(directory)
+    for experiment in described.values():
         reword(experiment, result_path(experiment, results))
-    print(write_page(rows(known, results), docs))
+    table = rows(described, results)
+    print(write_pages(table, load_items(directory / "judged.toml", table), docs))
 
 
 def _check(experiment: Experiment, out: Path, table: bool) -> bool:
