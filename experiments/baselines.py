@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 
 class InputNoise(nn.Module):
@@ -54,7 +55,9 @@ class FeatureDistance:
 
 
 def prune_magnitudes(net: nn.Module, keep: float, layerwise_scores: bool) -> None:
-    """Set the weights with the smallest scores in the whole model to zero, and hold them there.
+    """Set the weights with the smallest scores in the whole model to zero, in place.
+
+    Their gradients are zero afterwards, so training leaves them at zero.
 
     The score is |w| (global magnitude pruning), or LAMP: w^2 over the sum of the squares of all
     weights of the layer that are at least as large.
@@ -68,15 +71,9 @@ def prune_magnitudes(net: nn.Module, keep: float, layerwise_scores: bool) -> Non
     ranked = torch.cat([score.flatten() for score in scores]).sort(descending=True).values
     least = ranked[max(1, round(keep * len(ranked))) - 1]
     for layer, score in zip(layers, scores, strict=True):
-        prune.custom_from_mask(layer, "weight", score >= least)
-
-
-def finish_pruning(net: nn.Module) -> nn.Module:
-    """Make the zeros permanent."""
-    for module in net.modules():
-        if prune.is_pruned(module) and hasattr(module, "weight_orig"):
-            prune.remove(module, "weight")
-    return net
+        mask = score >= least
+        layer.weight.data.mul_(mask)
+        layer.weight.register_hook(partial(torch.mul, mask))
 
 
 def _lamp_scores(weight: Tensor) -> Tensor:
