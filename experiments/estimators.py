@@ -203,7 +203,7 @@ def train(
 def _scores(net: nn.Module, estimator: Estimator | None, samples: int, data: Images) -> Part:
     batches, start = data.x.split(500), time.process_time()
     if estimator is None:
-        prediction = predict(net, batches, 1, mode="mean")
+        prediction = predict(net, batches, 1, mode="mean", seed=0)
     else:
         draw = "estimator" if estimator == local_reparameterization else "weights"
         prediction = predict(net, batches, samples, draw=draw, seed=0, keep=0)

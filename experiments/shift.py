@@ -33,7 +33,7 @@ from vardrop.recipes import (
     variance_layer,
     variational_dropout,
 )
-from vardrop.tuning import Loop, train
+from vardrop.tuning import Loop
 
 _BATCH = 1000
 _OOD_SETS = {"notmnist": "notMNIST", "fashion-mnist": "Fashion-MNIST"}
@@ -80,7 +80,7 @@ class Predictor:
             if self.samples:
                 p = predict(net, parts, self.samples, seed=self.seed, keep=0)
             else:
-                p = predict(net, parts, 1, mode="mean", likelihood=self.likelihood)
+                p = predict(net, parts, 1, mode="mean", likelihood=self.likelihood, seed=self.seed)
             found.append((p.log_probs, p.aleatoric))
         logs, inner = (torch.stack(t) for t in zip(*found, strict=True))
         return logs.logsumexp(0).sub(math.log(len(found))).log_softmax(1), inner.mean(0)
@@ -197,8 +197,14 @@ def tuned_digits(
     later = slice(examples, examples + validated)
     validation = Images(everything.x[later], everything.y[later])
 
+    watch = watch or Watch()
+    part = 0.8 / (sum(map(len, GRIDS.values())) + members - 1)
+
     def predictor(row: str, setting: float, start: int = 0) -> Predictor:
-        net = _train_row(row, setting, data, epochs, 1000 * start + seed)
+        with torch.random.fork_rng(devices=[]):
+            loop = _row_loop(row, setting, data, epochs, 1000 * start + seed)
+            watch.fit(f"{row} {setting:g} {start}", loop, fraction=part)
+        net = loop.elbo.net.eval()
         draws = samples if row in ("dropout", "Bayes by Backprop", "sparse VD") else 0
         return Predictor([net], draws, seed)
 
@@ -211,10 +217,8 @@ def tuned_digits(
         candidates = {setting: predictor(row, setting) for setting in grid}
         settings[row] = min(grid, key=lambda setting: loss(candidates[setting]))
         predictors[row] = candidates[settings[row]]
-        if watch is not None and watch.tell is not None:
-            watch.tell(0.6 * len(predictors) / len(GRIDS), row)
     plain, decayed = predictors["plain"], predictors["weight decay"]
-    temperature = calibrate(plain.nets[0], *validation)
+    temperature = calibrate(plain.nets[0], *validation, seed=seed)
     predictors["temperature"] = Predictor(plain.nets, 0, seed, temperature)
     others = [predictor("weight decay", settings["weight decay"], k) for k in range(1, members)]
     group = [decayed.nets[0], *(other.nets[0] for other in others)]
@@ -229,24 +233,22 @@ def tuned_digits(
     return result
 
 
-def _train_row(row: str, setting: float, data: Images, epochs: int, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net: nn.Module = digit_net()
-        learns_noise = row in ("Bayes by Backprop", "sparse VD")
-        if row == "input noise":
-            net = nn.Sequential(InputNoise(setting), net)
-        elif row == "dropout":
-            convert(net, binary_dropout(setting), exclude="1")
-        elif learns_noise:
-            METHODS[row](net)
-        elbo = ELBO(net, Categorical(), len(data.x), beta=setting if learns_noise else 0.0)
-        decay = setting if row == "weight decay" else 0.0
-        optimizer = torch.optim.Adam(parameter_groups(elbo, 1e-3, weight_decay=decay))
-        beta = linear_warmup(0, epochs / 2, setting) if learns_noise else None
-        for _ in train(elbo, optimizer, *data, epochs, beta=beta, seed=seed):
-            pass
-    return net.eval()
+def _row_loop(row: str, setting: float, data: Images, epochs: int, seed: int) -> Loop:
+    """The training of a row with a setting; the noise is drawn from torch's global generator."""
+    torch.manual_seed(seed)
+    net: nn.Module = digit_net()
+    learns_noise = row in ("Bayes by Backprop", "sparse VD")
+    if row == "input noise":
+        net = nn.Sequential(InputNoise(setting), net)
+    elif row == "dropout":
+        convert(net, binary_dropout(setting), exclude="1")
+    elif learns_noise:
+        METHODS[row](net)
+    elbo = ELBO(net, Categorical(), len(data.x), beta=setting if learns_noise else 0.0)
+    decay = setting if row == "weight decay" else 0.0
+    optimizer = torch.optim.Adam(parameter_groups(elbo, 1e-3, weight_decay=decay))
+    beta = linear_warmup(0, epochs / 2, setting) if learns_noise else None
+    return Loop(elbo, optimizer, *data, epochs, beta=beta, seed=seed)
 
 
 def _clean(predictor: Predictor, test: Images) -> Scores:
