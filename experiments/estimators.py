@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +205,9 @@ def _scores(net: nn.Module, estimator: Estimator | None, samples: int, data: Ima
     if estimator is None:
         prediction = predict(net, batches, 1, mode="mean", seed=0)
     else:
-        draw = "estimator" if estimator == local_reparameterization else "weights"
+        draw: Literal["estimator", "weights"] = "weights"
+        if estimator == local_reparameterization:
+            draw = "estimator"
         prediction = predict(net, batches, samples, draw=draw, seed=0, keep=0)
     seconds = time.process_time() - start
     return {

@@ -290,7 +290,7 @@ def slim_against_simple(
     parts = Seed(seed, watch or Watch(), 1 + 3 * len(fractions))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        start = lenet5()
+        start: nn.Module = lenet5()
     start = parts.trained(start, lambda net: train(net, x, y, dense_epochs, rates[-1], seed))
 
     def best(make: Callable[[float], nn.Module]) -> Part:

@@ -32,7 +32,7 @@ _BATCH, _MEMBERS = 128, 5
 # Settings to choose from. The first one is used if nothing is chosen.
 _DROP_RATES, _BETAS, _DECAYS = (0.1, 0.2, 0.4), (0.01, 0.003, 0.03), (1e-3, 1e-4, 1e-2)
 _Pair = tuple[Tensor, Tensor]
-_Model = tuple[nn.Module, Likelihood, int]  # a model, its likelihood, how many draws it needs
+_Model = tuple[nn.Module, Any, int]  # a model, its likelihood, how many draws it needs
 
 
 def tuned_resnet(
