@@ -14,21 +14,15 @@ from matplotlib.axes import Axes
 from experiments.runner import Experiment, finished, result_path
 from experiments.verdicts import RULES, VERDICTS, Item, count_verdicts
 from vardrop._core.files import read_json, write_atomically
-from vardrop.app.report.pictures.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    OTHERS,
-    RED,
-    SMALL,
-    axes,
-    png,
-    short,
-    tidy,
-)
+from vardrop.app.report.pictures import canvas
 
 Row = Mapping[str, Any]
-_COLOURS = {"better": GREEN, "reached": BLUE, "trade-off": OTHERS[3], "behind": RED}
+_COLOURS = {
+    "better": canvas.GREEN,
+    "reached": canvas.BLUE,
+    "trade-off": canvas.OTHERS[3],
+    "behind": canvas.RED,
+}
 
 _INTRO = """# Results
 
@@ -200,17 +194,17 @@ def plot_items(items: Sequence[Item]) -> bytes | None:
     points = _drawable(items)
     if not points:
         return None
-    ax = axes(None, 5.6, 0.9 + 0.22 * len(points))
+    ax = canvas.axes(None, 5.6, 0.9 + 0.22 * len(points))
     for place, (item, figure) in enumerate(reversed(points)):
         paper, ours = item.row["expected"][figure], item.row["result"]["figures"][figure]
         error = abs((ours["standard_error"] or 0.0) / paper)
         colour = _COLOURS[item.verdict]
         ax.errorbar(ours["mean"] / paper, place, xerr=error, fmt="o", ms=4, color=colour)
-    ax.axvline(1.0, color=GREY, linewidth=0.8)
-    labels = [short(item.label(figure), 60) for item, figure in reversed(points)]
-    ax.set_yticks(range(len(points)), labels, fontsize=SMALL, parse_math=False)
+    ax.axvline(1.0, color=canvas.GREY, linewidth=0.8)
+    labels = [canvas.short(item.label(figure), 60) for item, figure in reversed(points)]
+    ax.set_yticks(range(len(points)), labels, fontsize=canvas.SMALL, parse_math=False)
     digests = "".join(dict.fromkeys(item.row["digest"] for item, _ in points))
-    return png(tidy(ax, "ours / paper"), dpi=90, metadata={"Description": digests})
+    return canvas.png(canvas.tidy(ax, "ours / paper"), dpi=90, metadata={"Description": digests})
 
 
 def plot(row: Row) -> bytes | None:
@@ -227,38 +221,40 @@ def plot(row: Row) -> bytes | None:
     ax.set_xscale("log" if "x" in log else "linear")
     if "y" in log:
         ax.set_yscale("log")
-    return png(ax, dpi=90, metadata={"Description": row["digest"]})
+    return canvas.png(ax, dpi=90, metadata={"Description": row["digest"]})
 
 
 def _bars(row: Row) -> Axes:
     part = row["plot"]["bars"]
     results = {key: result for key, result in row["result"]["figures"].items() if part in key}
-    ax = axes(None, 5.6, 1.0 + 0.3 * len(results))
+    ax = canvas.axes(None, 5.6, 1.0 + 0.3 * len(results))
     places = dict(zip(results, range(len(results), 0, -1), strict=True))
     errors = [result["standard_error"] or 0.0 for result in results.values()]
     means = [result["mean"] for result in results.values()]
-    ax.barh(list(places.values()), means, xerr=errors, color=BLUE, label="ours")
+    ax.barh(list(places.values()), means, xerr=errors, color=canvas.BLUE, label="ours")
     if paper := [(row["expected"][key], places[key]) for key in results if key in row["expected"]]:
-        ax.plot(*zip(*paper, strict=True), "D", color=RED, label="paper")
-    names = [short(key, 44) for key in results]
-    ax.set_yticks(list(places.values()), names, fontsize=SMALL, parse_math=False)
-    tidy(ax)
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=SMALL)
+        ax.plot(*zip(*paper, strict=True), "D", color=canvas.RED, label="paper")
+    names = [canvas.short(key, 44) for key in results]
+    ax.set_yticks(list(places.values()), names, fontsize=canvas.SMALL, parse_math=False)
+    canvas.tidy(ax)
+    ax.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=canvas.SMALL
+    )
     return ax
 
 
 def _curves(row: Row) -> Axes:
-    spec, palette = row["plot"], (BLUE, *OTHERS, GREY)
-    ax = axes(None, 5.6, 3.2)
+    spec, palette = row["plot"], (canvas.BLUE, *canvas.OTHERS, canvas.GREY)
+    ax = canvas.axes(None, 5.6, 3.2)
     colours: dict[str, str] = {}
     for run in row["result"]["runs"]:
         for label, points in _points(spec, run["curve"]).items():
             name = None if label in colours else label
             colour = colours.setdefault(label, palette[len(colours) % len(palette)])
             ax.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, label=name)
-    tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
+    canvas.tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
     if len(colours) > 1:
-        for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
+        for text in ax.legend(frameon=False, fontsize=canvas.SMALL).get_texts():
             text.set_parse_math(False)
     return ax
 

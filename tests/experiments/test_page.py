@@ -1,20 +1,12 @@
 """The pages of results: their lines, their plots, and that docs/ shows what results/ holds."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from experiments.page import (
-    format_mean,
-    group_by_paper,
-    paper_page,
-    picture,
-    plot,
-    rows,
-    summary_page,
-    write_pages,
-)
+from experiments import page as pages
 from experiments.runner import experiments, finished, reproduce, result_path
 from experiments.verdicts import load_items
 from tests.experiments.toy import describe, toy_training
@@ -36,22 +28,19 @@ def folder(tmp_path_factory):
     (described / "judged.toml").write_text(JUDGED.format("done"))
     (described / "claims.toml").write_text('Toy = "A toy has a loss"\n')
     for name, seeds in (("toy/done", 3), ("toy/half", 1)):
-        runs = reproduce(
-            experiments(described)[name], {"toy_training": toy_training}, folder / f"{name}.json"
-        )
-        for _ in range(seeds):
-            next(runs)
+        experiment, functions = experiments(described)[name], {"toy_training": toy_training}
+        list(islice(reproduce(experiment, functions, folder / f"{name}.json"), seeds))
     return folder
 
 
 def load_page(folder, results="."):
-    table = rows(experiments(folder / "experiments"), folder / results)
+    table = pages.rows(experiments(folder / "experiments"), folder / results)
     return table, load_items(folder / "experiments" / "judged.toml", table)
 
 
 def test_a_paper_has_its_values_next_to_ours(folder):
     table, _ = load_page(folder)
-    page = paper_page(table)
+    page = pages.paper_page(table)
     done, half, never = (line for line in page.splitlines() if line.startswith("| ["))
     assert done.startswith("| [done](#done) | loss | 0.5 | 0.")
     assert done.endswith(" | 3 |")
@@ -69,12 +58,12 @@ def test_a_paper_has_its_values_next_to_ours(folder):
     (2.5e-7, 3e-8, "2.5e-07 ± 3e-08"), (-64321.0, None, "-64 321"), (0.99876, None, "0.9988"),
 ])  # fmt: skip
 def test_values_have_the_digits_that_their_error_allows(mean, error, text):
-    assert format_mean({"mean": mean, "standard_error": error}) == text
+    assert pages.format_mean({"mean": mean, "standard_error": error}) == text
 
 
 def test_the_summary_has_claims_with_verdicts_and_pictures(folder):
     table, items = load_page(folder)
-    page = summary_page(table, items)
+    page = pages.summary_page(table, items)
     (claim,) = (line for line in page.splitlines() if line.startswith("| [A toy has a loss]"))
     assert claim.startswith("| [A toy has a loss](results/toy.md#done) | 0.5 | 0.")
     assert claim.endswith("| 3 | behind |")
@@ -85,33 +74,33 @@ def test_the_summary_has_claims_with_verdicts_and_pictures(folder):
 
 def test_plots_name_the_digest_of_their_data(folder):
     table, items = load_page(folder)
-    path = write_pages(table, items, folder / "docs")
-    assert path.read_text() == summary_page(table, items)
-    assert (folder / "docs/results/toy.md").read_text() == paper_page(table)
-    for name, row in ((picture(table[0]), table[0]), (picture(table[1]), table[1])):
+    path = pages.write_pages(table, items, folder / "docs")
+    assert path.read_text() == pages.summary_page(table, items)
+    assert (folder / "docs/results/toy.md").read_text() == pages.paper_page(table)
+    for name, row in ((pages.picture(table[0]), table[0]), (pages.picture(table[1]), table[1])):
         png = (folder / "docs" / "results" / name).read_bytes()
         assert png.startswith(b"\x89PNG")
         assert row["digest"].encode() in png
     assert table[0]["digest"].encode() in (folder / "docs/results/toy.png").read_bytes()
-    assert plot(table[2]) is None
+    assert pages.plot(table[2]) is None
     assert len(list((folder / "docs" / "results").glob("*.png"))) == 3
 
 
 def test_the_pages_in_docs_are_up_to_date():
     (table, items), docs, remedy = load_page(ROOT, "results"), ROOT / "docs", "reproduce --page"
-    assert (docs / "results.md").read_text() == summary_page(table, items), remedy
-    groups = group_by_paper(table)
+    assert (docs / "results.md").read_text() == pages.summary_page(table, items), remedy
+    groups = pages.group_by_paper(table)
     assert {path.stem for path in (docs / "results").glob("*.md")} == set(groups)
     for paper, group in groups.items():
         page = (docs / "results" / f"{paper}.md").read_text()
-        assert page == paper_page(group), f"{paper}.md is out of date: {remedy}"
+        assert page == pages.paper_page(group), f"{paper}.md is out of date: {remedy}"
         assert page.count("\n") <= 150
     plotted = [row for row in table if row["result"] is not None and row["plot"]]
     for row in plotted:
-        png = (docs / "results" / picture(row)).read_bytes()
-        assert row["digest"].encode() in png, f"{picture(row)} is out of date: {remedy}"
+        png = (docs / "results" / pages.picture(row)).read_bytes()
+        assert row["digest"].encode() in png, f"{pages.picture(row)} is out of date: {remedy}"
     names = {path.name for path in (docs / "results").glob("*.png")}
-    assert names - {f"{paper}.png" for paper in groups} == set(map(picture, plotted))
+    assert names - {f"{paper}.png" for paper in groups} == set(map(pages.picture, plotted))
 
 
 def test_results_agree_with_their_descriptions():
