@@ -17,6 +17,7 @@ from rich.table import Table
 from experiments import (
     cifar,
     concrete,
+    estimators,
     gal,
     havasi,
     kingma,
@@ -26,6 +27,7 @@ from experiments import (
     molchanov,
     neklyudov,
     neklyudov_uses,
+    packing,
     shift,
     slim,
     tables,
@@ -33,7 +35,7 @@ from experiments import (
     uci,
     uncertainty,
 )
-from experiments.page import rows, write_page
+from experiments.page import rows, write_pages
 from experiments.runner import (
     Experiment,
     Function,
@@ -47,6 +49,7 @@ from experiments.runner import (
     reword,
 )
 from experiments.trainings import ProgressCallback
+from experiments.verdicts import load_items
 from vardrop.app.runs.callbacks import on_terminal
 
 # What descriptions may name; another experiment is a function here and a TOML file.
@@ -75,14 +78,19 @@ FUNCTIONS: dict[str, Function] = {
         neklyudov_uses.exploration,
         neklyudov_uses.variance_toys,
         shift.shifted_digits,
+        shift.tuned_digits,
         concrete.line_fits,
         tables.defaults,
         uci.standard_splits,
         gal.identity,
         gal.toy,
         slim.slim_beside_others,
+        slim.slim_against_simple,
         cifar.narrow_cifar,
         uncertainty.tuned_resnet,
+        packing.compare_packing,
+        lee_dropmax.tuned_heads,
+        estimators.compare_estimators,
         text.character_lstm,
         text.smaller_transformer,
     )
@@ -131,11 +139,12 @@ def quick(directory: Path, only: str | None, results: Path | None, force: bool) 
 
 
 def page(directory: Path, results: Path, docs: Path) -> None:
-    """Write results.md and its plots from the results that there are, as described now."""
-    known = experiments(directory)
-    for experiment in known.values():
+    """Write results.md, a page per paper and the plots from the results that exist."""
+    described = experiments(directory)
+    for experiment in described.values():
         reword(experiment, result_path(experiment, results))
-    print(write_page(rows(known, results), docs))
+    table = rows(described, results)
+    print(write_pages(table, load_items(directory / "judged.toml", table), docs))
 
 
 def _check(experiment: Experiment, out: Path, table: bool) -> bool:

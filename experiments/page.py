@@ -1,4 +1,4 @@
-"""The page of results: the papers' figures beside ours, written from what was measured alone."""
+"""The pages of results, written from the files in `results/` alone."""
 
 from __future__ import annotations
 
@@ -12,73 +12,72 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from experiments.runner import Experiment, finished, result_path
-from experiments.verdicts import summary
+from experiments.verdicts import RULES, VERDICTS, Item, count_verdicts
 from vardrop._core.files import read_json, write_atomically
-from vardrop.app.report.canvas import (
-    BLUE,
-    GREY,
-    OTHERS,
-    SMALL,
-    axes,
-    png,
-    short,
-    tidy,
-)
+from vardrop.app.report import canvas
 
 Row = Mapping[str, Any]
+_COLOURS = {
+    "better": canvas.GREEN,
+    "reached": canvas.BLUE,
+    "trade-off": canvas.OTHERS[3],
+    "behind": canvas.RED,
+}
 
-_HEAD = """# Results
+_INTRO = """# Results
 
-The papers' figures beside ours. `vardrop reproduce --page` writes this page and its plots from the
-files in `results/`; edit the descriptions in `experiments/`, never the page. Seeds were stated in
-advance; ours is mean ± standard error over them, and time is CPU minutes of one thread, all seeds.
-`vardrop reproduce NAME` runs one of them in a clone, `vardrop reproduce --list` names them all, and
-each is a function that can be called from the clone's root:
-
-```python
-from experiments.kingma import kl_approximations
-
-print(kl_approximations(seed=0)["figures"])
-```
+`vardrop reproduce --page` writes this page from the files in `results/`. Seeds were stated in
+advance. Our values are means ± standard errors over seeds. `vardrop reproduce --list` names all
+experiments, `vardrop reproduce NAME` runs one, and `--quick` runs its version of a minute.
 
 """
 
-_TABLE = """## All figures
 
-| # | experiment | figure | paper | ours | seeds | time |
-|--:|---|---|--:|--:|--:|--:|
-"""
-
-
-def rows(known: dict[str, Experiment], results: Path) -> list[dict[str, Any]]:
+def rows(experiments: dict[str, Experiment], results: Path) -> list[dict[str, Any]]:
     """For each experiment its description, its `result` or None, and the result's `digest`.
 
     A result that was measured with other arguments than the description states is left out.
     """
-    found = []
-    for experiment in known.values():
+    table = []
+    for experiment in experiments.values():
         path, row = result_path(experiment, results), asdict(experiment)
-        done = bool(finished(experiment, path))
-        row["result"] = read_json(path) if done else None
-        row["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if done else ""
-        found.append(row)
-    return found
+        has_result = bool(finished(experiment, path))
+        row["result"] = read_json(path) if has_result else None
+        row["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if has_result else ""
+        table.append(row)
+    return table
 
 
-def write_page(table: Sequence[Row], docs: Path) -> Path:
-    """Write `results.md` and `results/*.png` below `docs`; the path of the page.
-
-    Args:
-        table: what `rows` returns.
-        docs: a directory.
-    """
-    pictures = docs / "results"
-    pictures.mkdir(parents=True, exist_ok=True)
+def write_pages(table: Sequence[Row], items: Sequence[Item], docs: Path) -> Path:
+    """Write `results.md`, a page for each paper and the pictures below `docs`."""
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
     for row in table:
-        if (drawn := plot(row)) is not None:
-            write_atomically(pictures / picture(row), drawn)
-    write_atomically(docs / "results.md", text(table).encode())
+        if (image := plot(row)) is not None:
+            write_atomically(folder / picture(row), image)
+    for paper, group in group_by_paper(table).items():
+        write_atomically(folder / f"{paper}.md", paper_page(group).encode())
+        judged = [item for item in items if _paper(item.row) == paper]
+        if (image := plot_items(judged)) is not None:
+            write_atomically(folder / f"{paper}.png", image)
+    write_atomically(docs / "results.md", summary_page(table, items).encode())
     return docs / "results.md"
+
+
+def group_by_paper(table: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each folder of descriptions."""
+    groups: dict[str, list[Row]] = {}
+    for row in table:
+        groups.setdefault(_paper(row), []).append(row)
+    return groups
+
+
+def _paper(row: Row) -> str:
+    return str(row["name"]).partition("/")[0]
+
+
+def _run(row: Row) -> str:
+    return str(row["name"]).partition("/")[2]
 
 
 def picture(row: Row) -> str:
@@ -86,185 +85,186 @@ def picture(row: Row) -> str:
     return str(row["name"]).replace("/", "-") + ".png"
 
 
-def text(table: Sequence[Row]) -> str:
-    """The page as Markdown."""
-    lines = "".join(line for row in table for line in _lines(row))
-    return (
-        _HEAD
-        + summary(table)
-        + _splits(table)
-        + _TABLE
-        + lines
-        + "".join(_section(row) for row in table)
-    )
+def summary_page(table: Sequence[Row], items: Sequence[Item]) -> str:
+    """`results.md`: headline claims, verdicts, a picture for each paper, links to the details."""
+    counts = count_verdicts(items)
+    passed = counts["better"] + counts["reached"]
+    text = _INTRO + "## Headline claims\n\n| claim | paper | ours | seeds | verdict |\n"
+    text += "|---|--:|--:|--:|---|\n"
+    for item in items:
+        if item.claim:
+            text += f"| [{item.claim}]({_link(item.row)}) | {_values(item)} | {item.verdict} |\n"
+    text += f"\n## All judged items\n\n{passed} of {len(items)} items are reached or better: "
+    text += ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    text += f".\n\n{RULES}" + _causes(items)
+    text += "## Pictures\n\nOur judged values divided by the paper's, with standard errors.\n\n"
+    groups = group_by_paper(table)
+    drawn = {_paper(item.row) for item, _ in _drawable(items)}
+    for paper, group in groups.items():
+        if paper in drawn:
+            text += f"### {group[0]['paper']}\n\n![{group[0]['paper']}](results/{paper}.png)\n\n"
+    text += "## Details\n\n"
+    for paper, group in groups.items():
+        text += f"- [{paper}](results/{paper}.md): {group[0]['paper']}\n"
+    return text
 
 
-def _splits(table: Sequence[Row]) -> str:
-    """One table of the NLL by method and data set, of the runs on the standard splits."""
-    own = [r for r in table if r["function"] == "standard_splits" and r["result"] is not None]
-    if not own:
-        return ""
-    named, published = "NLL, sparse VD", ("NLL, MC dropout", "NLL, ensemble")
-    ours = [r["result"]["figures"][named]["mean"] for r in own]
-    theirs = [min(r["expected"][key] for key in published) for r in own]
-    lower = sum(a < b for a, b in zip(ours, theirs, strict=True))
-    text = (
-        "## UCI regression: NLL by method\n\nMean and standard error over the standard splits; "
-        "lower is better. Sparse VD, the method named in advance, is below both published figures "
-        f"on {lower} of {len(own)} tables.\n\n"
-    )
-    names = [f"[{str(r['name']).partition('/')[2]}](#{_anchor(r)})" for r in own]
-    text += f"| method | {' | '.join(names)} |\n|---|{'--:|' * len(own)}\n"
-    for key in (k for k in own[0]["result"]["figures"] if k.startswith("NLL, ")):
-        cells = " | ".join(_mean(r["result"]["figures"][key]) for r in own)
-        text += f"| {key.removeprefix('NLL, ')} | {cells} |\n"
-    for key in published:
-        cells = " | ".join(_number(r["expected"][key]) for r in own)
-        text += f"| published: {key.removeprefix('NLL, ')} | {cells} |\n"
-    return text + "\n"
-
-
-def _lines(row: Row) -> list[str]:
-    """The lines of an experiment in the table, a figure each."""
-    number, title = row["row"] or "-", f"[{row['title']}](#{_anchor(row)})"
-    keys = [*row["expected"], *row["headline"]]
-    lines = []
-    for i, key in enumerate(keys):
-        first = f"| {number} | {title} " if i == 0 else "| | "
-        paper = _number(row["expected"][key]) if key in row["expected"] else "-"
-        lines.append(f"{first}| {key} | {paper} | {_measured(row, key, i == 0)} |\n")
-    return lines
-
-
-def _measured(row: Row, key: str, first: bool) -> str:
-    result = row["result"]
+def _values(item: Item) -> str:
+    """The cells paper, ours and seeds of an item."""
+    paper = ", ".join(_number(item.row["expected"][figure]) for figure in item.directions)
+    result = item.row["result"]
     if result is None:
-        return "not run yet | | " if first else " | | "
-    runs = result["runs"]
-    count = str(len(runs)) + ("" if len(runs) == len(row["seeds"]) else f" of {len(row['seeds'])}")
-    cells = f"{count} | {_time([run['cpu_seconds'] for run in runs])}"
-    figure = result["figures"].get(key)
-    return f"{'-' if figure is None else _mean(figure)} | {cells if first else ' | '}"
+        return f"{paper} | | 0"
+    ours = ", ".join(format_mean(result["figures"][figure]) for figure in item.directions)
+    return f"{paper} | {ours} | {len(result['runs'])}"
 
 
-def _time(seconds: Sequence[float | None]) -> str:
-    """All runs together; nothing where one of them was not timed."""
-    known = [s for s in seconds if s is not None]
-    if len(known) < len(seconds):
-        return "-"
-    return f"{sum(known) / 60:.0f} min" if sum(known) >= 60 else f"{sum(known):.0f} s"
+def _link(row: Row) -> str:
+    return f"results/{_paper(row)}.md#{_run(row)}"
 
 
-def _mean(figure: Mapping[str, Any]) -> str:
-    """Mean ± standard error, the error with two digits and the mean with as many decimals."""
-    mean, error = figure["mean"], figure["standard_error"]
-    if not error:
-        return _number(mean) + ("" if error is None else " ± 0")
-    if error < 1e-4:
-        return f"{mean:.2g} ± {error:.2g}"
-    digits = 1 - math.floor(math.log10(error))
-    return " ± ".join(_grouped(round(v, digits), max(digits, 0)) for v in (mean, error))
+def _causes(items: Sequence[Item]) -> str:
+    """A table of the items that are not reached, with the cause, one line per experiment."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        if item.verdict in ("trade-off", "behind"):
+            groups.setdefault(item.row["name"], []).append(item)
+    text = "### Not reached\n\n| item | paper | ours | seeds | cause |\n|---|--:|--:|--:|---|\n"
+    for group in groups.values():
+        paper, ours, seeds = zip(*(_values(item).split(" | ") for item in group), strict=True)
+        names = "<br>".join(f"[{item.name}]({_link(item.row)})" for item in group)
+        text += f"| {names} | {'<br>'.join(paper)} | {'<br>'.join(ours)} | {seeds[0]} "
+        text += f"| {group[0].row['cause']} |\n"
+    return text + "\n" if groups else ""
+
+
+def paper_page(group: Sequence[Row]) -> str:
+    """The page of a paper: a table of all experiments, then notes and a picture for each."""
+    text = f"# {group[0]['paper']}\n\n| experiment | value | paper | ours | seeds |\n"
+    text += "|---|---|--:|--:|--:|\n" + "".join(map(_table_line, group))
+    for row in group:
+        text += f'\n### <a id="{_run(row)}"></a>{row["title"]}\n\nSource: {row["source"]}. '
+        text += f"`vardrop reproduce {row['name']}`, {row['minutes']:g} minutes. {row['notes']}\n"
+        if row["result"] is not None and row["plot"]:
+            text += f"\n![{row['title']}]({picture(row)})\n"
+    return text
+
+
+def _table_line(row: Row) -> str:
+    figures = [*row["expected"], *row["headline"]]
+    paper = [_number(row["expected"][f]) if f in row["expected"] else "" for f in figures]
+    ours, seeds = ["not run"], f"0 of {len(row['seeds'])}"
+    if row["result"] is not None:
+        results, runs = row["result"]["figures"], len(row["result"]["runs"])
+        ours = [format_mean(results[f]) if f in results else "" for f in figures]
+        seeds = str(runs) if runs == len(row["seeds"]) else f"{runs} of {len(row['seeds'])}"
+    cells = ("<br>".join(column) for column in (figures, paper, ours))
+    return f"| [{_run(row)}](#{_run(row)}) | {' | '.join(cells)} | {seeds} |\n"
+
+
+def format_mean(result: Mapping[str, Any]) -> str:
+    """Mean ± standard error, the error with one digit (two if the first is 1 or 2)."""
+    mean, error = result["mean"], result["standard_error"] or 0.0
+    if 0 < abs(mean) < 1e-9:
+        return "< 1e-9"
+    if error <= 1e-6 * abs(mean):
+        return _number(mean)
+    digits = -math.floor(math.log10(error / 3))
+    if digits > 5:
+        return f"{mean:.2g} ± {error:.1g}"
+    return " ± ".join(_group_digits(round(v, digits), max(digits, 0)) for v in (mean, error))
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 1e4 else _grouped(value, 0)
+    return f"{value:.4g}" if abs(value) < 1e4 else _group_digits(value, 0)
 
 
-def _grouped(value: float, decimals: int) -> str:
+def _group_digits(value: float, decimals: int) -> str:
     return f"{value:,.{decimals}f}".replace(",", " ")
 
 
-def _anchor(row: Row) -> str:
-    return str(row["name"]).replace("/", "-")
+def _drawable(items: Sequence[Item]) -> list[tuple[Item, str]]:
+    """The judged values with a result and a paper's value that one can divide by."""
+    measured = [item for item in items if item.row["result"] is not None]
+    return [(item, f) for item in measured for f in item.directions if item.row["expected"][f]]
 
 
-def _section(row: Row) -> str:
-    """What there is to say about one experiment: source, notes, every figure, the plot."""
-    lines = [f'\n<a id="{_anchor(row)}"></a>\n\n### {row["title"]}\n']
-    lines.append(f"{row['paper']}; {row['source']}. `vardrop reproduce {row['name']}`\n")
-    if row["notes"]:
-        lines.append(f"{row['notes']}\n")
-    if row["result"] is not None:
-        shown = {*row["expected"], *row["headline"]}
-        more = {k: f for k, f in row["result"]["figures"].items() if k not in shown}
-        if more:
-            cells = "".join(f"| {key} | {_mean(f)} |\n" for key, f in more.items())
-            lines.append(f"| figure | ours |\n|---|--:|\n{cells}")
-        if row["plot"]:
-            lines.append(f"![{row['title']}](results/{picture(row)})\n")
-        lines.append(f"<!-- results/{row['name']}.json {row['digest']} -->\n")
-    return "\n".join(lines)
+def plot_items(items: Sequence[Item]) -> bytes | None:
+    """A PNG of the judged values divided by the paper's; None if nothing can be drawn."""
+    points = _drawable(items)
+    if not points:
+        return None
+    ax = canvas.axes(None, 5.6, 0.9 + 0.22 * len(points))
+    for place, (item, figure) in enumerate(reversed(points)):
+        paper, ours = item.row["expected"][figure], item.row["result"]["figures"][figure]
+        error = abs((ours["standard_error"] or 0.0) / paper)
+        colour = _COLOURS[item.verdict]
+        ax.errorbar(ours["mean"] / paper, place, xerr=error, fmt="o", ms=4, color=colour)
+    ax.axvline(1.0, color=canvas.GREY, linewidth=0.8)
+    labels = [canvas.short(item.label(figure), 60) for item, figure in reversed(points)]
+    ax.set_yticks(range(len(points)), labels, fontsize=canvas.SMALL, parse_math=False)
+    digests = "".join(dict.fromkeys(item.row["digest"] for item, _ in points))
+    return canvas.png(canvas.tidy(ax, "ours / paper"), dpi=90, metadata={"Description": digests})
 
 
 def plot(row: Row) -> bytes | None:
-    """A small PNG that names the digest of its data, or None where there is nothing to draw.
+    """A small PNG that names the digest of its data, or None if there is nothing to draw.
 
     `[plot]` of a description has either `bars`, a part of the names of the figures to draw, or `x`
-    and `y`, the fields of the curve, with `by` for a line each and `log` for the axes "x", "y",
+    and `y`, the fields of the curve, with `by` for one line each and `log` for the axes "x", "y",
     "xy".
     """
     if row["result"] is None or not row["plot"]:
         return None
     ax = _bars(row) if "bars" in row["plot"] else _curves(row)
-    return png(ax, dpi=90, metadata={"Description": row["digest"]})
+    log = row["plot"].get("log", "")
+    ax.set_xscale("log" if "x" in log else "linear")
+    if "y" in log:
+        ax.set_yscale("log")
+    return canvas.png(ax, dpi=90, metadata={"Description": row["digest"]})
 
 
 def _bars(row: Row) -> Axes:
     part = row["plot"]["bars"]
-    found = {k: f for k, f in row["result"]["figures"].items() if part in k}
-    ax = axes(None, 5.6, 1.0 + 0.3 * len(found))
-    places = range(len(found), 0, -1)
-    errors = [f["standard_error"] or 0.0 for f in found.values()]
-    ax.barh(places, [f["mean"] for f in found.values()], xerr=errors, color=BLUE, label="ours")
-    paper = [
-        (row["expected"][k], p) for k, p in zip(found, places, strict=True) if k in row["expected"]
-    ]
-    if paper:
-        ax.plot(*zip(*paper, strict=True), "D", color=OTHERS[0], label="paper")
-    ax.set_yticks(places, [short(key, 44) for key in found], fontsize=SMALL, parse_math=False)
-    _scale(ax, row["plot"].get("log", ""))
-    tidy(ax)
-    # Bars fill the room below.
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=SMALL)
+    results = {key: result for key, result in row["result"]["figures"].items() if part in key}
+    ax = canvas.axes(None, 5.6, 1.0 + 0.3 * len(results))
+    places = dict(zip(results, range(len(results), 0, -1), strict=True))
+    errors = [result["standard_error"] or 0.0 for result in results.values()]
+    means = [result["mean"] for result in results.values()]
+    ax.barh(list(places.values()), means, xerr=errors, color=canvas.BLUE, label="ours")
+    if paper := [(row["expected"][key], places[key]) for key in results if key in row["expected"]]:
+        ax.plot(*zip(*paper, strict=True), "D", color=canvas.RED, label="paper")
+    names = [canvas.short(key, 44) for key in results]
+    ax.set_yticks(list(places.values()), names, fontsize=canvas.SMALL, parse_math=False)
+    canvas.tidy(ax)
+    ax.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=canvas.SMALL
+    )
     return ax
 
 
 def _curves(row: Row) -> Axes:
-    spec = row["plot"]
-    ax = axes(None, 5.6, 3.2)
+    spec, palette = row["plot"], (canvas.BLUE, *canvas.OTHERS, canvas.GREY)
+    ax = canvas.axes(None, 5.6, 3.2)
     colours: dict[str, str] = {}
     for run in row["result"]["runs"]:
         for label, points in _points(spec, run["curve"]).items():
-            known = label in colours
-            palette = (BLUE, *OTHERS, GREY)
+            name = None if label in colours else label
             colour = colours.setdefault(label, palette[len(colours) % len(palette)])
-            ax.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                linewidth=1.2,
-                label=None if known else label,
-            )
-    _scale(ax, spec.get("log", ""))
-    tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
+            ax.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, label=name)
+    canvas.tidy(ax, spec["x"], "" if len(spec["y"]) > 1 else spec["y"][0])
     if len(colours) > 1:
-        for text in ax.legend(frameon=False, fontsize=SMALL).get_texts():
+        for text in ax.legend(frameon=False, fontsize=canvas.SMALL).get_texts():
             text.set_parse_math(False)
     return ax
 
 
 def _points(spec: Row, curve: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """The points of each line: a field of the curve, for each value of `by`."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
     for record in curve:
         for y in spec["y"]:
             if record.get(y) is not None and spec["x"] in record:
                 label = str(record[spec["by"]]) if "by" in spec else y
-                found.setdefault(label, []).append((record[spec["x"]], record[y]))
-    return found
-
-
-def _scale(ax: Axes, log: str) -> None:
-    if "x" in log:
-        ax.set_xscale("log")
-    if "y" in log:
-        ax.set_yscale("log")
+                lines.setdefault(label, []).append((record[spec["x"]], record[y]))
+    return lines

@@ -53,18 +53,16 @@ class Experiment:
     bounds: dict[str, tuple[float, float]]  # that the quick version must keep
     plot: dict[str, Any]  # how to draw the curve
     notes: str
-    judged: dict[str, str]  # expected figures that are judged: "lower", "higher" or "same"
-    cause: str  # of those that are not reached
+    cause: str  # why judged figures are not reached
 
 
-WAYS = ("lower", "higher", "same")  # of a judged figure, to be as good as the paper's
 _REQUIRED = ("title", "paper", "source", "function", "seeds", "minutes", "bounds")
 _KINDS: dict[type | tuple[type, ...], tuple[str, ...]] = {
     str: ("title", "paper", "source", "function", "notes", "cause"),
     int: ("row",),
     (int, float): ("minutes",),
     list: ("seeds", "headline"),
-    dict: ("arguments", "expected", "quick", "bounds", "plot", "judged"),
+    dict: ("arguments", "expected", "quick", "bounds", "plot"),
 }
 
 
@@ -98,7 +96,6 @@ def load(path: Path) -> Experiment:
         bounds={k: (v[0], v[1]) for k, v in data["bounds"].items()},
         plot=data.get("plot", {}),
         notes=data.get("notes", ""),
-        judged=data.get("judged", {}),
         cause=data.get("cause", ""),
     )
 
@@ -115,14 +112,12 @@ def _check_types(path: Path, data: dict[str, Any]) -> None:
         and all(map(_number, figures.values()))
         and all(isinstance(b, list) and len(b) == 2 for b in data["bounds"].values())
         and all(map(_number, (end for b in data["bounds"].values() for end in b)))
-        and all(k in figures and v in WAYS for k, v in data.get("judged", {}).items())
     )
     if not fits or not _number(data["minutes"]):
         raise VardropError(
             f"Expected {path} to have texts as title, paper, source, function and notes, whole "
             "numbers as row and seeds, finite numbers as minutes and expected figures, names as "
-            "headline, two numbers for every bound, and lower, higher or same for every judged "
-            "figure, which must be an expected one, but got something else."
+            "headline, and two numbers for every bound, but got something else."
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from experiments.trainings import Watch, error, images, lenet5
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_atomically, write_tensors
 from vardrop.app.store import CHECKPOINT
+from vardrop.objective import parameter_groups
 from vardrop.tuning import latencies, slim
 
 _BATCH, _HELD_OUT, _TIMED = 128, 5000, 64
@@ -84,17 +86,31 @@ def _vgg() -> nn.Module:
 NETS: dict[str, Callable[[], nn.Module]] = {"resnet": _resnet, "lenet5": lenet5, "vgg": _vgg}
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> nn.Module:
-    """Adam with one cycle of the learning rate, in place."""
+def train(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    epochs: int,
+    lr: float,
+    seed: int,
+    weight_decay: float = 0.0,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> nn.Module:
+    """Adam with one cycle of the learning rate, in place; cross-entropy is the default loss."""
+    loss = loss or (lambda inputs, targets: functional.cross_entropy(net(inputs), targets))
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(net.parameters(), lr)
+    optimizer = torch.optim.Adam(parameter_groups(net, lr, weight_decay=weight_decay))
     steps = max(1, len(x) // _BATCH)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps)
     net.train()
     for _ in range(epochs):
         for rows in torch.randperm(len(x), generator=generator).split(_BATCH)[:steps]:
             optimizer.zero_grad()
-            functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            batch = x[rows], y[rows]
+            value = (
+                functional.cross_entropy(net(batch[0]), batch[1]) if loss is None else loss(*batch)
+            )
+            value.backward()
             optimizer.step()
             cycle.step()
     return net.eval()
@@ -245,3 +261,98 @@ def slim_beside_others(
             gap = found["slim"]["accuracy"] - found["Torch-Pruning"]["accuracy"]
             figures[f"accuracy at {fraction:g}, slim over Torch-Pruning"] = gap
     return {"figures": figures}
+
+
+def slim_against_simple(
+    seed: int,
+    data: str = "fashion-mnist",
+    examples: int = 10_000,
+    validated: int = 2000,
+    dense_epochs: int = 5,
+    epochs: int = 5,
+    narrow_epochs: int = 20,
+    rates: Sequence[float] = (1e-3, 2e-3, 4e-3),
+    fractions: Sequence[float] = (0.25, 0.1),
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """LeNet-5 at a fraction of its MACs: `slim`, pruned channels, and a narrow model from scratch.
+
+    Channels are pruned by the L1 norm of their filters, with one ratio for all layers, and trained
+    on for as many epochs as `slim`. The narrow model has the same layers and as many MACs, and
+    trains from scratch for `narrow_epochs`, which take about as long as the trained model and
+    `slim` together. The CPU seconds of all rows are reported. Every row chooses its learning rate
+    from the same grid on validation images.
+    """
+    everything, test = images(data), images(data, "test")
+    x, y = everything.x[:examples], everything.y[:examples]
+    later = slice(examples, examples + validated)
+    validation = everything.x[later], everything.y[later]
+    parts = Seed(seed, watch or Watch(), 1 + 3 * len(fractions))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        start: nn.Module = lenet5()
+    start = parts.trained(start, lambda net: train(net, x, y, dense_epochs, rates[-1], seed))
+
+    def best(make: Callable[[float], nn.Module]) -> Part:
+        clock = time.process_time()
+        nets = [make(lr) for lr in rates]
+        seconds = (time.process_time() - clock) / len(rates)
+        net = min(nets, key=lambda net: error(net, *validation))
+        share = macs(net, x) / macs(start, x)
+        return {"accuracy": 100 - error(net, *test), "MACs": share, "seconds": seconds}
+
+    def slim_net(fraction: float, lr: float) -> nn.Module:
+        return slim(start, (x, y), validation, macs=fraction, epochs=epochs, lr=lr, seed=seed,
+                    ways=["torch"]).net  # fmt: skip
+
+    def prune_net(fraction: float, lr: float) -> nn.Module:
+        return train(prune_channels(start, x, fraction), x, y, epochs, lr, seed + 100)
+
+    def narrow_net(fraction: float, lr: float) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = lenet5(sizes=narrow_sizes(fraction * macs(start, x)))
+        return train(net, x, y, narrow_epochs, lr, seed)
+
+    makers = {"slim": slim_net, "pruned channels": prune_net, "narrow from scratch": narrow_net}
+    figures = {"accuracy, trained model": 100 - error(start, *test)}
+    for fraction in fractions:
+        for row, make in makers.items():
+            scores = parts.part(f"{row} {fraction}", partial(best, partial(make, fraction)))
+            figures |= {f"{key} at {fraction:g}, {row}": value for key, value in scores.items()}
+    return {"figures": figures}
+
+
+def narrow_sizes(budget: float) -> tuple[int, int, int]:
+    """The widest LeNet-5 within a number of MACs, with one factor for all of its layers."""
+    factor, sizes = 1.0, (20, 50, 500)
+    while _lenet5_macs(sizes) > budget:
+        factor -= 0.001
+        first, second, third = (max(1, round(factor * size)) for size in (20, 50, 500))
+        sizes = first, second, third
+    return sizes
+
+
+def _lenet5_macs(sizes: tuple[int, int, int]) -> int:
+    first, second, units = sizes
+    return 25 * first * (24**2 + second * 8**2) + units * (16 * second + 10)
+
+
+@torch.no_grad()
+def prune_channels(net: nn.Module, x: Tensor, fraction: float) -> nn.Module:
+    """LeNet-5 with the units of the largest L1 norms, at a fraction of the MACs."""
+    layers: list[Any] = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    sizes = narrow_sizes(fraction * macs(net, x))
+    with torch.random.fork_rng(devices=[]):
+        small = lenet5(sizes=sizes)
+    targets: list[Any] = [m for m in small.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    inputs = torch.arange(1)
+    for source, target, size in zip(layers, targets, (*sizes, 10), strict=True):
+        norms = source.weight.abs().flatten(1).sum(1)
+        units = norms.topk(size).indices.sort().values if size < len(norms) else torch.arange(size)
+        target.weight.copy_(source.weight[units][:, inputs])
+        target.bias.copy_(source.bias[units])
+        inputs = units
+        if target is targets[1]:  # each channel is 4 x 4 inputs of the dense layer
+            inputs = (16 * units.unsqueeze(1) + torch.arange(16)).flatten()
+    return small

@@ -14,11 +14,11 @@ from vardrop.app.cli import main
 from vardrop.app.runs import METHODS
 
 ROOT = Path(__file__).parent.parent
-MADE = ("reference", "tutorials")  # by mkdocstrings, and of scripts: tests of their own
+MADE = ("reference", "results", "tutorials")  # generated, with their own tests
 WRITTEN = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not in MADE)]
 BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-PROSE = {"release"}  # pages without examples
+PROSE = {"release", "results"}  # pages without examples
 # Pages over five seconds, but for the one that every reader starts with (five_minutes).
 SLOW = {"README", "choose", "compare", "export", "fit", "report", "serve", "ship"}
 SLOW |= {"sklearn", "slim"}

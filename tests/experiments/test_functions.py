@@ -37,11 +37,16 @@ TINY = {
     "coded_bytes": {"sizes": [2, 3, 4], "bits": 200, "block_bits": 6, "epochs": 2, "coding_epochs": 2, "batch": 20, "validation": 40},
     "slim_beside_others": {"examples": 80, "dense_epochs": 1, "epochs": 2, "fractions": [0.5], "peer": False, "ways": []},
     "narrow_cifar": {"dense_epochs": 1, "epochs": 1, "examples": 60, "tests": 20, "samples": 2, "methods": ["trained on", "sparse VD", "Beta-Bernoulli", "variance layer", "DropMax"], "epsilons": [0.0, 0.1]},
-    "tuned_resnet": {"examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40},
+    "tuned_resnet": {"examples": 80, "dense_epochs": 1, "epochs": 1, "samples": 2, "members": 2, "tested": 40, "validated": 20},
     "character_lstm": {"width": 8, "length": 10, "epochs": 2, "warmup": [0, 1]},
     "smaller_transformer": {"width": 8, "heads": 2, "feed": 16, "layers": 1, "length": 6, "epochs": 1, "gate_epochs": 2, "penalties": [0.01, 100.0], "timed": []},
     "defaults": {"table": "iris", "epochs": 1},
     "standard_splits": {"table": "few", "steps": 10, "batch": 16, "hidden": 4, "samples": 4, "members": 2},
+    "compare_estimators": {"model": "lstm", "rates": [0.01], "examples": 60, "validated": 20, "tested": 20, "epochs": 1, "samples": 2},
+    "tuned_digits": {"epochs": 2, "samples": 2, "examples": 60, "validated": 20, "tested": 20, "members": 2, "strengths": [2], "angles": [90]},
+    "slim_against_simple": {"examples": 80, "validated": 40, "dense_epochs": 1, "epochs": 2, "narrow_epochs": 2, "rates": [0.01], "fractions": [0.5]},
+    "compare_packing": {"epochs": 2, "examples": 60, "validation": 40, "thresholds": [3.0], "keeps": [0.1], "tolerances": [1.0], "limits": [90.0]},
+    "tuned_heads": {"per_class": 3, "validated": 20, "epochs": 1, "rows": ["label smoothing", "DropMax"]},
     "line_fits": {"counts": [10, 40], "width": 8, "steps": 20, "draws": 3},
 }  # fmt: skip
 
@@ -125,12 +130,15 @@ def test_a_run_that_was_cut_off_has_the_figures_of_a_whole_one(name, few, tmp_pa
 
     with pytest.raises(Cut):
         measured(name, 1, watch=Watch(tmp_path, cut, seconds=0.0))
-    assert list(tmp_path.glob("*/checkpoint.safetensors"))
+    assert [*tmp_path.glob("*/checkpoint.safetensors"), *tmp_path.glob("*.json")]
     again = []
     watch = Watch(tmp_path, lambda fraction, text: again.append(text), seconds=0.0)
     found, whole = measured(name, 1, watch=watch), measured(name, 1)
     assert told[0] not in again  # it went on
-    for result in (found, whole):  # of every tenth step, counted anew: `kl_value_every`
+    for result in (found, whole):
         for record in result.get("curve", ()):
-            record.pop("kl", None)
+            record.pop("kl", None)  # `kl_value_every` counts its steps again
+        times = [key for key in result["figures"] if "seconds" in key]
+        for key in times:
+            del result["figures"][key]
     assert found == whole

@@ -13,8 +13,14 @@ ROOT = Path(__file__).parents[2]
 KNOWN = experiments(ROOT / "experiments")
 
 
-def check_dense(run):
-    """LeNet-300-100: weights, error, bytes and latency."""
+def result(name):
+    path = result_path(KNOWN[name], ROOT / "results")
+    assert finished(KNOWN[name], path)  # with the arguments of the description
+    return json.loads(path.read_text())["runs"][0]
+
+
+def test_recorded_results_meet_the_bounds():
+    run = result("louizos/lenet300")
     figures, times = run["figures"], run["latency"]
     assert figures["times fewer weights"] >= 60
     assert figures["error of the small net, %"] <= 1.9
@@ -22,23 +28,9 @@ def check_dense(run):
     assert abs(figures["error of the file, %"] - figures["error of the small net, %"]) <= 0.1
     assert times["256"]["dense"] >= 4 * times["256"]["chosen"]
     assert times["1"]["dense"] >= 1.5 * times["1"]["chosen"]
-
-
-def check_channels(run):
-    """LeNet-5: latency in torch and in onnxruntime."""
-    times = run["latency"]["256"]
+    times = result("louizos/lenet5-channels")["latency"]["256"]  # also in onnxruntime
     assert times["dense"] >= 3 * times["chosen"]
     assert times["dense"] >= 8 * times["onnx small"]
-
-
-CHECKS = [("louizos/lenet300", check_dense), ("louizos/lenet5-channels", check_channels)]
-
-
-@pytest.mark.parametrize(("name", "check"), CHECKS)
-def test_recorded_results_meet_the_bounds(name, check):
-    path = result_path(KNOWN[name], ROOT / "results")
-    assert finished(KNOWN[name], path)  # with the arguments of the description
-    check(json.loads(path.read_text())["runs"][0])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Random codes: a generator that is the same everywhere, draws of the posterior, files."""
 
 import math
+from itertools import pairwise
 from statistics import NormalDist
 
 import pytest
@@ -10,23 +11,11 @@ from torch import nn
 import vardrop as vd
 from experiments import random_code
 from experiments.random_code import RandomCode, coded_tensors, deviation
+from experiments.trainings import mlp
 from tests.refusals import assert_refused
 from tests.statistics import assert_mean, assert_variance
 
 GAUSSIAN = vd.Recipe(vd.AdditiveGaussian(-4.0), vd.Normal(std=0.5, learned=True), noisy_bias=True)
-
-# Counter, key and result of Philox2x32-10, as its authors publish them.
-KNOWN = [
-    ((0, 0), 0, (0xFF1DAE59, 0x6CD10DF2)),
-    ((0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFF, (0x2C3F628B, 0xAB4FD7AD)),
-    ((0x243F6A88, 0x85A308D3), 0x13198A2E, (0xDD7CE038, 0xF62A4C12)),
-]
-
-
-@pytest.mark.parametrize("counter, key, expected", KNOWN)
-def test_the_generator_gives_the_published_numbers(counter, key, expected):
-    first, second = random_code.philox(*map(torch.tensor, counter), key)
-    assert (int(first), int(second)) == expected
 
 
 def in_integers(first, second, key):
@@ -36,6 +25,17 @@ def in_integers(first, second, key):
         first, second = (product >> 32) ^ key ^ second, product & 0xFFFFFFFF
         key = (key + 0x9E3779B9) & 0xFFFFFFFF
     return first, second
+
+
+# Counter, key and result of Philox2x32-10, as its authors publish them.
+@pytest.mark.parametrize("counter, key, expected", [
+    ((0, 0), 0, (0xFF1DAE59, 0x6CD10DF2)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFF, (0x2C3F628B, 0xAB4FD7AD)),
+    ((0x243F6A88, 0x85A308D3), 0x13198A2E, (0xDD7CE038, 0xF62A4C12)),
+])  # fmt: skip
+def test_the_generator_gives_the_published_numbers(counter, key, expected):
+    first, second = random_code.philox(*map(torch.tensor, counter), key)
+    assert (int(first), int(second)) == expected == in_integers(*counter, key)
 
 
 def normal(first, second, lane, key):
@@ -51,11 +51,11 @@ def test_the_numbers_of_the_format_are_those_of_plain_arithmetic():
     keys = [in_integers(number, 0xFFFFFFFF, 3) for number in range(37)]
     order = sorted(range(37), key=lambda i: (keys[i][0] << 31) | (keys[i][1] >> 1))
     assert layout.order.tolist() == order
-    starts = layout.starts.tolist()
-    largest = max(b - a for a, b in zip(starts, starts[1:], strict=False))
+    starts = list(pairwise(layout.starts.tolist()))
+    largest = max(end - start for start, end in starts)
     index = torch.tensor([0, 7, 65_535, 2**24 - 1, 12])
     found = layout.chosen(index)
-    for block, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for block, (start, end) in enumerate(starts):
         for place in range(end - start):
             word = block * -(-largest // 4) + place // 4
             expected = normal(int(index[block]), word, place % 4, 3)
@@ -89,10 +89,7 @@ def test_levels_of_the_deviation():
 
 def gaussian_net(*widths, seed=0):
     torch.manual_seed(seed)
-    layers = []
-    for n, m in zip(widths, widths[1:], strict=False):
-        layers += [nn.Linear(n, m), nn.ReLU()]
-    return vd.convert(nn.Sequential(*layers[:-1]), GAUSSIAN)
+    return vd.convert(mlp(*widths)[1:], GAUSSIAN)
 
 
 def test_drawn_weights_follow_the_posterior():
@@ -101,9 +98,8 @@ def test_drawn_weights_follow_the_posterior():
     net = vd.convert(nn.Linear(100, 60, bias=False), recipe)
     net.weight.data.fill_(0.5)
     torch.manual_seed(0)
-    code = RandomCode(
-        net, bits=1500 * 12, block_bits=12, tapered=False
-    )  # four weights with 1.3 bits of KL
+    # Four weights with 1.3 bits of KL.
+    code = RandomCode(net, bits=1500 * 12, block_bits=12, tapered=False)
     assert float(code.block_kl().detach().mean()) / math.log(2) < 2
     code.close()
     drawn = net.weight.detach().flatten()
@@ -187,12 +183,13 @@ def test_steering_brings_every_block_to_its_budget():
 
 def test_the_state_is_all_that_a_code_needs():
     net = gaussian_net(6, 5)
-    code = RandomCode(net, bits=40, block_bits=8)
+    code = RandomCode(net, bits=40, block_bits=8, beta=0.5)
+    assert torch.allclose(code(), 0.5 * vd.kl(net), rtol=1e-5)
     (code() / 10).backward()
     code.steer()
     code.close(blocks=3)
     other = gaussian_net(6, 5, seed=1)
-    again = RandomCode(other, bits=40, block_bits=8)
+    again = RandomCode(other, bits=40, block_bits=8, beta=0.5)
     again.close()
     again.load_state_dict(code.state_dict())
     other.load_state_dict(net.state_dict())
@@ -202,12 +199,6 @@ def test_the_state_is_all_that_a_code_needs():
     code.steer()
     assert torch.equal(again.beta, code.beta)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
-
-
-def test_the_penalty_is_the_kl_weighed_by_block():
-    net = gaussian_net(6, 5)
-    code = RandomCode(net, bits=40, block_bits=8, beta=0.5)
-    assert torch.allclose(code(), 0.5 * vd.kl(net), rtol=1e-5)
 
 
 def tied():
@@ -220,32 +211,23 @@ def one(recipe):
     return vd.convert(nn.Sequential(nn.Linear(3, 2)), recipe)
 
 
-REFUSED = [
-    (lambda: nn.Linear(2, 2), "Expected `net` to have noisy modules"),
-    (lambda: one(vd.sparse_vd()), r"'0.weight' to have a Normal prior of mean 0 .* LogUniform"),
-    (
-        lambda: one(vd.variational_dropout()),
-        r"'0.weight' to have the posterior AdditiveGaussian .* but got MultiplicativeGaussian",
-    ),
-    (lambda: one(vd.bayes_by_backprop(vd.Normal("pretrained"))), "a Normal prior of mean 0"),
-    (lambda: one(vd.l0()), "Expected noise on weights alone for a random code, but got '0'"),
-    (lambda: one(vd.dropmax()), "Expected noise on weights alone for a random code, but got '0'"),
-    (tied, "Expected every noisy tensor to belong to one layer"),
-]
+SIZE = {"bits": 16}
 
 
-@pytest.mark.parametrize("make, message", REFUSED)
-def test_nets_that_cannot_be_coded_are_named(make, message):
-    assert_refused(message, RandomCode, make(), bits=16)
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"bits": 64, "block_bits": 25}, r"Expected `block_bits` in 1..24"),
-    ({"bits": 64, "seed": 2**32}, r"`seed` in 0..2\^32 - 1, but got 16 and 4294967296"),
-    ({"bits": 9, "block_bits": 1}, "Expected at most one block per weight, but got 9 blocks"),
+@pytest.mark.parametrize("make, options, error", [
+    (lambda: nn.Linear(2, 2), SIZE, "Expected `net` to have noisy modules"),
+    (lambda: one(vd.sparse_vd()), SIZE, r"'0.weight' to have a Normal prior of mean 0 .* LogUniform"),
+    (lambda: one(vd.variational_dropout()), SIZE, r"'0.weight' to have the posterior AdditiveGaussian .* but got MultiplicativeGaussian"),
+    (lambda: one(vd.bayes_by_backprop(vd.Normal("pretrained"))), SIZE, "a Normal prior of mean 0"),
+    (lambda: one(vd.l0()), SIZE, "Expected noise on weights alone for a random code, but got '0'"),
+    (lambda: one(vd.dropmax()), SIZE, "Expected noise on weights alone for a random code, but got '0'"),
+    (tied, SIZE, "Expected every noisy tensor to belong to one layer"),
+    (lambda: one(GAUSSIAN), {"bits": 64, "block_bits": 25}, r"Expected `block_bits` in 1..24"),
+    (lambda: one(GAUSSIAN), {"bits": 64, "seed": 2**32}, r"`seed` in 0..2\^32 - 1, but got 16 and 4294967296"),
+    (lambda: one(GAUSSIAN), {"bits": 9, "block_bits": 1}, "Expected at most one block per weight, but got 9 blocks"),
 ])  # fmt: skip
-def test_codes_that_cannot_be_are_refused(options, message):
-    assert_refused(message, RandomCode, one(GAUSSIAN), **options)
+def test_models_and_codes_that_do_not_fit_are_refused(make, options, error):
+    assert_refused(error, RandomCode, make(), **options)
 
 
 def test_a_net_that_diverged_is_refused():

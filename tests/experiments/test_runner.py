@@ -13,7 +13,6 @@ from experiments.page import rows
 from experiments.runner import finished, load, reproduce
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 
 TOY = {"toy_training": toy_training}
 
@@ -63,17 +62,12 @@ def test_a_function_of_several_seeds_gets_all_that_are_missing_at_once(experimen
 
 
 def test_only_missing_seeds_are_run(experiment, tmp_path):
-    out = tmp_path / "run.json"
+    out, seeds = tmp_path / "run.json", []
     next(reproduce(experiment, TOY, out))
     assert finished(experiment, out) == [0]
-    ran = []
-
-    def spy(seed, epochs):
-        ran.append(seed)
-        return toy_training(seed, epochs)
-
+    spy = lambda seed, epochs: seeds.append(seed) or toy_training(seed, epochs)
     list(reproduce(experiment, {"toy_training": spy}, out))
-    assert ran == [1, 2]
+    assert seeds == [1, 2]
     runner.forget(out)
     assert finished(experiment, out) == []
 
@@ -136,24 +130,16 @@ def test_rows_leave_out_results_of_other_arguments(experiment, tmp_path):
 
 def test_errors(experiment, tmp_path):
     out = tmp_path / "run.json"
-    with pytest.raises(VardropError, match=r"Expected `function` of toy/run to be one of \['x'\]"):
-        next(reproduce(experiment, {"x": toy_training}, out))
+    told = r"Expected `function` of toy/run to be one of \['x'\]"
+    assert_refused(told, next, reproduce(experiment, {"x": toy_training}, out))
     list(reproduce(experiment, TOY, out, quick=True))
     assert_refused("Start anew with --force", next, reproduce(experiment, TOY, out))
     out.write_text("{}")
     assert_refused("to hold a result, but got", next, reproduce(experiment, TOY, out))
-    known = {"toy/run": experiment}
-    assert_refused("such as toy/run, but got 'toy/rum'", runner.named, known, "toy/rum")
+    described = {"toy/run": experiment}
+    assert_refused("such as toy/run, but got 'toy/rum'", runner.named, described, "toy/rum")
     told = r"Expected descriptions `\*/\*.toml` in .*, but got none"
     assert_refused(told, runner.experiments, tmp_path / "nowhere")
-    broken = tmp_path / "b.toml"
-    broken.write_text("title = ")
-    assert_refused("to be TOML, but got", load, broken)
-    broken.write_text('title = "x"')
-    assert_refused("to have paper, source, function", load, broken)
-    whole = (describe(tmp_path / "whole", "", "toy/run") / "toy" / "run.toml").read_text()
-    broken.write_text(whole.replace("[expected]", "[unexpected]"))
-    assert_refused("to have `expected`, the paper's figures, or `headline`", load, broken)
 
 
 def test_every_description_names_a_known_function_and_bounds():
@@ -168,6 +154,9 @@ def test_every_description_names_a_known_function_and_bounds():
 
 
 @pytest.mark.parametrize("old, new, told", [
+    (b"[quick]", b"[quick", "to be TOML, but got"),
+    (b"paper = ", b"# ", "to have paper, but got"),
+    (b"[expected]", b"[unexpected]", "to have `expected`, the paper's figures, or `headline`"),
     (b"title", b"tit\xffle", "to be TOML, but got: 'utf-8' codec"),
     (b"seeds = ", b"seeds = 3 # ", "whole numbers as row and seeds"),
     (b"minutes = ", b"minutes = true # ", "finite numbers as minutes"),

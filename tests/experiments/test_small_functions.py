@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from scipy.stats import t
 from torch import nn
 
 import vardrop as vd
 from experiments import lee_dropmax, molchanov, neklyudov_uses as uses
-from experiments.diagnostics import Estimate, student_quantile
 from experiments.lee_bb import active_units, units
 from experiments.neklyudov import _exceeded_by, train_parameterisation
 from tests.experiments.digits import digits
@@ -17,36 +15,21 @@ from tests.refusals import assert_refused
 from vardrop.app.data import Images
 
 
-def test_four_gaussians_sit_at_their_centres() -> None:
+def test_four_gaussians_sit_at_their_centres():
     x, y = uses.gaussians(20_000, torch.Generator().manual_seed(0))
     centres = torch.stack([x[y == k].mean(0) for k in range(4)])
     # Eight means with a standard error of 0.007, 5.7 of them.
     assert (centres - torch.tensor([[3.0, 3], [3, 10], [10, 3], [10, 10]])).abs().max() < 0.04
 
 
-def test_first_of_each_class_keeps_the_order_of_the_file() -> None:
+def test_first_of_each_class_keeps_the_order_of_the_file():
     y = torch.tensor([2, 0, 1, 0, 2, 1, 0, 2])
     chosen = lee_dropmax.first_of_each_class(Images(torch.arange(8.0).view(8, 1), y), 2)
     assert chosen.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert chosen.y.tolist() == [2, 0, 1, 0, 2, 1]
 
 
-@pytest.mark.parametrize("df", [3, 5, 10, 100])
-@pytest.mark.parametrize("probability", [0.9, 0.975, 0.99])
-def test_student_quantile_is_below_one_percent_off(probability: float, df: int) -> None:
-    assert student_quantile(probability, df) == pytest.approx(t.ppf(probability, df), rel=0.01)
-
-
-def test_interval_is_students() -> None:
-    low, high = Estimate(2.0, 0.1, 31).interval(0.95)
-    assert (low, high) == pytest.approx(t.interval(0.95, 30, 2.0, 0.1), rel=1e-4)
-
-
-def test_prints_value_and_interval() -> None:
-    assert str(Estimate(2.0, 0.1, 31)) == "2 (95 %: 1.8 to 2.2)"
-
-
-def test_a_short_run_logs_the_transition() -> None:
+def test_a_short_run_logs_the_transition():
     (data, test), before = digits(), torch.get_rng_state()
     run = train_parameterisation("layer", data, test, epochs=3, samples=2, width=50)
     assert torch.equal(torch.get_rng_state(), before)
@@ -78,7 +61,7 @@ def test_the_lowest_threshold_that_the_held_out_images_allow(monkeypatch):
     assert found["error, threshold 0, %"] == 8.0
 
 
-def test_an_input_counts_while_one_of_its_weights_is_left() -> None:
+def test_an_input_counts_while_one_of_its_weights_is_left():
     net = nn.Sequential(vd.convert(nn.Linear(3, 2), vd.sparse_vd()))
     with torch.no_grad():
         net[0].weight.fill_(1.0)
@@ -86,7 +69,7 @@ def test_an_input_counts_while_one_of_its_weights_is_left() -> None:
     assert units(net) == [2.0]
 
 
-def test_units_of_gates_and_what_is_open_for_an_input() -> None:
+def test_units_of_gates_and_what_is_open_for_an_input():
     net = nn.Sequential(vd.convert(nn.Linear(4, 2), vd.beta_bernoulli()))
     net[0].gate.raw_a.data[0] = -10.0  # E pi = 4.5e-5, below the threshold of 1e-3
     assert units(net) == [3.0]
@@ -102,7 +85,7 @@ def test_units_of_gates_and_what_is_open_for_an_input() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_exceeded_by_is_exceeded_by_the_share(share: float) -> None:
+def test_the_exceeded_by_is_exceeded_by_the_share(share: float):
     sizes = torch.arange(1.0, 11.0)
     assert int((sizes > _exceeded_by(sizes, share)).sum()) == round(10 * share)
 
@@ -114,7 +97,7 @@ def linear() -> nn.Linear:
 
 
 @pytest.mark.parametrize("samples", [0, 3])
-def test_step_of_a_linear_classifier(samples: int) -> None:
+def test_step_of_a_linear_classifier(samples: int):
     # d loss / dx = p_1 (w_1 - w_0) for class 0: signs (-, +, +).
     x = torch.full((1, 3), 0.5)
     found = uses.fgsm(linear(), x, torch.tensor([0]), 0.1, samples)
@@ -124,7 +107,7 @@ def test_step_of_a_linear_classifier(samples: int) -> None:
     assert torch.equal(uses.fgsm(linear(), x, torch.tensor([0]), 0.0), x)
 
 
-def test_ensembles_average_probabilities() -> None:
+def test_ensembles_average_probabilities():
     net, x = vd.convert(nn.Linear(2, 2), vd.variance_layer()), torch.ones(1, 2)
     torch.manual_seed(1)
     found = uses.log_probabilities(net, x, 4).exp()
@@ -133,7 +116,7 @@ def test_ensembles_average_probabilities() -> None:
     assert found.sum().item() == pytest.approx(1.0)
 
 
-def test_curve_starts_at_the_clean_accuracy_and_falls() -> None:
+def test_curve_starts_at_the_clean_accuracy_and_falls():
     data, test = digits()
     curves = uses.attack_curves(data, test, (0.0, 0.2), epochs=3, samples=3)
     assert set(curves) == {"dropout, mean", "dropout, ensemble", "variance, ensemble"}
@@ -142,7 +125,7 @@ def test_curve_starts_at_the_clean_accuracy_and_falls() -> None:
         assert attacked < clean - 0.2
 
 
-def test_modes_stay_and_errors() -> None:
+def test_modes_stay_and_errors():
     _, test = digits()
     net = vd.convert(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), vd.sparse_vd())
     uses.attack_curve(net, test, (0.1,), samples=1)
@@ -150,7 +133,7 @@ def test_modes_stay_and_errors() -> None:
     assert_refused("Expected `epsilon` to be at least 0", uses.fgsm, net, test.x, test.y, -math.pi)
 
 
-def test_policies_differ_by_their_middle_layer() -> None:
+def test_policies_differ_by_their_middle_layer():
     pytest.importorskip("gymnasium", reason="needs the extra `rl`")
     assert uses.policy("variance")[2].posterior == vd.ZeroMean()
     assert type(uses.policy("entropy")[2]) is nn.Linear

@@ -1,83 +1,89 @@
-"""Which of the papers' figures are reached, as computed from both."""
+"""Verdicts on the papers' results, as computed from both values."""
 
 from pathlib import Path
 
 import pytest
 
 from experiments.page import rows
-from experiments.runner import experiments, load
-from experiments.verdicts import judge, judged, summary
-from tests.experiments.toy import describe
-from vardrop._core.errors import VardropError
+from experiments.runner import experiments
+from experiments.verdicts import Item, count_verdicts, lead, load_items
+from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("way, paper, ours, error, verdict", [
-    ("lower", 2.0, 1.5, None, "better"),
-    ("lower", 2.0, 1.5, 0.3, "reached"),  # within two standard errors
-    ("lower", 2.0, 2.5, 0.3, "reached"),
-    ("lower", 2.0, 2.5, 0.1, "not reached"),
-    ("higher", 68, 68.4, None, "reached"),  # 68 is anything from 67.5 to 68.5
-    ("higher", 68, 67.4, None, "not reached"),
-    ("higher", 68, 70.0, None, "better"),
-    ("lower", 1.92, 1.924, None, "reached"),
-    ("lower", 1.92, 1.93, None, "not reached"),
-    ("lower", 1.0, 1.4, None, "not reached"),  # not half a unit of 1, which may be 1.0
-    ("same", 10.0, 10.9, None, "reached"),
-    ("same", 10.0, 11.1, None, "not reached"),
-    ("same", 10.0, 11.1, 0.6, "reached"),
-    ("same", 0.0, 8e-15, None, "reached"),
-    ("same", 0.0, 1e-6, None, "not reached"),
-    ("lower", 0.0, 3.7, 2.7, "reached"),
+@pytest.mark.parametrize("direction, paper, ours, error, expected", [
+    ("lower", 2.0, 1.5, 0, 1),
+    ("lower", 2.0, 1.5, 0.3, 0),  # within two standard errors
+    ("lower", 2.0, 2.5, 0.3, 0),
+    ("lower", 2.0, 2.5, 0.1, -1),
+    ("higher", 68, 68.4, 0, 0),  # 68 is anything from 67.5 to 68.5
+    ("higher", 68, 67.4, 0, -1),
+    ("higher", 68, 70.0, 0, 1),
+    ("lower", 1.92, 1.924, 0, 0),
+    ("lower", 1.92, 1.93, 0, -1),
+    ("lower", 1.0, 1.4, 0, -1),  # not half a unit of 1, which may be 1.0
+    ("same", 10.0, 10.9, 0, 0),
+    ("same", 10.0, 11.1, 0, -1),
+    ("same", 10.0, 11.1, 0.6, 0),
+    ("same", 0.0, 8e-15, 0, 0),
+    ("same", 0.0, 1e-6, 0, -1),
+    ("lower", 0.0, 3.7, 2.7, 0),
 ])  # fmt: skip
-def test_a_verdict_follows_from_both_figures_and_their_error(way, paper, ours, error, verdict):
-    assert judge(way, paper, ours, error) == verdict
+def test_a_lead_is_more_than_the_slack(direction, paper, ours, error, expected):
+    assert lead(direction, paper, ours, error) == expected
 
 
-def row(name, values, seeds=(0,), **more):
-    """A described experiment, and its result where there are values."""
-    figures = {k: {"mean": v, "standard_error": None} for k, v in values.items()}
-    result = {"figures": figures, "runs": [{}] * len(seeds)} if values else None
-    described = {"expected": {"error": 2.0, "size": 10}, "cause": "Too short.", "minutes": 30.0}
-    ways = {"judged": {"error": "lower", "size": "higher"}}
-    found = {"name": name, "title": name, "seeds": (0,), "result": result}
-    return {**found, **described, **ways, **more}
+def item(values, errors=(None, None)):
+    """An item of two values, which are 2 (lower is better) and 10 (higher) in the paper."""
+    names = ("error, %", "size")
+    results = {
+        name: {"mean": value, "standard_error": error}
+        for name, value, error in zip(names, values, errors, strict=True)
+    }
+    row = {"expected": dict(zip(names, (2.0, 10), strict=True))}
+    return Item("a", row | {"result": {"figures": results}}, dict(zip(names, ("lower", "higher"), strict=True)), "")  # fmt: skip
 
 
-def test_the_summary_counts_what_was_measured_and_names_causes():
-    table = [
-        row("a/b", {"error": 1.0, "size": 5.0}),
-        row("a/c", {"error": 2.0, "size": 10.0}, judged={"error": "lower"}),
-        row("a/d", {}),
-        row("a/e", {"error": 9.0, "size": 1.0}, judged={}),
-    ]
-    text = summary(table)
-    assert "Of 5 figures that are judged, 1 are better" in text
-    said = "1 are reached, 1 are not, and 2 are not run yet; 3 rest on one seed"
-    assert said in " ".join(text.split())
-    assert "| [a/b](#a-b) | error: 2, 1 |\n" in text
-    assert "| [a/b](#a-b) | size: 10, 5 | Too short. |" in text
-    assert "| [a/d](#a-d) | 0 of 1 | 30 min |" in text
-    assert "a/e" not in text
+@pytest.mark.parametrize("values, verdict", [
+    ((1.0, 10), "better"), ((2.0, 10), "reached"), ((1.0, 5), "trade-off"), ((2.0, 5), "behind"),
+])  # fmt: skip
+def test_the_values_of_an_item_are_judged_together(values, verdict):
+    assert item(values).verdict == verdict
+    assert count_verdicts([item(values)])[verdict] == 1
+    missing = Item("a", {"result": None}, {}, "")
+    assert missing.verdict == "not run"
 
 
-def test_seeds_that_are_missing_are_named_with_their_time():
-    half = row("a/b", {"error": 2.0, "size": 10.0}, seeds=(0,)) | {"seeds": (0, 1, 2)}
-    assert "| [a/b](#a-b) | 1 of 3 | 20 min |" in summary([half])
+def test_the_variance_is_pooled_over_values_of_one_kind():
+    names = ("none, 100 units", "binary, 100 units", "gain")
+    errors = {"none, 100 units": 0.0, "binary, 100 units": 0.2, "gain": 9.0}
+    figures = {n: {"mean": 1.25, "standard_error": errors[n]} for n in names}
+    row = {"expected": dict.fromkeys(names, 1.0), "result": {"figures": figures}}
+    judged = Item("a", row, {"none, 100 units": "lower"}, "")
+    assert judged.verdict == "reached"  # 2 sqrt(0.04 / 2) = 0.28
+    del row["expected"]["binary, 100 units"]
+    assert judged.verdict == "behind"
 
 
-def test_every_figure_that_is_not_reached_has_a_cause():
+def test_every_item_that_is_not_reached_has_a_cause():
     table = rows(experiments(ROOT / "experiments"), ROOT / "results")
-    assert len(judged(table)) > 50
-    unmet = (f for f in judged(table) if f.verdict == "not reached")
-    assert [(f.row["name"], f.figure) for f in unmet if not f.row["cause"]] == []
+    items = load_items(ROOT / "experiments" / "judged.toml", table)
+    assert len(items) == 64
+    assert 14 <= sum(bool(item.claim) for item in items) <= 16
+    unmet = [item for item in items if item.verdict in ("trade-off", "behind")]
+    assert [item.name for item in unmet if not item.row["cause"]] == []
 
 
-def test_judging_a_figure_that_is_not_expected_is_told(tmp_path):
-    more = '[judged]\n"speed" = "higher"\n'
-    with pytest.raises(VardropError, match="lower, higher or same for every judged figure"):
-        load(describe(tmp_path, more) / "toy" / "run.toml")
-    more = '[judged]\n"loss" = "smaller"\n'
-    with pytest.raises(VardropError, match="lower, higher or same for every judged figure"):
-        load(describe(tmp_path, more) / "toy" / "run.toml")
+@pytest.mark.parametrize("experiment, figures, claims, error", [
+    ("toy/ran", '{ loss = "lower" }', "", "to name an experiment and its expected figures in 'Toy'"),
+    ("toy/run", '{ speed = "lower" }', "", r"but got 'toy/run' with \['speed'\]"),
+    ("toy/run", '{ loss = "smaller" }', "", r"to be one of .*, but got \['smaller'\]"),
+    ("toy/run", '{ loss = "lower" }', 'Toys = "x"', r"to name judged items, but got \['Toys'\]"),
+])  # fmt: skip
+def test_items_that_do_not_fit_are_refused(tmp_path, experiment, figures, claims, error):
+    path = tmp_path / "judged.toml"
+    assert load_items(path, []) == []
+    path.write_text(f'[[item]]\nname = "Toy"\nexperiment = "{experiment}"\nfigures = {figures}\n')
+    path.with_name("claims.toml").write_text(claims)
+    assert_refused(error, load_items, path, [{"name": "toy/run", "expected": {"loss": 1.0}}])

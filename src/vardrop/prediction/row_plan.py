@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple, NoReturn
 
@@ -122,7 +123,8 @@ def _check_independent(quiet: nn.Module, x: Any, pick: Pick) -> None:
     others = mapped(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), x)
     both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, x, others)
     passes = [
-        _record_pass(quiet, lambda b=batch: pick(call(quiet, untouched(b)))) for batch in (x, both)
+        _record_pass(quiet, partial(lambda batch: pick(call(quiet, untouched(batch))), batch))
+        for batch in (x, both)
     ]
     if passes[0].untracked:
         raise NotRowwiseError("its code calls random functions of torch")

@@ -72,7 +72,7 @@ def test_quick_of_one_shows_every_figure_beside_its_bounds(folder, capsys):
 
 def test_page(folder, capsys):
     assert printed(capsys, "reproduce", "--page").out.strip() == "docs/results.md"
-    assert "not run yet" in (folder / "docs/results.md").read_text()
+    assert "not run" in (folder / "docs/results/toy.md").read_text()
 
 
 @pytest.mark.parametrize("typed, code, says", [
