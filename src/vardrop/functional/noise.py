@@ -12,7 +12,7 @@ from vardrop.functional.fast import switch
 
 
 class GaussianOutput(torch.autograd.Function):
-    """Saves noise / std, so that the backward pass is one product. Autograd would take three.
+    """Saves noise / (2 std), so that the backward pass is one product. Autograd would take three.
 
     Under autocast it stays in the precision of its inputs, because it is elementwise.
     """
@@ -20,15 +20,16 @@ class GaussianOutput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
         std = variance.sqrt()
-        ctx.save_for_backward(noise / std, variance)
-        return torch.addcmul(mean, std, noise)
+        output = torch.addcmul(mean, std, noise)
+        ctx.save_for_backward(torch.div(noise, std.mul_(2), out=std), variance)  # in its memory
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        scaled, variance = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative noise / std depends on the variance
-            scaled = scaled * (variance.detach() / variance).sqrt()
-        return grad, torch.addcmul(grad.new_zeros(()), grad, scaled, value=0.5), None
+        slope, variance = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative the slope depends on the variance
+            slope = slope * (variance.detach() / variance).sqrt()
+        return grad, grad * slope, None
 
 
 def plain_gaussian_output(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
