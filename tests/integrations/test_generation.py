@@ -6,7 +6,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop.prediction.functions import HeldNoise
+from vardrop.prediction.functions import FixedNoise
 
 pytest.importorskip("transformers")
 
@@ -77,7 +77,7 @@ def test_text_of_one_function_is_what_the_function_says_of_the_whole():
     vd.Gate(vd.GaussianDropout(per="layer", granularity="example"), 3),
 ], ids=["dropout", "per element", "per example"])  # fmt: skip
 def test_a_position_has_its_noise_in_whatever_piece_it_comes(module):
-    held = HeldNoise(module)
+    held = FixedNoise(module)
     module.sampling = True
     held.redraw()
     x = torch.randn(2, 200, 3)

@@ -15,7 +15,7 @@ from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
-from vardrop.prediction.predictor import Mode
+from vardrop.prediction.predictor import Mode, Predictor
 
 _COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 80
 _PENALTY, _WIDEST, _SECTIONS = 10.0, 7.0, 40  # of the log of a scale; sections end within 6e-8
@@ -93,7 +93,8 @@ def calibrate(
     to zero. The width for values has no such prior, because its unit is arbitrary.
 
     Args:
-        net: a noisy net, or an ELBO with it; a plain net predicts without draws.
+        net: a noisy model, or an ELBO with it; a plain model, which predicts without draws; or a
+            `Predictor` or `Ensemble`.
         x: inputs (N, ...) of data that did not train the net.
         y: its targets.
         likelihood: of the output; that of the ELBO, or `Categorical()`.
@@ -110,12 +111,15 @@ def calibrate(
 
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2 (the temperature).
     """
-    model, given = net_and_likelihood(net, likelihood)
-    noisy = any(map(is_stochastic, model.modules()))
-    mode: Mode = "sample" if noisy else "mean"
-    p = predict(model, x, samples if noisy else 1, mode=mode, likelihood=given, seed=seed)
-    given.check_target(p.mean, y)
-    return given.scaled(math.exp(fit_log_scale([(p, y, 1.0)])))
+    if isinstance(net, Predictor):
+        p = net(x, seed)
+    else:
+        model, meaning = net_and_likelihood(net, likelihood)
+        noisy = any(map(is_stochastic, model.modules()))
+        mode: Mode = "sample" if noisy else "mean"
+        p = predict(net, x, samples if noisy else 1, mode=mode, likelihood=meaning, seed=seed)
+    p.likelihood.check_target(p.mean, y)
+    return p.likelihood.scaled(math.exp(fit_log_scale([(p, y, 1.0)])))
 
 
 def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]]) -> float:

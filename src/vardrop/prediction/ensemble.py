@@ -52,7 +52,7 @@ class Ensemble(Predictor):
         """The predictors of noisy members check them."""
 
     def _make_strategy(self) -> DrawStrategy:
-        members = [self._make_member(member) for member in self.net.children()]
+        members = [self._make_member(member) for member in self._model.children()]
         return MemberDraws(members, self.pick, self.each)
 
     def _make_member(self, member: nn.Module) -> nn.Module | StrategyFor:

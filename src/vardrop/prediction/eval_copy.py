@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
-from vardrop._core.torch_private import has_plain_forward
+from vardrop._core.torch_private import has_plain_forward, own_tensors
 from vardrop._core.values import Value
 from vardrop.estimators import check_estimator, local_reparameterization
 from vardrop.functional import log_square, redirect_random_ops
@@ -129,6 +129,21 @@ def compute_variances(copy: nn.Module, draws_outputs: bool = True) -> nn.Module:
             }
             layer.replace_posterior(FrozenGaussian(layer.posterior.zero_mean), deviations)
     return clone_modules(copy, layers)
+
+
+def copy_tensors(net: nn.Module) -> nn.Module:
+    """A copy of a model with its own tensors, which need no gradients; tied tensors stay tied."""
+    twin, copies = clone_modules(net), dict[int, Tensor]()
+    for module in twin.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it was copied with its tensors
+        for name, tensor in list(own_tensors(module)):
+            if id(tensor) not in copies:
+                copied = tensor.detach().clone()
+                is_parameter = isinstance(tensor, nn.Parameter)
+                copies[id(tensor)] = nn.Parameter(copied, False) if is_parameter else copied
+            setattr(module, name, copies[id(tensor)])
+    return twin
 
 
 _DRAWING_TYPES = (

@@ -40,21 +40,24 @@ def resolve_seed(seed: int | None) -> int:
     return seed
 
 
-class HeldNoise(nn.Module):
-    """A gate, head or dropout whose noise is drawn from the same seed for every row and call.
+class FixedNoise(nn.Module):
+    """A gate, head or dropout whose noise is drawn from the same seed for every example and call.
 
-    So it is one function of a row, also where the noise depends on the input. The rows run along
-    axis 0 of its only input. In a net that may be given a sequence in pieces, positions along axis
-    1, `start` is the position of the first: a position has its noise in whatever piece it comes.
-    `end` is the position after the last one where layers may be given the last ones alone.
+    So it is one function of an example, even if the noise depends on the input. Examples are along
+    axis 0 of its only input. In a model that may get a sequence in pieces, with positions along
+    axis 1, `start` is the first position of the piece, so that a position always has the same
+    noise. `end` is the position after the last one, for layers that get only the last positions.
     """
+
+    is_sampling = True  # a recurrent layer asks its gate whether there are masks
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.seed = module, 0
         self.start: int | None = None
         self.end: int | None = None
-        self.side = getattr(module, "side", None)  # a layer asks its gate where it acts
+        # A layer asks its gate where it acts, and on how many units.
+        self.side, self.units = getattr(module, "side", None), getattr(module, "units", 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's output for the held noise; an exported graph would draw it anew."""
@@ -87,7 +90,7 @@ class HeldNoise(nn.Module):
     def _row(self, row: Tensor) -> Tensor:
         return self.module(row.unsqueeze(0)).squeeze(0)
 
-    def train(self, mode: bool = True) -> HeldNoise:
+    def train(self, mode: bool = True) -> FixedNoise:
         """Set the mode of this module alone: what is held goes on drawing in every mode."""
         self.training = mode
         return self
@@ -108,7 +111,7 @@ def _ended(net: nn.Module, args: Any, output: Any) -> None:
 
 
 def _place(net: nn.Module, start: int, end: int | None) -> None:
-    for module in named_modules_of(net, HeldNoise).values():
+    for module in named_modules_of(net, FixedNoise).values():
         module.start, module.end = start, end
 
 
@@ -135,7 +138,7 @@ class FunctionSampler:
         self._drawn: dict[object, Callable[[], None]] = {}
         self._means: dict[int, nn.Parameter] = {}
         function = clone_modules(source)
-        held: dict[nn.Module, HeldNoise] = {}
+        held: dict[nn.Module, FixedNoise] = {}
         inside: set[nn.Module] = set()  # of a module that is held as a whole
         for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
             if copied in inside:
@@ -203,7 +206,7 @@ class FunctionSampler:
         leaves = {
             m
             for m in self.net.modules()
-            if isinstance(m, HeldNoise) or any(id(p) in drawn for p in m.parameters(recurse=False))
+            if isinstance(m, FixedNoise) or any(id(p) in drawn for p in m.parameters(recurse=False))
         }
         sources = {m for m in self.net.modules() if not leaves.isdisjoint(m.modules())}
         return split_at_noise(self.net, trace_model(self.net, x, leaves), sources)
@@ -223,9 +226,9 @@ def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None
     return fill
 
 
-def _hold(module: nn.Module) -> HeldNoise:
+def _hold(module: nn.Module) -> FixedNoise:
     _check_held(module)
-    return HeldNoise(module)
+    return FixedNoise(module)
 
 
 def _check_held(module: nn.Module) -> None:

@@ -6,15 +6,13 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
-from vardrop._core.modules import clone_modules
-from vardrop._core.torch_private import own_tensors
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.prediction.conformal import Conformal
+from vardrop.prediction.eval_copy import copy_tensors
 from vardrop.prediction.prediction import Prediction
 from vardrop.prediction.predictor import Draw, Mode, Predictor
 
@@ -75,7 +73,7 @@ def predict(
         net, samples, mode=mode, draw=draw, likelihood=likelihood, memory=memory,
         tolerance=tolerance, keep=keep, output=output,
     )  # fmt: skip
-    predictor.keeps_functions = False
+    predictor.is_kept = False
     return predictor(x, seed)
 
 
@@ -111,7 +109,7 @@ def predict_batches(
             "x.split(1000), or call `predict`."
         )
     predictor = Predictor(net, samples, **options)
-    predictor.keeps_functions = False
+    predictor.is_kept = False
     return predictor.batches(x, seed)
 
 
@@ -133,7 +131,8 @@ def freeze(
     or loading the net afterwards changes nothing in it.
 
     Args:
-        net: a noisy net in evaluation mode, or an ELBO, which brings its likelihood along.
+        net: a noisy model in evaluation mode; an ELBO, which brings its likelihood; or a
+            `Predictor` or `Ensemble`, which brings all other arguments too.
         samples: number of draws; with mode="moments", of draws at the output.
         mode: "sample", or "moments": one analytic pass that carries mean and variance.
         draw: as for `predict`.
@@ -152,15 +151,19 @@ def freeze(
     >>> dict(zip(predictor.output_names, predictor.outputs(x)))["epistemic"].shape
     torch.Size([5])
     """
+    if isinstance(net, Predictor):
+        frozen = copy.copy(net)
+        frozen.replace_net(copy_tensors(net.net))
+        return frozen
     check_choice("mode", mode, ("sample", "moments"))
     model, meaning = net_and_likelihood(net, likelihood)
     _check_evaluating(model)
-    frozen = copy.deepcopy(meaning.fixed()).requires_grad_(False)
+    fixed = copy.deepcopy(meaning.fixed()).requires_grad_(False)
     predictor = Predictor(
-        net, samples, mode=mode, draw=draw, likelihood=frozen, conformal=conformal, level=level,
+        net, samples, mode=mode, draw=draw, likelihood=fixed, conformal=conformal, level=level,
         memory=memory, output=output,
     )  # fmt: skip
-    predictor.replace_net(_copy_tensors(model))
+    predictor.replace_net(copy_tensors(model))
     return predictor
 
 
@@ -173,18 +176,3 @@ def _check_evaluating(net: nn.Module) -> None:
                 f"({type(module).__name__}) in training mode: a net in the middle of its training "
                 "would be frozen as it happens to be. Call net.eval() once it is trained."
             )
-
-
-def _copy_tensors(net: nn.Module) -> nn.Module:
-    """A copy of a model with its own tensors, which need no gradients; tied tensors stay tied."""
-    twin, copies = clone_modules(net), dict[int, Tensor]()
-    for module in twin.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue  # it was copied with its tensors
-        for name, tensor in list(own_tensors(module)):
-            if id(tensor) not in copies:
-                copied = tensor.detach().clone()
-                is_parameter = isinstance(tensor, nn.Parameter)
-                copies[id(tensor)] = nn.Parameter(copied, False) if is_parameter else copied
-            setattr(module, name, copies[id(tensor)])
-    return twin

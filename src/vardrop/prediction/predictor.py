@@ -35,7 +35,12 @@ from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
 from vardrop.noisy import named_modules_of
 from vardrop.prediction.conformal import Conformal
-from vardrop.prediction.eval_copy import check_noise, has_untracked_randomness, is_stochastic
+from vardrop.prediction.eval_copy import (
+    check_noise,
+    copy_tensors,
+    has_untracked_randomness,
+    is_stochastic,
+)
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Pair
@@ -71,10 +76,11 @@ class _Call:
 class Predictor(nn.Module):
     """The predictive distribution of a model, for repeated calls: p(y | x) = E_w p(y | x, w).
 
-    Whatever does not depend on the input is computed at the first call and kept: the variances of
-    weights, the trace of the model, and drawn functions if they fit into `memory`. After the model
-    has changed, call `refresh()`. `vardrop.predict` makes a predictor for one call, and
-    `vardrop.freeze` returns one with its own copy of the model.
+    Whatever does not depend on the input is computed at the first call and kept: a copy of the
+    tensors, the variances of weights, the trace of the model, and drawn functions if they fit into
+    `memory`. Later changes of the model have no effect until `refresh()` is called.
+    `vardrop.predict` makes a predictor for one call. `vardrop.freeze` returns one that owns its copy
+    of the model.
 
     Args:
         net: as for `vardrop.predict`.
@@ -96,6 +102,8 @@ class Predictor(nn.Module):
     net: nn.Module
     source: Any  # what the user passed
     pick: Pick
+    is_kept = True  # False in a predictor for one call
+    _snapshot: nn.Module | None
 
     def __init__(
         self,
@@ -138,7 +146,6 @@ class Predictor(nn.Module):
             self.unit_likelihood = copy.deepcopy(self.likelihood).double().scaled(units[1])
         else:
             self.units = None
-        self.keeps_functions = True
         self.refresh()
         super().train(False)
 
@@ -148,6 +155,8 @@ class Predictor(nn.Module):
         self._lock = threading.Lock()
         self._strategy: DrawStrategy | None = None
         self._loop: LoopDraws | None = None
+        self._members: MemberDraws | None = None
+        self.__dict__["_snapshot"] = None
         self._unchecked = self.mode != "mean" and not is_spread(self.net)
 
     def _check_net(self) -> None:
@@ -170,7 +179,7 @@ class Predictor(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        caches = ("_lock", "_strategy", "_loop")
+        caches = ("_lock", "_strategy", "_loop", "_members", "_snapshot")
         return {name: value for name, value in self.__dict__.items() if name not in caches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -262,31 +271,41 @@ class Predictor(nn.Module):
             with self._lock:
                 if self._loop is None:
                     local = self.draw == "local"
-                    self._loop = LoopDraws(self.net, self.pick, str(error), local=local)
+                    self._loop = LoopDraws(self._model, self.pick, str(error), local=local)
                 return self._loop
         return strategy
+
+    @property
+    def _model(self) -> nn.Module:
+        """The model, or in a predictor that is kept its state at the first call."""
+        if not self.is_kept or "net" in self._modules or is_spread(self.net):
+            return self.net
+        if self._snapshot is None:
+            self.__dict__["_snapshot"] = copy_tensors(self.net)
+        return self._snapshot
 
     def _make_strategy(self) -> DrawStrategy:
         if is_spread(self.net):
             return self._make_sharded()
         if self.mode == "moments":
-            return MomentDraws(self.net, self.pick, self.memory)
+            return MomentDraws(self._model, self.pick, self.memory)
         if self.mode == "mean":
-            return LoopDraws(self.net, self.pick, "", noise=False)
-        if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self.net)):
-            return FunctionDraws(self.net, self.pick)
+            return LoopDraws(self._model, self.pick, "", noise=False)
+        if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
+            return FunctionDraws(self._model, self.pick)
         most = None if self.tolerance is None else _SETTLING
-        return RowDraws(self.net, self.pick, self.memory, self.draw == "local", most)
+        return RowDraws(self._model, self.pick, self.memory, self.draw == "local", most)
 
     def _function_strategy(self, call: _Call) -> DrawStrategy:
         """Functions that are kept between calls without a seed; otherwise those of one call."""
         if call.functions is None:
             weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
             fits = self.samples * weights <= self.memory
-            if call.reuse and fits and self.keeps_functions:
-                self._strategy = MemberDraws(list(draws(self.net, self.samples)), self.pick)
-                return self._strategy
-            call.functions = FunctionDraws(self.net, self.pick)
+            if call.reuse and fits and self.is_kept:
+                if self._members is None:
+                    self._members = MemberDraws(list(draws(self._model, self.samples)), self.pick)
+                return self._members
+            call.functions = FunctionDraws(self._model, self.pick)
         return call.functions
 
     def _make_sharded(self) -> DrawStrategy:

@@ -96,9 +96,11 @@ class _Recorder(fx.Tracer):
         """The proxy of a node."""
         return _ValueProxy(node, self)
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any
+    ) -> Any:
         """Record an operation and compute its value."""
-        proxy: Any = super().create_proxy(kind, target, args, kwargs, *rest)
+        proxy: Any = super().create_proxy(kind, target, args, kwargs, *rest, **options)
         if kind in ("call_function", "call_method", "call_module"):
             proxy.value = self._compute(kind, target, args, kwargs)
         elif kind == "get_attr":

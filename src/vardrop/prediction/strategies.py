@@ -118,14 +118,13 @@ class RowDraws:
         with nullcontext() if traced else use_call_generator(self.net):
             values = plan.split.prefix(untouched(x))
             for size in split_evenly(samples, self.most or samples):
-                if count <= block:
-                    yield from self._draw_block(plan, values, size, max(1, block // count))
-                    continue
-                parts = []
+                blocks = []
                 for start in range(0, count, block):
                     part = slice_values(plan, values, start, start + block)
-                    parts.append(torch.cat(list(self._draw_block(plan, part, size, 1))))
-                yield torch.cat(parts, 1)
+                    most = max(1, block // min(block, count - start))
+                    draws = list(self._draw_block(plan, part, size, most))
+                    blocks.append(draws[0] if len(draws) == 1 else torch.cat(draws))
+                yield blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
     def _draw_block(
         self, plan: RowPlan, values: Sequence[Any], samples: int, most: int
