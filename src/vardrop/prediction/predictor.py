@@ -79,8 +79,8 @@ class Predictor(nn.Module):
     Whatever does not depend on the input is computed at the first call and kept: a copy of the
     tensors, the variances of weights, the trace of the model, and drawn functions if they fit into
     `memory`. Later changes of the model have no effect until `refresh()` is called.
-    `vardrop.predict` makes a predictor for one call. `vardrop.freeze` returns one that owns its copy
-    of the model.
+    `vardrop.predict` makes a predictor for one call. `vardrop.freeze` returns one that owns its
+    copy of the model.
 
     Args:
         net: as for `vardrop.predict`.
@@ -282,7 +282,7 @@ class Predictor(nn.Module):
             return self.net
         if self._snapshot is None:
             self.__dict__["_snapshot"] = copy_tensors(self.net)
-        return self._snapshot
+        return self._snapshot  # type: ignore[return-value]
 
     def _make_strategy(self) -> DrawStrategy:
         if is_spread(self.net):
