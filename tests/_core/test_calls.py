@@ -55,7 +55,7 @@ def joined(count=6):
     return torch.cat(list(batch(count).values()), 1)
 
 
-@pytest.mark.parametrize("draw", ["estimator", "weights"])
+@pytest.mark.parametrize("draw", ["estimator", "functions"])
 def test_a_dictionary_predicts_what_its_tensors_do(draw):
     net = noisy()
     expected = vd.predict(one_tensor(net), joined(), samples=8, seed=3, draw=draw)

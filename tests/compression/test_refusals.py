@@ -167,12 +167,14 @@ def test_fine_tune():
     net, loss = mlp(), nn.functional.cross_entropy
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = [p.detach().clone() for p in net.parameters()]
-    assert_refused("Expected `data` to be batches", vd.fine_tune, net, None, loss, optimizer)
+    assert_refused(
+        "Expected `data` to be tensors, or batches", vd.fine_tune, net, None, loss, optimizer
+    )
     with pytest.raises(VardropError, match="Expected `optimizer` to hold parameters of `net`"):
         vd.fine_tune(net, [(X, Y)], loss, torch.optim.SGD(mlp().parameters(), lr=0.1))
     with pytest.raises(VardropError, match="Expected `optimizer` to be an optimizer"):
         vd.fine_tune(net, [(X, Y)], loss, "adam")
-    with pytest.raises(VardropError, match="Expected a finite loss, but got nan in step 0"):
+    with pytest.raises(VardropError, match="Expected a finite loss, but got nan in epoch 1, step 1"):
         vd.fine_tune(net, [(X * NAN, Y)], loss, optimizer)
     with pytest.raises(VardropError, match="Expected `data` to give batches .* none in epoch 0"):
         vd.fine_tune(net, [], loss, optimizer)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from vardrop._core.calls import arguments, mapped
+from vardrop._core.calls import arguments, mapped, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
 from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
@@ -199,6 +199,8 @@ def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
     kinds = {signature.parameters[name].kind for name in bound}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise NotTraceableError("its forward takes a variable number of arguments")
+    if any(tensors_in(value) and not isinstance(value, Tensor) for value in bound.values()):
+        raise NotTraceableError("one of its arguments holds several tensors")
     return dict(bound)
 
 

@@ -17,7 +17,6 @@ from vardrop.app.data.splits import with_class_weight
 from vardrop.app.runs import Settings, fit, load_run, resume
 from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.scores import number_scores
-from vardrop.metrics import ece
 
 QUICK = {"folds": 1, "beta": 0.1, "compare": False, "callback": RunCallback()}
 
@@ -85,14 +84,18 @@ def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_bala
 
 
 def test_probabilities_go_back_by_the_weights(plain_and_balanced):
-    """p(k) / w(k), normalised, is calibrated again: far nearer to the frequency of the class."""
+    """p(k) / w(k), normalised, has the frequency of the class again.
+
+    The ECE of 400 rows with two of the rare class is no measure of that: its own error is as large.
+    """
     _, _, run = plain_and_balanced
     p = run.predict(run.data.test.x).probs.double()
     counts = torch.tensor(run.results["known"]["counts"])
     back = p * counts  # balanced weights are n / (K counts)
-    back, y = back / back.sum(1, keepdim=True), run.data.test.y
-    assert float(ece(back, y)) < 0.5 * float(ece(p, y))
-    assert float(back[:, 1].mean()) == pytest.approx(12 / 2000, abs=0.01)
+    back = back / back.sum(1, keepdim=True)
+    errors = [abs(float(q[:, 1].mean()) - 12 / 2000) for q in (back, p)]
+    assert errors[0] < 0.5 * errors[1]
+    assert errors[0] < 0.01
 
 
 def test_the_weights_stay_with_the_run(plain_and_balanced):

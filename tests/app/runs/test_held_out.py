@@ -123,7 +123,7 @@ def test_trials_of_a_large_table_are_as_long_as_its_training(tmp_path):
         def trial(self, label):
             return Count(label)
 
-        def epoch(self, record, elbo):
+        def record(self, record, elbo):
             epochs[self.label] += 1
 
     run = fit(smooth(30_000), "dense-4", target="y", out=tmp_path / "r", epochs=4, batch_size=4096,
