@@ -45,9 +45,10 @@ class GaussianLayer(Noisy):
     def __init__(self, layer: Variational, floor: float) -> None:
         super().__init__()
         # Code of the model may ask a layer for its sizes. nn.Module.__setattr__ is slow.
-        sizes = {k: v for k, v in vars(layer).items() if isinstance(v, int | str | tuple)}
-        sizes |= {"op": _product(layer), "channels_last": False, "outputs": None}
-        vars(self).update({k: v for k, v in sizes.items() if k not in vars(self) or k == "op"})
+        for name, value in vars(layer).items():
+            if isinstance(value, int | str | tuple):
+                vars(self).setdefault(name, value)
+        vars(self).update(op=_product(layer), channels_last=False, outputs=None)
         affine = layer.affine()
         mean, bias = affine.weight.mean.detach(), affine.mean_bias
         variance, bias_variance = (v.detach().to(mean.dtype) for v in affine.variances(floor))
