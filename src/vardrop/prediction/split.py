@@ -336,6 +336,8 @@ def repeat_rows(value: Any, draws: int) -> Any:
     """
     if not isinstance(value, Examples):
         return value
+    if draws == 1:
+        return mapped(Tensor.clone, value.batch)  # keeps the memory layout, which repeat does not
     return mapped(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, value.batch)
 
 
