@@ -84,10 +84,7 @@ def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_bala
 
 
 def test_probabilities_go_back_by_the_weights(plain_and_balanced):
-    """p(k) / w(k), normalised, has the frequency of the class again.
-
-    The ECE of 400 rows with two of the rare class is no measure of that: its own error is as large.
-    """
+    """p(k) / w(k), normalised, has the frequency of the class again."""
     _, _, run = plain_and_balanced
     p = run.predict(run.data.test.x).probs.double()
     counts = torch.tensor(run.results["known"]["counts"])
