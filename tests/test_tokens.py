@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, likelihood_covariance
+from experiments.selective import unlabelled_kappa
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
+from vardrop.prediction import apply_temperature, conformal, fit_temperature
 from vardrop.tuning.slim_report import make_score
 
 N, T, C, PAD = 6, 5, 4, -100

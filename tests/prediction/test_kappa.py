@@ -10,8 +10,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.selective import select, unlabelled_kappa
 from vardrop.functional.random import GeneratorNoise, draw_from
-from vardrop.prediction import select, unlabelled_kappa
 from vardrop.prediction.kappa import kappa
 
 
