@@ -16,7 +16,7 @@ from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
-from vardrop.prediction.moments import RULES, Pair, RandomTensor, propagate
+from vardrop.prediction.moments import RULES, Moments, RandomTensor, propagate
 
 ACTIVATIONS = {
     "relu": functional.relu,
@@ -44,7 +44,7 @@ def test_activations_against_quadrature(name: str, mean: float, std: float) -> N
         return quad(integrand, -12, 12, points=points, limit=200, epsabs=1e-12)[0]
 
     expected = moment(1), moment(2) - moment(1) ** 2
-    pair = Pair(*(torch.tensor([v], dtype=torch.float64) for v in (mean, std**2)))
+    pair = Moments(*(torch.tensor([v], dtype=torch.float64) for v in (mean, std**2)))
     found = RULES[name](pair)
     # Rectifiers are closed forms; the others take 20 nodes, and tanh has poles near the axis.
     tolerance = 1e-9 if "relu" in name else 1e-4
@@ -53,7 +53,7 @@ def test_activations_against_quadrature(name: str, mean: float, std: float) -> N
 
 
 def random(mean: Tensor, variance: Tensor) -> RandomTensor:
-    return RandomTensor(Pair(mean.view(1, 1, 2, 2), variance.view(1, 1, 2, 2)))
+    return RandomTensor(Moments(mean.view(1, 1, 2, 2), variance.view(1, 1, 2, 2)))
 
 
 def test_the_largest_of_four_normals_against_samples() -> None:

@@ -149,7 +149,7 @@ def test_a_class_and_its_sequential_twin_draw_the_same_numbers() -> None:
 def test_the_part_before_the_noise_is_shared_in_classes_too() -> None:
     net, x = make("conv", BAYES)
     plan = vd.Predictor(net).plan(x)
-    assert plan == "draws as further examples; the part before the noise is shared"
+    assert plan == "draws as further examples; the noise-free part is shared"
     residual, rows = make("residual", BAYES)
     assert isinstance(vd.Predictor(residual).strategy_for(rows), RowDraws)
     tokens, sequences = make("tokens", BAYES)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
 from vardrop.functional import TensorNoise, draw_from
-from vardrop.prediction.moments import MomentDraws, Pair
+from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.row_plan import RowPlan, run_suffix
 from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
 
@@ -96,7 +96,7 @@ class Graph(nn.Module):
         x: Any = inputs[0] if len(inputs) == 1 else tuple(inputs)
         if self.names is not None:
             x = dict(zip(self.names, inputs, strict=True))
-        output: Pair | None = None
+        output: Moments | None = None
         if isinstance(self.strategy, MomentDraws):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)

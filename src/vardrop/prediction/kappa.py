@@ -47,7 +47,8 @@ def kappa(
         kappa_ij = Var w_ij * E_q d^2 log p(y | x, W) / dw_ij^2
 
     Half of it is what E log p gains by a relative change of the weight's variance, for a smooth
-    model. A weight with a small |kappa| may be replaced by its mean. See `vardrop.functional.curvature.kappa`.
+    model. A weight with a small |kappa| may be replaced by its mean. See
+    `vardrop.functional.curvature.kappa`.
 
     Args:
         net: a net with noisy weights; evaluated in eval mode.

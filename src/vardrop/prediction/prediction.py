@@ -188,9 +188,9 @@ class Prediction:
                 f"Expected all of the {int(self.samples.max())} draws to be kept, but got "
                 f"{len(self.draws)}. Predict without keep=."
             )
-        reduction = Reduction(self.likelihood.scaled(factor), len(self.draws))
-        reduction.add(self.draws)
-        return reduction.result()
+        summary = Summary(self.likelihood.scaled(factor), len(self.draws))
+        summary.add(self.draws)
+        return summary.prediction()
 
     def to_units(self, mean: float, std: float, likelihood: Likelihood) -> Prediction:
         """The prediction of std * y + mean, in double precision.
@@ -256,9 +256,9 @@ def mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
     return low + width / 2
 
 
-def join(parts: Sequence[Prediction]) -> Prediction:
-    """The predictions of several batches as one; as many draws stay as every batch kept."""
-    first, kept = parts[0], min(len(p.draws) for p in parts)
+def concatenate(parts: Sequence[Prediction]) -> Prediction:
+    """Join the predictions of several batches, with as many draws as every batch has."""
+    first, count = parts[0], min(len(p.draws) for p in parts)
     if len(parts) == 1:
         return first
     sizes = sorted({tuple(p.mean.shape[1:]) for p in parts})
@@ -275,14 +275,14 @@ def join(parts: Sequence[Prediction]) -> Prediction:
         expected=torch.cat([p.expected for p in parts]),
         standard_error=torch.cat([p.standard_error for p in parts]),
         samples=torch.cat([p.samples for p in parts]),
-        draws=torch.cat([p.draws[:kept] for p in parts], 1) if kept else first.draws[:0],
+        draws=torch.cat([p.draws[:count] for p in parts], 1) if count else first.draws[:0],
         mean_log_probs=torch.cat([p.log_probs for p in classes]) if classes else None,
         mean_probs=torch.cat([p.probs for p in classes]) if classes else None,
         analytic=first.analytic,
     )
 
 
-class Moments:
+class RunningMoments:
     """Mean and sum of squared deviations of a stream, merged block by block.
 
     Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample
@@ -324,12 +324,12 @@ class Moments:
         return (self.square / (self.count * max(self.count - 1, 1))).sqrt_()
 
 
-class Reduction:
+class Summary:
     """The draws of one batch, reduced: but for the kept ones, memory does not grow with them."""
 
     def __init__(self, likelihood: Likelihood, keep: int) -> None:
         self.likelihood, self.keep = likelihood, keep
-        self.location, self.probs = Moments(), Moments()
+        self.location, self.probs = RunningMoments(), RunningMoments()
         self.aleatoric: Tensor | None = None
         self.log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
         self.kept: list[Tensor] = []
@@ -350,10 +350,10 @@ class Reduction:
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
-    def _settling(self) -> Moments:
+    def _settling(self) -> RunningMoments:
         return self.probs if self.probs.count else self.location
 
-    def settled(self, tolerance: float | None) -> bool:
+    def is_settled(self, tolerance: float | None) -> bool:
         """Whether the standard error of every mean probability (or value) is below a tolerance."""
         if tolerance is None or self.location.count < _FEWEST:
             return False
@@ -364,7 +364,7 @@ class Reduction:
             return self.kept[0]
         return torch.cat(self.kept) if self.kept else like.new_zeros(0)
 
-    def result(self) -> Prediction:
+    def prediction(self) -> Prediction:
         """The prediction from the draws so far."""
         mean, count, variance = self.location.mean, self.location.count, self.location.variance
         # One cheap pass, which may overflow; a graph does not look at values.

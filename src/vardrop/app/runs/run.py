@@ -32,7 +32,7 @@ from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, 
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
-from vardrop.prediction.prediction import join
+from vardrop.prediction.prediction import concatenate
 from vardrop.prediction.predictor import Draw
 from vardrop.tuning import NotFiniteError
 from vardrop.tuning.minimize import find_nonfinite
@@ -127,7 +127,7 @@ class Model:
             draw: "weights" draws whole functions, so that a row has the same prediction in every
                 batch, as in a graph of `export_run`.
         """
-        return join(list(self.predict_batches(self.inputs(x), samples, draw)))
+        return concatenate(list(self.predict_batches(self.inputs(x), samples, draw)))
 
     def predict_batches(
         self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
