@@ -181,7 +181,7 @@ def test_diagnostics_take_tokens() -> None:
     loader = [({"x": x}, y)] * 4
     assert gradient_variance(net, loader, TOKENS)
     assert likelihood_covariance(net, loader, TOKENS.example_nll).batch_size == N
-    kappa = vd.kappa(net, loader, TOKENS, probes=2, draws=1)
+    kappa = vd.kappa(net, loader, TOKENS, probes=2, samples=1)
     assert all(k.isfinite().all() for k in kappa.values())
 
 

@@ -137,7 +137,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(VardropError, match=r"shape \(3, 1\) of the prediction, but got \(3,\)"):
         conformal(values, torch.zeros(3))
     certain = predict(net, x, mode="mean", likelihood=vd.Values())
-    with pytest.raises(VardropError, match="a positive `std` in every row"):
+    with pytest.raises(VardropError, match="a positive `std` for every example"):
         conformal(certain, torch.zeros(3, 1))
     with pytest.raises(VardropError, match=r"but got Bernoulli\(\)"):
         conformal(predict(net, x, likelihood=vd.Bernoulli()), torch.zeros(3, 1))

@@ -150,8 +150,8 @@ def _relu(x: Moments) -> Moments:
 def _leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
     mean, second = relu_moments(*x)
     leaky = negative_slope * x.mean + (1 - negative_slope) * mean
-    whole = x.mean.square() + x.variance
-    square = (1 - negative_slope**2) * second + negative_slope**2 * whole
+    second_moment = x.mean.square() + x.variance
+    square = (1 - negative_slope**2) * second + negative_slope**2 * second_moment
     return Moments(leaky, (square - leaky.square()).clamp(min=0))
 
 
@@ -170,19 +170,21 @@ def _multiply(
     weight: Tensor,
     bias: Any = None,
     *args: Any,
-    **more: Any,
+    **options: Any,
 ) -> Moments:
     """y = op(x, w) + b for a certain w: the variance passes through w^2 and takes no bias."""
-    mean = op(x.mean, weight, bias, *args, **more)
-    return Moments(mean, op(x.variance, weight.square(), None, *args, **more))
+    mean = op(x.mean, weight, bias, *args, **options)
+    return Moments(mean, op(x.variance, weight.square(), None, *args, **options))
 
 
-def _batch_norm(x: Moments, mean: Tensor | None, variance: Tensor | None, **more: Any) -> Moments:
-    if variance is None or more.get("training"):
+def _batch_norm(
+    x: Moments, mean: Tensor | None, variance: Tensor | None, **options: Any
+) -> Moments:
+    if variance is None or options.get("training"):
         raise UnsupportedError("batch_norm with the statistics of the batch")
-    scale, weight = (variance + more.get("eps", 1e-5)).reciprocal(), more.get("weight")
+    scale, weight = (variance + options.get("eps", 1e-5)).reciprocal(), options.get("weight")
     scale = scale if weight is None else scale * weight.square()
-    y = functional.batch_norm(x.mean, mean, variance, **more)
+    y = functional.batch_norm(x.mean, mean, variance, **options)
     return Moments(y, x.variance * along(1, y, scale))
 
 
@@ -343,14 +345,14 @@ def _pair(mean: Tensor, variance: Tensor | None) -> Moments:
 @through.register
 def _(gate: Gate, mean: Tensor, variance: Tensor | None) -> Moments:
     """x times the gate's noise, which has to be drawn for every element by itself."""
-    name, found = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
-    if found is None:
+    name, moments = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
+    if moments is None:
         raise UnsupportedError(f"{name}, whose variance is not known")
     granularity = getattr(gate.noise, "granularity", "channel")
     elements = math.prod(mean.shape[1:])
     if elements > {"element": elements, "example": 1}.get(granularity, gate.units):
         raise UnsupportedError(f"{name} with one draw for several elements")
-    noise = (along(gate.axis, mean, t.to(mean)) for t in found)
+    noise = (along(gate.axis, mean, t.to(mean)) for t in moments)
     return _multiply_noise(_pair(mean, variance), *noise)
 
 
