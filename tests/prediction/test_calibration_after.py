@@ -64,9 +64,9 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.L
     ):
         apply = rule.classes if same.classifies else rule.interval
         apply(same)
-        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit the rule again'):
             apply(other)
-        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit the rule again'):
             vd.freeze(net, mode=mode, conformal=rule, **given)
     joined = predict(net, x.split(20), mode="moments", **given)
     with pytest.raises(VardropError, match='but got mode="moments"'):
@@ -78,7 +78,7 @@ def test_a_prediction_by_moments_is_not_rescaled() -> None:
     given = {"mode": "moments", "likelihood": vd.Gaussian(0.5)}
     p = predict(net, torch.randn(3, 4), **given)
     with pytest.raises(VardropError, match=r'mode="moments".*likelihood=p.likelihood.scaled'):
-        p.rescaled(1.0)
+        p.rescale(1.0)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])

@@ -132,5 +132,8 @@ def test_bad_input_is_refused() -> None:
 def test_held_noise_is_refused_in_an_exported_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     f, x = draw(net, seed=0), torch.randn(3, 4)
-    with pytest.raises(VardropError, match="not supported for .*Dropout, because the graph would draw its noise again"):
+    with pytest.raises(
+        VardropError,
+        match="not supported for .*Dropout, because the graph would draw its noise again",
+    ):
         torch.export.export(f, (x,))

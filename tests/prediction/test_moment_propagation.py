@@ -164,7 +164,9 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
     assert net.training
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
     drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
-    with pytest.raises(VardropError, match=r"'1' \(Dropout2d\), which calls noise of its own"):
+    with pytest.raises(
+        VardropError, match=r"'1' \(Dropout2d\), which calls noise without known moments"
+    ):
         propagate(drop, torch.zeros(1, 1, 2, 2))
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     with pytest.raises(VardropError, match=r"'1' \(MaxPool2d\), which calls max_pool2d with over"):
@@ -276,7 +278,7 @@ REFUSED = {
     "div with a random argument after": lambda h: torch.ones(6) / h,
     "mul of random tensors that depend": lambda h: h * torch.tanh(h),
     "add of random tensors that depend": lambda h: h + h,
-    "randn, noise of its own": lambda h: h + torch.randn(6),
+    "randn, a random function": lambda h: h + torch.randn(6),
     "dropout of several elements": lambda h: functional.dropout2d(h, 0.5, True),
     "batch_norm with the statistics": lambda h: functional.batch_norm(h, None, None, training=True),
     "code that takes only tensors": only_tensors,

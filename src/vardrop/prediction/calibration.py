@@ -144,7 +144,7 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
     penalty = _PENALTY if hasattr(likelihood, "temperature") else 0.0
 
     def loss(c: float) -> float:
-        logs = ((p.rescaled(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
+        logs = ((p.rescale(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
         return penalty * (c + start) ** 2 - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2

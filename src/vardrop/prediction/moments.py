@@ -1,7 +1,7 @@
 """Moment propagation: one analytic pass that carries mean and variance through a network.
 
-The network's own forward runs, on a `RandomTensor` from its first noisy module on. Every torch
-function of it has a rule for mean and variance, or raises an error that names the module. The rules
+The forward of the network runs, on a `RandomTensor` from its first noisy module on. Every torch
+function has a rule for mean and variance, or raises an error that names the module. The rules
 take all elements of a tensor as independent, and as normal if a non-linearity needs their shape.
 One noisy layer is exact, up to its first non-linearity. After more layers the variance is usually
 too small, because units that share the noise of the layers before them are correlated.
@@ -120,7 +120,7 @@ _ALIASES = {"radd": "add", "rmul": "mul", "truediv": "div"}
 
 
 def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RandomTensor:
-    """One torch function by its name; in place if the name or an option says so."""
+    """Apply one torch function by its name, in place if the name or an option asks for it."""
     bare = name.strip("_")
     in_place = bool(kwargs.pop("inplace", False)) or bare in _IN_PLACE or name == f"{bare}_"
     bare = _IN_PLACE.get(bare, _ALIASES.get(bare, bare))
@@ -313,7 +313,7 @@ def _analytic_kind(kind: Any) -> Any:
 @singledispatch
 def through(module: nn.Module, mean: Tensor, variance: Tensor | None) -> Moments:
     """The moments of the output of a module with noise; certain inputs have no variance."""
-    raise UnsupportedError("noise of its own")
+    raise UnsupportedError("noise without known moments")
 
 
 @through.register
@@ -344,7 +344,7 @@ def _pair(mean: Tensor, variance: Tensor | None) -> Moments:
 
 @through.register
 def _(gate: Gate, mean: Tensor, variance: Tensor | None) -> Moments:
-    """x times the gate's noise, which has to be drawn for every element by itself."""
+    """x times the gate's noise, which has to be drawn separately for every element."""
     name, moments = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
     if moments is None:
         raise UnsupportedError(f"{name}, whose variance is not known")
@@ -453,7 +453,7 @@ def _run(net: nn.Module, x: Tensor) -> Any:
 
 
 def _refuse_draw(function: Any, *_: Any) -> NoReturn:
-    raise UnsupportedError(f"{function.overloadpacket.__name__}, noise of its own")
+    raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
 
 
 def _failing(net: nn.Module, x: Tensor) -> str:

@@ -79,8 +79,8 @@ class Predictor(nn.Module):
         conformal: a rule of `vardrop.conformal`, fitted on predictions of the same mode. It then
             gives the interval, or sets of classes.
         level: of the interval without such a rule.
-        units: mean and standard deviation of the target before it was standardized: predictions are
-            then in its units.
+        units: mean and standard deviation of the target before it was standardized. Predictions are
+            then in the units of the target.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -330,9 +330,9 @@ class Predictor(nn.Module):
     def outputs(self, x: Any, seed: int | None = None) -> tuple[Tensor, ...]:
         """The prediction as a tuple of tensors with the names `output_names`.
 
-        `probs` or `mean`; `aleatoric` and `epistemic` (nats of classes, variances of values); the
-        total as `entropy` or as the standard deviation `std`; `lower` and `upper` of the interval;
-        and `set`, True for the classes of a conformal set.
+        The names are `probs` or `mean`, `aleatoric` and `epistemic` (nats for classes, variances
+        for values), the total as `entropy` or as the standard deviation `std`, `lower` and `upper`
+        of the interval, and `set`, True for the classes of a conformal set.
         """
         return self.select_outputs(self(x, seed), self.output_names)
 
@@ -360,8 +360,12 @@ class Predictor(nn.Module):
             x: an example input.
             outputs: which of `output_names`, in this order, or `draws` for the outputs of all
                 draws; all of `output_names` by default.
-            noise: of sampled predictions: "runtime", drawn inside the graph; or "input", a last
-                argument (samples, N, F) of standard normal numbers, which makes them repeatable.
+            noise: "runtime" draws the noise of sampled predictions inside the graph. "input" takes
+                it as a last argument, standard normal numbers (samples, N, F), so that predictions
+                are repeatable.
+
+        Returns:
+            The module.
         """
         names = self.output_names if outputs is None else tuple(outputs)
         for name in names:
@@ -391,14 +395,14 @@ class Predictor(nn.Module):
 def draws_functions(net: nn.Module) -> bool:
     """Whether every noise of a model is a draw of whole weight tensors.
 
-    A draw per example, or with signs per example, has the distribution of a whole function for
-    every example, so that functions are drawn instead.
+    A draw per example, or with signs per example (Flipout), has the distribution of a whole
+    function for every example, so functions are drawn instead.
     """
     stochastic = [m for m in net.modules() if is_stochastic(m)]
     weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
     gated = any(m.gate is not None for m in weights)
-    whole = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and whole and not gated
+    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
+    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
 
 
 def _switch_modules(net: nn.Module, noise: bool) -> Iterator[None]:
@@ -413,14 +417,14 @@ def device_of(net: nn.Module) -> torch.device | None:
 
 
 def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
-    """The inputs of one batch or of a loader, checked, on a device."""
+    """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
             raise VardropError(
                 f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
-                f"with such an input, but got {type(batch).__name__}. Wrap the loader."
+                f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
             )
         _check_values(x)
         count += 1
@@ -437,7 +441,7 @@ def _check_values(x: Any) -> None:
     check_named(x)
     named = x if isinstance(x, Mapping) else {"x": x}
     for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
-        # The sum is one cheap pass, and finite unless a value is not, or it overflows.
+        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
         masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
         if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
             bad = int((~tensor.isfinite()).sum())

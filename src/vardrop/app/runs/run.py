@@ -158,7 +158,7 @@ class Model:
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
         for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
-            p = raw if scale == 1 else raw.rescaled(scale)
+            p = raw if scale == 1 else raw.rescale(scale)
             _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
             yield self.in_units(p)
 
