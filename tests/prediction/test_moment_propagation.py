@@ -300,7 +300,7 @@ def test_gates_below_their_threshold_are_drawn_in_moments_too(gate: object) -> N
     torch.manual_seed(0)
     net, x = vd.convert(nn.Linear(6, 1), vd.Recipe(gate=gate)), torch.randn(3, 6)
     found = predict(net, x, mode="moments", likelihood=vd.Values())
-    draws = predict(net, x, 8000, likelihood=vd.Values(), seed=0).draws
+    draws = predict(net, x, 2000, likelihood=vd.Values(), seed=0).draws
     assert_mean(draws, found.mean.double())
     assert_variance(draws, found.output_variance.double())
 
