@@ -24,7 +24,7 @@ from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.kappa import (
     Loader,
     batches,
-    called_with,
+    call_with_tensors,
     example_cross_entropy,
     mean_cross_entropy,
 )
@@ -97,7 +97,7 @@ def outputs(net: nn.Module, loader: Loader, repeats: int) -> Iterator[tuple[Tens
                 "depends on it. Use drop_last=True."
             )
         copies = {name: b.clone() for name, b in net.named_buffers()}
-        yield called_with(net, copies, x), y
+        yield call_with_tensors(net, copies, x), y
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.diagnostics import accuracies, transition
+from experiments.selective import select, unlabelled_kappa
 from experiments.trainings import Record, Watch, batches, images, learned
 from vardrop.app.data import Images
 from vardrop.conversion import convert, to_variance
@@ -23,7 +24,7 @@ from vardrop.metrics import accuracy
 from vardrop.noisy import evaluating, kl, log_alpha, sampling
 from vardrop.objective import ELBO, Categorical, parameter_groups
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, Noise, Posterior
-from vardrop.prediction import predict, select, unlabelled_kappa
+from vardrop.prediction import predict
 from vardrop.priors import ARD, LogUniform, Prior, StudentT
 from vardrop.recipes import Recipe, variance_layer
 from vardrop.tuning import Epoch, Loop

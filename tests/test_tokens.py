@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, likelihood_covariance
+from experiments.selective import unlabelled_kappa
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from vardrop.prediction import apply_temperature, conformal, fit_temperature, unlabelled_kappa
+from vardrop.prediction import apply_temperature, conformal, fit_temperature
 from vardrop.tuning.slim_report import make_score
 
 N, T, C, PAD = 6, 5, 4, -100
@@ -124,14 +125,17 @@ def test_the_probability_of_a_sequence_is_the_mean_over_draws() -> None:
 def test_tokens_that_count_go_to_the_metrics() -> None:
     net, (x, y) = noisy(), sequences()
     p = vd.predict(net, x, samples=8, likelihood=TOKENS, seed=0)
-    (probs, classes), which = p.counted(y), y != PAD
+    (probs, classes), which = p.select_valid(y), y != PAD
     assert torch.equal(probs, p.probs[which])
     assert torch.equal(classes, y[which])
     hits = (p.probs.argmax(-1) == y)[which].float().mean()
     torch.testing.assert_close(vd.metrics.accuracy(probs, classes), hits)
     binary = vd.predict(net, x, samples=8, likelihood=vd.Bernoulli(), seed=0)
-    with pytest.raises(vd.VardropError, match=r"Expected classes to count, but got Bernoulli\(\)"):
-        binary.counted(torch.ones(N, T, C))
+    with pytest.raises(
+        vd.VardropError,
+        match=r"Expected a classification for `select_valid`, but got Bernoulli\(\)",
+    ):
+        binary.select_valid(torch.ones(N, T, C))
 
 
 def test_the_temperature_is_that_of_the_tokens_alone() -> None:
@@ -160,7 +164,7 @@ def test_fine_tuning_teaches_tokens() -> None:
     elbo = vd.fine_tune(noisy(), data, epochs=40, lr=0.05, **given)
     assert (elbo.num_data, elbo.likelihood.class_axis) == (64, -1)
     p = vd.predict(elbo, {"x": x}, samples=8, seed=0)
-    assert float(vd.metrics.accuracy(*p.counted(y))) > 0.9
+    assert float(vd.metrics.accuracy(*p.select_valid(y))) > 0.9
 
 
 def test_kappa_without_labels_sees_no_padding() -> None:
@@ -180,7 +184,7 @@ def test_diagnostics_take_tokens() -> None:
     loader = [({"x": x}, y)] * 4
     assert gradient_variance(net, loader, TOKENS)
     assert likelihood_covariance(net, loader, TOKENS.example_nll).batch_size == N
-    kappa = vd.kappa(net, loader, TOKENS, probes=2, draws=1)
+    kappa = vd.kappa(net, loader, TOKENS, probes=2, samples=1)
     assert all(k.isfinite().all() for k in kappa.values())
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from experiments.selective import MaskedNoise  # noqa: F401 - a field without a default
 from tests.refusals import assert_refused
 from vardrop._core.values import _TYPES
 from vardrop.posteriors import Axes
-from vardrop.prediction.selective import MaskedNoise  # noqa: F401 - a field without a default
 from vardrop.testing import HEADS, RECIPES
 
 

@@ -13,7 +13,7 @@ import vardrop as vd
 from vardrop._core.errors import VardropError
 from vardrop.metrics import ece, nll
 from vardrop.prediction import Prediction, apply_temperature, conformal, fit_temperature, predict
-from vardrop.prediction.prediction import Reduction
+from vardrop.prediction.prediction import Summary
 
 
 def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction, Tensor]:
@@ -21,9 +21,9 @@ def overconfident(rows: int, seed: int, factor: float = 3.0) -> tuple[Prediction
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, 4, generator=generator)
     y = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
-    reduction = Reduction(vd.Categorical(), 0)
+    reduction = Summary(vd.Categorical(), 0)
     reduction.add(factor * logits.unsqueeze(0))
-    return reduction.result(), y
+    return reduction.prediction(), y
 
 
 def test_the_temperature_is_the_minimum_of_the_nll() -> None:
@@ -64,9 +64,9 @@ def test_a_conformal_rule_is_for_the_mode_that_it_was_fitted_on(likelihood: vd.L
     ):
         apply = rule.classes if same.classifies else rule.interval
         apply(same)
-        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit the rule again'):
             apply(other)
-        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit it again'):
+        with pytest.raises(VardropError, match=f'but got mode="{mode}".*Fit the rule again'):
             vd.freeze(net, mode=mode, conformal=rule, **given)
     joined = predict(net, x.split(20), mode="moments", **given)
     with pytest.raises(VardropError, match='but got mode="moments"'):
@@ -78,7 +78,7 @@ def test_a_prediction_by_moments_is_not_rescaled() -> None:
     given = {"mode": "moments", "likelihood": vd.Gaussian(0.5)}
     p = predict(net, torch.randn(3, 4), **given)
     with pytest.raises(VardropError, match=r'mode="moments".*likelihood=p.likelihood.scaled'):
-        p.rescaled(1.0)
+        p.rescale(1.0)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
@@ -137,7 +137,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(VardropError, match=r"shape \(3, 1\) of the prediction, but got \(3,\)"):
         conformal(values, torch.zeros(3))
     certain = predict(net, x, mode="mean", likelihood=vd.Values())
-    with pytest.raises(VardropError, match="a positive `std` in every row"):
+    with pytest.raises(VardropError, match="a positive `std` for every example"):
         conformal(certain, torch.zeros(3, 1))
     with pytest.raises(VardropError, match=r"but got Bernoulli\(\)"):
         conformal(predict(net, x, likelihood=vd.Bernoulli()), torch.zeros(3, 1))
@@ -145,9 +145,9 @@ def test_bad_input_is_refused() -> None:
 
 def certain(mean: Tensor) -> Prediction:
     """A prediction of values with mean and deviation one."""
-    reduction = Reduction(vd.Gaussian(1.0), 0)
+    reduction = Summary(vd.Gaussian(1.0), 0)
     reduction.add(mean.unsqueeze(0))
-    return reduction.result()
+    return reduction.prediction()
 
 
 @pytest.mark.parametrize("rows", [5, 30])
@@ -170,11 +170,11 @@ def test_conformal_intervals_hold_all_outputs_of_a_row(rows: int, dependent: boo
 def test_conformal_sets_hold_all_pixels_of_a_row() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, trials, rows, level = torch.randn(1, 3, generator=generator), 1500, 19, 0.9
-    p = Reduction(vd.Categorical(), 0)
+    p = Summary(vd.Categorical(), 0)
     p.add(logits.expand(1, rows, 3).unsqueeze(3).expand(1, rows, 3, 20))
-    q = Reduction(vd.Categorical(), 0)
+    q = Summary(vd.Categorical(), 0)
     q.add(logits.expand(1, 1, 3).unsqueeze(3).expand(1, 1, 3, 20))
-    held, fresh = p.result(), q.result()
+    held, fresh = p.prediction(), q.prediction()
     classes = torch.multinomial(
         logits.softmax(1).expand(trials * (rows + 1), 3), 1, generator=generator
     )
@@ -190,18 +190,18 @@ def test_binary_predictions_have_a_temperature_too() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5000, 1, generator=generator)
     y = torch.bernoulli(logits.sigmoid(), generator=generator)
-    reduction = Reduction(vd.Bernoulli(), 0)
+    reduction = Summary(vd.Bernoulli(), 0)
     reduction.add(3 * logits.unsqueeze(0))
-    p = reduction.result()
+    p = reduction.prediction()
     found = fit_temperature(p, y)
     assert found == pytest.approx(3.0, rel=0.1)
     torch.testing.assert_close(apply_temperature(p, found), (3 * logits / found).sigmoid())
 
 
 def test_a_prediction_is_tempered_in_log_space() -> None:
-    reduction = Reduction(vd.Categorical(), 0)
+    reduction = Summary(vd.Categorical(), 0)
     reduction.add(torch.tensor([[[0.0, 200.0]]]))
-    p = reduction.result()
+    p = reduction.prediction()
     assert float(p.probs[0, 0]) == 0.0
     expected = torch.tensor([[0.0, 2.0]]).softmax(1)
     torch.testing.assert_close(apply_temperature(p, 100.0), expected)

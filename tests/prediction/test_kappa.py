@@ -10,8 +10,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.selective import select, unlabelled_kappa
 from vardrop.functional.random import GeneratorNoise, draw_from
-from vardrop.prediction import select, unlabelled_kappa
 from vardrop.prediction.kappa import kappa
 
 
@@ -46,7 +46,7 @@ def hessian_diagonal(net: nn.Module, name: str, x: Tensor, y: Tensor) -> Tensor:
 
 def test_at_the_means_it_matches_the_hessian_of_autograd() -> None:
     net, batches = small_net(), data()
-    found = kappa(net, batches, draws=0)
+    found = kappa(net, batches, samples=0)
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert set(found) == {"0", "4"}
     for name, value in found.items():
@@ -57,17 +57,17 @@ def test_at_the_means_it_matches_the_hessian_of_autograd() -> None:
 
 def test_single_precision_is_within_1e_5() -> None:
     net, batches = small_net(), data()
-    exact = kappa(net, batches, draws=0)
-    single = kappa(net.float(), [(x.float(), y) for x, y in batches], draws=0)
+    exact = kappa(net, batches, samples=0)
+    single = kappa(net.float(), [(x.float(), y) for x, y in batches], samples=0)
     for name, value in single.items():
         assert (value - exact[name]).abs().max() <= 1e-5
 
 
 def test_stochastic_estimator_is_unbiased() -> None:
     net, batches, runs = small_net(), data((4,)), 400
-    exact = kappa(net, batches, draws=0)
+    exact = kappa(net, batches, samples=0)
     generator = torch.Generator().manual_seed(0)
-    draws = [kappa(net, batches, probes=2, generator=generator, draws=0) for _ in range(runs)]
+    draws = [kappa(net, batches, probes=2, generator=generator, samples=0) for _ in range(runs)]
     elements = sum(v.numel() for v in exact.values())
     limit = norm.isf(1e-6 / 2 / elements)
     for name, expected in exact.items():
@@ -81,7 +81,7 @@ def test_variance_layer_is_probed_at_zero() -> None:
     # At zero means the output is the bias, and log p has a curvature from the softmax alone.
     net = vd.convert(nn.Linear(3, 2, bias=False).double(), vd.variance_layer())
     x = torch.tensor([[1.0, 2.0, 3.0]]).double()
-    found = kappa(net, [(x, torch.tensor([0]))], draws=0)[""]
+    found = kappa(net, [(x, torch.tensor([0]))], samples=0)[""]
     assert torch.allclose(found, -0.25 * x.square() * net.sigma.detach().square())
     assert not net.weight.requires_grad
 
@@ -97,8 +97,8 @@ def test_tied_weights_are_reported_once_and_the_net_stays() -> None:
 
 def test_it_averages_the_hessian_over_draws_of_the_weights() -> None:
     net, batches = small_net(), data((4, 2))
-    found = kappa(net, batches, generator=torch.Generator().manual_seed(5), draws=3)
-    again = kappa(net, batches, generator=torch.Generator().manual_seed(5), draws=3)
+    found = kappa(net, batches, generator=torch.Generator().manual_seed(5), samples=3)
+    again = kappa(net, batches, generator=torch.Generator().manual_seed(5), samples=3)
     seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(5)))
     totals = {name: torch.zeros_like(net[int(name)].weight) for name in found}
     with draw_from(GeneratorNoise(seed)):
@@ -129,7 +129,7 @@ def test_it_is_the_derivative_of_the_likelihood_by_the_variance() -> None:
         return -functional.cross_entropy(functional_call(net.eval(), {"0.weight": weight}, (x,)), y)
 
     slopes = (weights - layer.weight) * torch.vmap(torch.func.grad(log_p))(weights)
-    parts = torch.stack([kappa(net, [(x, y)], draws=20)["0"] for _ in range(50)])
+    parts = torch.stack([kappa(net, [(x, y)], samples=20)["0"] for _ in range(50)])
     error = (slopes.var(0) / runs + parts.var(0) / 50).sqrt()
     limit = norm.isf(1e-6 / 2 / error.numel())
     assert ((slopes.mean(0) - parts.mean(0)).abs() <= limit * error).all()
@@ -144,7 +144,7 @@ def test_a_variance_layer_before_a_relu_is_seen() -> None:
     x, runs = torch.randn(6, 3), 60
     batch = [(x, torch.zeros(6, 1))]
     half_square = lambda output, y: 0.5 * (output - y).square().sum(1).mean()
-    assert not kappa(net, batch, half_square, draws=0)["0"].any()
+    assert not kappa(net, batch, half_square, samples=0)["0"].any()
     # Behind straight pieces the Hessian of a squared error is the Fisher matrix, whatever y is.
     ours = torch.stack([kappa(net, batch, half_square)["0"] for _ in range(runs)])
     theirs = torch.stack([unlabelled_kappa(net, x, vd.Gaussian(1.0))["0"] for _ in range(runs)])

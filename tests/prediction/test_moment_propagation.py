@@ -16,7 +16,7 @@ from tests.prediction.nets import Wrapped
 from tests.statistics import assert_mean, assert_variance
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
-from vardrop.prediction.moments import RULES, Pair, RandomTensor, propagate
+from vardrop.prediction.moments import RULES, Moments, RandomTensor, propagate
 
 ACTIVATIONS = {
     "relu": functional.relu,
@@ -44,7 +44,7 @@ def test_activations_against_quadrature(name: str, mean: float, std: float) -> N
         return quad(integrand, -12, 12, points=points, limit=200, epsabs=1e-12)[0]
 
     expected = moment(1), moment(2) - moment(1) ** 2
-    pair = Pair(*(torch.tensor([v], dtype=torch.float64) for v in (mean, std**2)))
+    pair = Moments(*(torch.tensor([v], dtype=torch.float64) for v in (mean, std**2)))
     found = RULES[name](pair)
     # Rectifiers are closed forms; the others take 20 nodes, and tanh has poles near the axis.
     tolerance = 1e-9 if "relu" in name else 1e-4
@@ -53,7 +53,7 @@ def test_activations_against_quadrature(name: str, mean: float, std: float) -> N
 
 
 def random(mean: Tensor, variance: Tensor) -> RandomTensor:
-    return RandomTensor(Pair(mean.view(1, 1, 2, 2), variance.view(1, 1, 2, 2)))
+    return RandomTensor(Moments(mean.view(1, 1, 2, 2), variance.view(1, 1, 2, 2)))
 
 
 def test_the_largest_of_four_normals_against_samples() -> None:
@@ -164,7 +164,9 @@ def test_unsupported_modules_are_named_and_the_net_is_left_alone() -> None:
     assert net.training
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in net.modules())
     drop = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5))
-    with pytest.raises(VardropError, match=r"'1' \(Dropout2d\), which calls noise of its own"):
+    with pytest.raises(
+        VardropError, match=r"'1' \(Dropout2d\), which calls noise without known moments"
+    ):
         propagate(drop, torch.zeros(1, 1, 2, 2))
     pool = nn.Sequential(vd.Conv2d(1, 2, 1, posterior=vd.AdditiveGaussian()), nn.MaxPool2d(2, 1))
     with pytest.raises(VardropError, match=r"'1' \(MaxPool2d\), which calls max_pool2d with over"):
@@ -276,7 +278,7 @@ REFUSED = {
     "div with a random argument after": lambda h: torch.ones(6) / h,
     "mul of random tensors that depend": lambda h: h * torch.tanh(h),
     "add of random tensors that depend": lambda h: h + h,
-    "randn, noise of its own": lambda h: h + torch.randn(6),
+    "randn, a random function": lambda h: h + torch.randn(6),
     "dropout of several elements": lambda h: functional.dropout2d(h, 0.5, True),
     "batch_norm with the statistics": lambda h: functional.batch_norm(h, None, None, training=True),
     "code that takes only tensors": only_tensors,
@@ -298,7 +300,7 @@ def test_gates_below_their_threshold_are_drawn_in_moments_too(gate: object) -> N
     torch.manual_seed(0)
     net, x = vd.convert(nn.Linear(6, 1), vd.Recipe(gate=gate)), torch.randn(3, 6)
     found = predict(net, x, mode="moments", likelihood=vd.Values())
-    draws = predict(net, x, 8000, likelihood=vd.Values(), seed=0).draws
+    draws = predict(net, x, 2000, likelihood=vd.Values(), seed=0).draws
     assert_mean(draws, found.mean.double())
     assert_variance(draws, found.output_variance.double())
 

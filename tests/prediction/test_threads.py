@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import vardrop as vd
+from experiments.selective import unlabelled_kappa
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
-from vardrop.prediction import draw, predict, unlabelled_kappa
+from vardrop.prediction import draw, predict
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 

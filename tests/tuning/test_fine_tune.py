@@ -75,7 +75,7 @@ def test_the_factor_minimises_the_penalised_likelihood():
     found, p = vd.calibrate(net, x, y), vd.predict(net, x, mode="mean")
 
     def value(c):
-        return 10 * c * c - float(p.rescaled(math.exp(c)).log_prob(y).double().sum())
+        return 10 * c * c - float(p.rescale(math.exp(c)).log_prob(y).double().sum())
 
     best = math.log(found.temperature)
     assert best > 0.1, "the net was trained until it was too sure"
@@ -93,7 +93,7 @@ def test_a_prediction_without_all_of_its_draws_is_not_rescaled():
     p = vd.predict(net, torch.randn(3, 2), samples=8, keep=4)
     assert_refused("8 draws to be kept, but got 4.*without keep", p.rescaled, 2.0)
     with pytest.raises(vd.VardropError, match="noise of its own, but got Values"):
-        vd.predict(net, torch.randn(3, 2), likelihood=vd.Values()).rescaled(2.0)
+        vd.predict(net, torch.randn(3, 2), likelihood=vd.Values()).rescale(2.0)
 
 
 # ---- fine-tuning

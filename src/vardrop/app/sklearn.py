@@ -155,7 +155,7 @@ class _Estimator(BaseEstimator):
             seed=model.config.settings.seed,
         )
         if model.choice is not None:
-            p = p.rescaled(math.exp(model.choice.log_scale))
+            p = p.rescale(math.exp(model.choice.log_scale))
         return model.in_units(p)
 
     def compress(self, max_drop: float | None = None) -> Shrunk:

@@ -16,8 +16,3 @@ from vardrop.prediction.predict import (
 )
 from vardrop.prediction.prediction import Interval as Interval, Prediction as Prediction
 from vardrop.prediction.predictor import Predictor as Predictor
-from vardrop.prediction.selective import (
-    Selected as Selected,
-    select as select,
-    unlabelled_kappa as unlabelled_kappa,
-)

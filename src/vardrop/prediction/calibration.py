@@ -22,12 +22,15 @@ _PENALTY, _WIDEST, _SECTIONS = 10.0, 7.0, 40  # of the log of a scale; sections 
 
 
 def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
-    """Class probabilities raised to 1/T and normalised.
+    """Raise class probabilities to the power 1/T and normalize them.
 
     Args:
-        probs: class probabilities (N, C, ...), or a prediction, whose log-probabilities are exact
-            where a probability has rounded to zero or one.
-        temperature: T, as `fit_temperature` finds it.
+        probs: class probabilities (N, C, ...). Or a prediction, whose log-probabilities are exact
+            even if a probability is rounded to zero or one.
+        temperature: T, for example from `fit_temperature`.
+
+    Returns:
+        Probabilities of the same shape.
 
     >>> import torch
     >>> apply_temperature(torch.tensor([[0.8, 0.2]]), 2.0)
@@ -41,14 +44,17 @@ def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
 
 
 def fit_temperature(p: Prediction, y: Tensor) -> float:
-    """The temperature that minimises the NLL of `apply_temperature(p, T)` on held-out data.
+    """Find the temperature that minimizes the NLL of `apply_temperature(p, T)`.
 
-    The NLL is convex in 1/T and its derivative, E_y log p - log p[y], rises with it, so bisection
-    finds the minimum; where none lies between 1/1000 and 1000 the nearer end is returned.
+    The NLL is convex in 1/T and its derivative, E_y log p - log p[y], increases with 1/T. Bisection
+    finds its zero between 1/1000 and 1000. If there is none, the nearer end is returned.
 
     Args:
-        p: the prediction on data that did not train the net.
-        y: its classes (N, ...), or zeros and ones; an ignored class does not count.
+        p: a prediction for data that was not used for training.
+        y: classes (N, ...), or zeros and ones. Targets of an ignored class have no effect.
+
+    Returns:
+        The temperature.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import fit_temperature, predict
@@ -82,6 +88,7 @@ def calibrate(
     likelihood: Likelihood | None = None,
     samples: int = 32,
     seed: int | None = None,
+    progress: bool | None = None,
 ) -> Likelihood:
     """The likelihood with the width of noise that fits held-out data best.
 
@@ -95,11 +102,15 @@ def calibrate(
     Args:
         net: a noisy model, or an ELBO with it; a plain model, which predicts without draws; or a
             `Predictor` or `Ensemble`.
-        x: inputs (N, ...) of data that did not train the net.
-        y: its targets.
-        likelihood: of the output; that of the ELBO, or `Categorical()`.
-        samples: draws.
+        x: inputs (N, ...) that were not used for training.
+        y: targets.
+        likelihood: of the output; by default the likelihood of the ELBO, or `Categorical()`.
+        samples: number of draws.
         seed: makes the draws repeatable.
+        progress: show a progress line on standard error; None shows it on a terminal.
+
+    Returns:
+        The calibrated likelihood, to pass as `likelihood=` to `predict` or `freeze`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop())
@@ -112,12 +123,13 @@ def calibrate(
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2 (the temperature).
     """
     if isinstance(net, Predictor):
-        p = net(x, seed)
+        p = net(x, seed, progress)
     else:
         model, meaning = net_and_likelihood(net, likelihood)
         noisy = any(map(is_stochastic, model.modules()))
         mode: Mode = "sample" if noisy else "mean"
-        p = predict(net, x, samples if noisy else 1, mode=mode, likelihood=meaning, seed=seed)
+        samples = samples if noisy else 1
+        p = predict(net, x, samples, mode=mode, likelihood=meaning, seed=seed, progress=progress)
     p.likelihood.check_target(p.mean, y)
     return p.likelihood.scaled(math.exp(fit_log_scale([(p, y, 1.0)])))
 
@@ -132,7 +144,7 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
     penalty = _PENALTY if hasattr(likelihood, "temperature") else 0.0
 
     def loss(c: float) -> float:
-        logs = ((p.rescaled(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
+        logs = ((p.rescale(math.exp(c)).log_prob(y) * w).sum() for p, y, w in exact)
         return penalty * (c + start) ** 2 - float(sum(logs))
 
     low, high, ratio = -_WIDEST, _WIDEST, (math.sqrt(5) - 1) / 2

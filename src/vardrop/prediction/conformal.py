@@ -18,8 +18,9 @@ class Conformal:
     """A split-conformal rule: the largest score that still belongs to the set.
 
     Classification: the set of classes with 1 - p <= quantile. Regression: mean +- quantile * std.
-    Where a row has several targets (outputs, pixels), the sets hold all of them together. The rule
-    holds for predictions like those it was fitted on: by moments if `analytic`, else by draws.
+    If an example has several targets (outputs, pixels), the sets contain all of them together with
+    the given probability. The rule is valid for predictions of the mode it was fitted on: moments
+    if `analytic`, else draws.
     """
 
     level: float
@@ -29,20 +30,20 @@ class Conformal:
     def check_mode(self, analytic: bool) -> None:
         """Raise unless predictions are of the mode that the rule was fitted on."""
         if analytic != self.analytic:
-            fitted, given = ("moments", "sample") if self.analytic else ("sample", "moments")
+            modes = ("moments", "sample") if self.analytic else ("sample", "moments")
             raise VardropError(
-                f'Expected predictions of mode="{fitted}", on which this conformal rule was '
-                f'fitted, but got mode="{given}", whose variances are others. Fit it again: '
-                f'vardrop.conformal(predictions of mode="{given}", y).'
+                f'Expected predictions of mode="{modes[0]}", on which this conformal rule was '
+                f'fitted, but got mode="{modes[1]}". Fit the rule again on predictions of '
+                f'mode="{modes[1]}".'
             )
 
     def classes(self, p: Prediction) -> Tensor:
-        """The prediction sets of new rows, (N, C, ...), True for the classes inside."""
+        """The prediction sets of new examples, (N, C, ...), True for the classes inside."""
         self.check_mode(p.analytic)
         return 1 - p.probs <= self.quantile
 
     def interval(self, p: Prediction) -> Interval:
-        """The prediction intervals of new rows."""
+        """The prediction intervals of new examples."""
         self.check_mode(p.analytic)
         if p.classifies:
             raise VardropError("Expected a regression for `interval`, but got classes.")
@@ -51,18 +52,21 @@ class Conformal:
 
 
 def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
-    """Fit sets or intervals that cover new targets with at least the given probability.
+    """Fit sets or intervals that contain new targets with at least the given probability.
 
-    P(all targets of a row in their sets) >= level for rows exchangeable with the held-out ones,
-    whatever the net: the bound is the ceil((n + 1) level)-th smallest score of n rows. The score of
-    a row is the largest of 1 - p[y] or |y - mean| / std over its targets that count: rows are
-    exchangeable, the outputs, pixels or tokens of one row are not. Where n is too small for the
-    level the bound is infinite, and the set holds everything.
+    P(all targets of an example in their sets) >= level for examples that are exchangeable with the
+    held-out ones, for any model. The bound is the ceil((n + 1) level)-th smallest score of n
+    examples. The score of an example is the largest of 1 - p[y] or |y - mean| / std over its
+    targets, because examples are exchangeable, but the outputs, pixels or tokens of one example are
+    not. If n is too small for the level, the bound is infinite and the set contains everything.
 
     Args:
-        p: the prediction on data that did not train the net.
-        y: its targets: classes (N, ...), or values in the shape of `p.mean`.
+        p: a prediction for data that was not used for training.
+        y: targets, classes (N, ...) or values in the shape of `p.mean`.
         level: the coverage that is guaranteed on average over calibration and new data.
+
+    Returns:
+        The fitted rule.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import conformal, predict
@@ -81,13 +85,16 @@ def conformal(p: Prediction, y: Tensor, level: float = 0.9) -> Conformal:
 
 
 def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -> Conformal:
-    """The rule that the scores of held-out rows give; an infinite bound where they are too few.
+    """The rule from the scores of held-out examples; the bound is infinite if they are too few.
 
     Args:
-        scores: of n rows, (n,).
+        scores: of n examples, (n,).
         level: the coverage.
-        weight: of each row, (n,), which sum to the number of exchangeable units, such as one over
-            the size of its group; ones by default.
+        weight: of each example, (n,). The weights sum to the number of exchangeable units: one over
+            the size of an example's group, for example. Ones by default.
+
+    Returns:
+        The fitted rule.
     """
     weight = torch.ones(len(scores)) if weight is None else weight
     ordered, order = scores.double().sort()
@@ -98,19 +105,19 @@ def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -
 
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:
-    """How far each target is from the prediction, (N, ...)."""
+    """The distance of each target from the prediction, (N, ...)."""
     axis, counted = p.likelihood.class_axis, p.likelihood.counted(y)
     if axis is not None and p.probs.shape == p.log_probs.shape:
         chosen = p.probs.gather(axis, y.where(counted, 0).unsqueeze(axis)).squeeze(axis)
-        return (1 - chosen).where(counted, 0)  # a target that does not count is in every set
+        return (1 - chosen).where(counted, 0)  # an ignored target is in every set
     if p.classifies:
         raise VardropError(
             f"Expected classes or values for `conformal`, but got {p.likelihood!r}. "
-            "Give the net two classes."
+            "Use a model with two classes."
         )
     if not bool((p.std > 0).all()):
         raise VardropError(
-            "Expected a positive `std` in every row, but got 0. "
+            "Expected a positive `std` for every example, but got 0. "
             "Predict with likelihood=vardrop.Gaussian(std)."
         )
     return (y - p.mean).abs() / p.std

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from vardrop._core.errors import VardropError
 from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy
 from vardrop.prediction.predictor import Predictor
-from vardrop.prediction.strategies import DrawStrategy, MemberDraws, StrategyFor
+from vardrop.prediction.strategies import DrawStrategy, MemberDraws
 
 
 class Ensemble(Predictor):
@@ -55,7 +55,7 @@ class Ensemble(Predictor):
         members = [self._make_member(member) for member in self._model.children()]
         return MemberDraws(members, self.pick, self.each)
 
-    def _make_member(self, member: nn.Module) -> nn.Module | StrategyFor:
+    def _make_member(self, member: nn.Module) -> nn.Module | Callable[[Any], DrawStrategy]:
         if not _has_noise(member):
             return make_eval_copy(member, noise=False)
         predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)

@@ -158,8 +158,8 @@ _DRAWING_TYPES = (
 def use_call_generator(net: nn.Module) -> AbstractContextManager[object]:
     """Make all noise of a model come from the generator of the call.
 
-    Modules of torch and of this library that ask for a generator need no help. A custom forward,
-    posterior or hook may call torch's random functions, so those are redirected.
+    Modules of torch and of this library take the generator themselves. A custom forward, posterior
+    or hook may call torch's random functions, so those are redirected.
     """
     return redirect_random_ops() if has_untracked_randomness(net) else nullcontext()
 

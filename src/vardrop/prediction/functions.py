@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -53,6 +54,7 @@ class FixedNoise(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        _check_fixable(module)
         self.module, self.seed = module, 0
         self.start: int | None = None
         self.end: int | None = None
@@ -60,38 +62,34 @@ class FixedNoise(nn.Module):
         self.side, self.units = getattr(module, "side", None), getattr(module, "units", 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output for the held noise; an exported graph would draw it anew."""
+        """The module's output for the fixed noise."""
         if torch.compiler.is_exporting():
             raise VardropError(
-                "Expected a drawn function without held noise in a graph, but got that of "
-                f"{type(self.module).__name__}, which a graph would draw anew. Freeze the net with "
-                "vardrop.freeze and export that, or set the rate of its dropout to 0."
+                f"Exporting a drawn function is not supported for {type(self.module).__name__}, "
+                "because the graph would draw its noise again in every call. Export "
+                "vardrop.freeze(net), or set the rate of the dropout to 0."
             )
         if self.start is None or x.dim() < 3:
-            return self._drawn(x, self.seed)
+            return self._run(x, self.seed)
         start = self.start if self.end is None else max(self.start, self.end - x.shape[1])
         block, before = divmod(start, _POSITIONS)
-        pieces = _padded(x, before).split(_POSITIONS, 1)
-        seeds = (self.seed if self._one_draw else self.seed ^ i for i in count(block))
-        found = [self._drawn(piece, seed) for piece, seed in zip(pieces, seeds, strict=False)]
-        return torch.cat(found, 1).narrow(1, before, x.shape[1])
-
-    @property
-    def _one_draw(self) -> bool:
-        """Whether all positions share their noise."""
+        after = -(before + x.shape[1]) % _POSITIONS
+        pieces = functional.pad(x, (0, 0) * (x.dim() - 2) + (before, after)).split(_POSITIONS, 1)
+        # One draw for all positions, or one per block of positions.
         noise = getattr(self.module, "noise", None)
-        return getattr(noise, "granularity", None) == "example"
+        shared = getattr(noise, "granularity", None) == "example"
+        seeds = (self.seed if shared else self.seed ^ i for i in count(block))
+        outputs = [self._run(piece, seed) for piece, seed in zip(pieces, seeds, strict=False)]
+        return torch.cat(outputs, 1).narrow(1, before, x.shape[1])
 
     @restore_state_on_error
-    def _drawn(self, x: Tensor, seed: int) -> Tensor:
+    def _run(self, x: Tensor, seed: int) -> Tensor:
         with draw_from(GeneratorNoise(seed)), use_call_generator(self.module):
-            return torch.vmap(self._row, randomness="same")(x)
-
-    def _row(self, row: Tensor) -> Tensor:
-        return self.module(row.unsqueeze(0)).squeeze(0)
+            run_example = lambda example: self.module(example.unsqueeze(0)).squeeze(0)  # noqa: E731
+            return torch.vmap(run_example, randomness="same")(x)
 
     def train(self, mode: bool = True) -> FixedNoise:
-        """Set the mode of this module alone: what is held goes on drawing in every mode."""
+        """Set the mode of this module alone: the module inside draws in every mode."""
         self.training = mode
         return self
 
@@ -100,17 +98,15 @@ class FixedNoise(nn.Module):
         self.seed = resolve_seed(None)
 
 
-def _padded(x: Tensor, before: int) -> Tensor:
-    """x with zeros along axis 1: so many before, and as many after as make whole pieces."""
-    after = -(before + x.shape[1]) % _POSITIONS
-    return functional.pad(x, (0, 0) * (x.dim() - 2) + (before, after))
+def _check_fixable(module: nn.Module) -> None:
+    if rates := functional_dropout_rates(module):
+        raise VardropError(
+            f"Drawing a function is not supported for the dropout inside {type(module).__name__}, "
+            f"which draws again in every call. Set its `{next(iter(rates))}` to 0."
+        )
 
 
-def _ended(net: nn.Module, args: Any, output: Any) -> None:
-    _place(net, 0, None)
-
-
-def _place(net: nn.Module, start: int, end: int | None) -> None:
+def _set_span(net: nn.Module, start: int, end: int | None) -> None:
     for module in named_modules_of(net, FixedNoise).values():
         module.start, module.end = start, end
 
@@ -122,74 +118,73 @@ def track_positions(net: nn.Module) -> None:
         return
 
     def start(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        _place(net, *span(args, kwargs))
+        _set_span(net, *span(args, kwargs))
 
-    _place(net, 0, None)
+    _set_span(net, 0, None)
     net.register_forward_pre_hook(start, with_kwargs=True)
-    net.register_forward_hook(_ended, always_call=True)
+    net.register_forward_hook(lambda net, *_: _set_span(net, 0, None), always_call=True)
 
 
 class FunctionSampler:
-    """A private net without noise of its own, whose weights and masks can be drawn again."""
+    """A copy of a model without noise, whose weights and masks can be drawn again."""
 
     def __init__(self, net: nn.Module) -> None:
         check_noise(net)
         source = make_eval_copy(net, noise=True)
-        self._drawn: dict[object, Callable[[], None]] = {}
-        self._means: dict[int, nn.Parameter] = {}
+        self._fill: dict[object, Callable[[], None]] = {}
+        self._weights: dict[int, nn.Parameter] = {}
         function = clone_modules(source)
-        held: dict[nn.Module, FixedNoise] = {}
-        inside: set[nn.Module] = set()  # of a module that is held as a whole
-        for own, copied in zip(list(source.modules()), list(function.modules()), strict=True):
-            if copied in inside:
+        fixed: dict[nn.Module, FixedNoise] = {}
+        inner: set[nn.Module] = set()  # submodules that belong to a noisy module
+        pairs = zip(list(source.modules()), list(function.modules()), strict=True)
+        for module, copied in pairs:
+            if copied in inner:
                 continue
-            if isinstance(own, Variational):
-                _check_held(own)
-                self._fix_layer(own, cast(Variational, copied))
-                inside.update(copied.get_submodule(name) for name in own.parts())
-            elif is_stochastic(own):
-                held[copied] = _hold(copied)
-                inside.update(copied.modules())
-        self.net = clone_modules(function, held)
+            if isinstance(module, Variational):
+                _check_fixable(module)
+                self._fix_layer(module, cast(Variational, copied))
+                inner.update(copied.get_submodule(name) for name in module.parts())
+            elif is_stochastic(module):
+                fixed[copied] = FixedNoise(copied)
+                inner.update(copied.modules())
+        self.net = clone_modules(function, fixed)
         # Convolutions are faster with the channels last, on CPU and GPU alike.
         self.channels_last = any(type(m) is nn.Conv2d for m in self.net.modules())
-        self._held = list(held.values())
+        self._fixed = list(fixed.values())
         track_positions(self.net)
         self.split: Split | None = None
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
-        for part, own in source.parts().items():
-            self._fix_layer(own, cast(Variational, layer.get_submodule(part)))
+        for name, part in source.parts().items():
+            self._fix_layer(part, cast(Variational, layer.get_submodule(name)))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
         names = (*layer.weight_axes, *layer.bias_names)
-        held = {n: b for n, b in layer.named_buffers(recurse=False) if n in names}  # if frozen
-        for name, mean in {**dict(layer.named_parameters(recurse=False)), **held}.items():
-            setattr(layer, name, self._own(mean))
+        buffers = {n: b for n, b in layer.named_buffers(recurse=False) if n in names}  # if frozen
+        for name, mean in {**dict(layer.named_parameters(recurse=False)), **buffers}.items():
+            setattr(layer, name, self._copy(mean))
         plain = plain_types().get(type(layer))
         if gate is None and plain is not None:
             layer.__class__ = plain  # type: ignore[assignment]
         else:
-            layer.add_noise()  # without noise of its own: it goes on applying its gate
+            layer.add_noise()  # without a posterior, to apply its gate
             layer.gate = gate
         if source.posterior is not None:
             # Tied layers have the same key and share their weight, which is then drawn once.
-            self._drawn.setdefault(source.kl_key(), _weight_drawer(source, layer))
+            self._fill.setdefault(source.kl_key(), partial(_fill_weights, source, layer))
 
-    def _own(self, mean: Tensor) -> nn.Parameter:
+    def _copy(self, mean: Tensor) -> nn.Parameter:
         """A copy to draw into; the same one for tied parameters."""
-        last = mean.dim() == 4
-        kept = mean.detach().clone(
-            memory_format=torch.channels_last if last else torch.preserve_format
-        )
-        return self._means.setdefault(id(mean), nn.Parameter(kept, requires_grad=False))
+        layout = torch.channels_last if mean.dim() == 4 else torch.preserve_format
+        copied = mean.detach().clone(memory_format=layout)
+        return self._weights.setdefault(id(mean), nn.Parameter(copied, requires_grad=False))
 
     def redraw(self) -> nn.Module:
         """Draw another function; the same object is returned every time."""
         with torch.no_grad():
-            for fill in self._drawn.values():
+            for fill in self._fill.values():
                 fill()
-        for module in self._held:
+        for module in self._fixed:
             module.redraw()
         return self.net
 
@@ -202,7 +197,7 @@ class FunctionSampler:
 
     def _split(self, x: Any) -> Split:
         """Split the model at the first module that differs between functions."""
-        drawn = set(map(id, self._means.values()))
+        drawn = set(map(id, self._weights.values()))
         leaves = {
             m
             for m in self.net.modules()
@@ -212,47 +207,32 @@ class FunctionSampler:
         return split_at_noise(self.net, trace_model(self.net, x, leaves), sources)
 
     def __call__(self, values: Any) -> Any:
-        """What the present function returns, from the values of `prepare`."""
+        """The output of the current function for the values of `prepare`."""
         if self.split is None:
             return call(self.net, untouched(values))
         return self.split.suffix(1, *map(Examples, values))
 
 
-def _weight_drawer(source: Variational, layer: Variational) -> Callable[[], None]:
-    def fill() -> None:
-        for name, tensor in source.noisy_tensors().items():
-            getattr(layer, name).copy_(tensor.sample(tensor.draw()))
-
-    return fill
-
-
-def _hold(module: nn.Module) -> FixedNoise:
-    _check_held(module)
-    return FixedNoise(module)
-
-
-def _check_held(module: nn.Module) -> None:
-    if rates := functional_dropout_rates(module):
-        raise VardropError(
-            f"Expected noise that can be held fixed, but got dropout inside "
-            f"{type(module).__name__}, which draws in every call anew. Set its "
-            f"`{next(iter(rates))}` to 0."
-        )
+def _fill_weights(source: Variational, layer: Variational) -> None:
+    for name, tensor in source.noisy_tensors().items():
+        getattr(layer, name).copy_(tensor.sample(tensor.draw()))
 
 
 def function_seeds(seed: int, count: int) -> list[int]:
     """A seed for every draw; the first ones are the same for every count."""
-    found = torch.randint(_SEEDS, (count,), generator=torch.Generator().manual_seed(seed))
-    return [int(s) for s in found]
+    return torch.randint(_SEEDS, (count,), generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
 
 
-def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module]:
-    """Draw n functions from the posterior of a net, one by one, each a net of its own.
+def draws(net: nn.Module, samples: int, seed: int | None = None) -> Iterator[nn.Module]:
+    """Draw functions from the posterior of a model, one after the other, each a separate model.
 
     Args:
-        net: a net with noisy modules or dropout.
-        n: how many functions.
-        seed: makes the sequence repeatable; the global generator is then left alone.
+        net: a model with noisy modules or dropout.
+        samples: number of functions.
+        seed: makes the sequence repeatable and leaves the global generator unchanged.
+
+    Returns:
+        An iterator of models without noise.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import draws
@@ -261,18 +241,19 @@ def draws(net: nn.Module, n: int, seed: int | None = None) -> Iterator[nn.Module
     [(4, 1), (4, 1)]
     """
     check_net(net)
-    check_integer("n", n)
-    return _draws(net, n, resolve_seed(seed))
+    check_integer("samples", samples)
+    seeds = function_seeds(resolve_seed(seed), samples)
 
+    def generate() -> Iterator[nn.Module]:
+        sampler = FunctionSampler(net)
+        for function_seed in seeds:
+            yield _draw_function(sampler, function_seed)
 
-def _draws(net: nn.Module, n: int, seed: int) -> Iterator[nn.Module]:
-    sampler = FunctionSampler(net)
-    for function_seed in function_seeds(seed, n):
-        yield _next(sampler, function_seed)
+    return generate()
 
 
 @restore_state_on_error
-def _next(sampler: FunctionSampler, seed: int) -> nn.Module:
+def _draw_function(sampler: FunctionSampler, seed: int) -> nn.Module:
     with draw_from(GeneratorNoise(seed)):
         sampler.redraw()
     return copy.deepcopy(sampler.net).eval().requires_grad_(False)
@@ -280,15 +261,18 @@ def _next(sampler: FunctionSampler, seed: int) -> nn.Module:
 
 @restore_state_on_error
 def draw(net: nn.Module, seed: int | None = None) -> nn.Module:
-    """Draw one function from the posterior of a net: a net of plain layers with frozen weights.
+    """Draw one function from the posterior: a model of plain layers with fixed weights.
 
-    The output of a row is the same in every batch. Gates and dropout hold one mask for all rows. A
-    model of language that takes `past_key_values` is one function of a sequence, with the cache and
-    without: `draw(model).generate(...)` samples text from one function.
+    The output for an example is the same in every batch. Gates and dropout have one mask for all
+    examples. A language model that takes `past_key_values` is one function of a sequence, with the
+    cache and without, so `draw(model).generate(...)` samples text from one function.
 
     Args:
-        net: a net with noisy modules or dropout; it stays as it is.
-        seed: makes the draw repeatable; the global generator is then left alone.
+        net: a model with noisy modules or dropout. It is not changed.
+        seed: makes the draw repeatable and leaves the global generator unchanged.
+
+    Returns:
+        The drawn model.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import draw

@@ -74,13 +74,13 @@ class GaussianLayer(Noisy):
     def output_mean(self, x: Tensor) -> Tensor:
         """E y; the bias or zero if the weights have mean zero."""
         if self.weight is not None:
-            return self._without_padding(self.op(x, self.weight, self.bias))
+            return self._drop_padding(self.op(x, self.weight, self.bias))
         bias = torch.zeros_like(self.bias_variance) if self.bias is None else self.bias
         return self._per_output(bias)
 
     def output_variance(self, squares: Tensor) -> Tensor:
         """Var y for squared inputs."""
-        return self._without_padding(self.op(squares, self.variance, self.bias_variance))
+        return self._drop_padding(self.op(squares, self.variance, self.bias_variance))
 
     def output_std(self, squares: Tensor) -> Tensor:
         """The factor of the noise of each output, for squared inputs."""
@@ -88,7 +88,7 @@ class GaussianLayer(Noisy):
         std = std if self.sign is None else std.mul_(self._per_output(self.sign))
         return self._in_layout(std)
 
-    def _without_padding(self, y: Tensor) -> Tensor:
+    def _drop_padding(self, y: Tensor) -> Tensor:
         return y if self.outputs is None else y[:, : self.outputs]
 
     def _per_output(self, values: Tensor) -> Tensor:

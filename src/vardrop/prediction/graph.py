@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
 from vardrop.functional import TensorNoise, draw_from
-from vardrop.prediction.moments import MomentDraws, Pair
+from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.row_plan import RowPlan, run_suffix
 from vardrop.prediction.strategies import DrawStrategy, LoopDraws, MemberDraws, RowDraws
 
@@ -24,7 +24,7 @@ NoiseInput = Literal["runtime", "input"]
 
 
 class Graph(nn.Module):
-    """A predictor as a module from tensors to tensors, of operations that a graph can hold.
+    """A predictor as a module from tensors to tensors, of operations that exporters support.
 
     It takes the inputs of the model and, with `takes_noise`, standard normal numbers (samples, N,
     F) as the last argument. It returns the tensors of `output_names`.
@@ -67,7 +67,7 @@ class Graph(nn.Module):
             self.register_buffer("normal", torch.randn(shape, generator=_seeded(x)))
         else:
             raise VardropError(
-                f"Expected draws that a graph can hold, but got {strategy.describe(x)}. "
+                f"Export is not supported for {strategy.describe(x)}. "
                 'Freeze with mode="moments", or predict in Python.'
             )
         if self.takes_noise:
@@ -96,7 +96,7 @@ class Graph(nn.Module):
         x: Any = inputs[0] if len(inputs) == 1 else tuple(inputs)
         if self.names is not None:
             x = dict(zip(self.names, inputs, strict=True))
-        output: Pair | None = None
+        output: Moments | None = None
         if isinstance(self.strategy, MomentDraws):
             output = self.strategy.propagate(x)
             draws = torch.addcmul(output.mean, output.variance.sqrt(), self.normal)
@@ -139,8 +139,8 @@ def _check_members(strategy: MemberDraws, x: Any) -> list[nn.Module]:
     for member in strategy.members:
         if not isinstance(member, nn.Module):
             raise VardropError(
-                "Expected plain members in a graph, but got a noisy one. Pass drawn functions, "
-                "vardrop.draws(model, n), as members."
+                "Export of an ensemble is not supported for noisy members. Pass drawn functions as "
+                "members: vardrop.draws(model, samples)."
             )
     return list(strategy.members)  # type: ignore[arg-type]
 
@@ -157,7 +157,7 @@ def _seeded(x: Tensor) -> torch.Generator:
 def _check_plan(plan: RowPlan) -> RowPlan:
     if plan.noise is None:
         raise VardropError(
-            "Expected noise that a graph can take as an input, but code of the model calls random "
-            'functions of torch. Freeze with mode="moments", or predict in Python.'
+            "Export is not supported for a model whose code calls random functions of torch. "
+            'Freeze with mode="moments", or predict in Python.'
         )
     return plan

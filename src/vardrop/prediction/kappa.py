@@ -1,4 +1,4 @@
-"""When may a weight be replaced by its mean? Its variance times the curvature of log p says."""
+"""`kappa`: the variance of a weight times the curvature of log p, the effect of its noise."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def kappa(
     loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
     probes: int | None = None,
     generator: torch.Generator | None = None,
-    draws: int = 16,
+    samples: int = 16,
 ) -> dict[str, Tensor]:
     """How much the noise of each weight matters, averaged over examples and draws of the weights.
 
         kappa_ij = Var w_ij * E_q d^2 log p(y | x, W) / dw_ij^2
 
-    Half of it is what E log p gains by a relative change of the weight's variance, for a smooth
-    net; a weight with a small |kappa| may be replaced by its mean, as
-    `vardrop.prediction.select` does. See `vardrop.functional.curvature.kappa`.
+    For a smooth model, half of it is the gain of E log p by a relative change of the weight's
+    variance. A weight with a small |kappa| may be replaced by its mean. See
+    `vardrop.functional.curvature.kappa`.
 
     Args:
-        net: a net with noisy weights; evaluated in eval mode.
+        net: a model with noisy weights. It is evaluated in evaluation mode.
         loader: batches (x, y).
         loss: mean negative log-likelihood of a batch, (output, target) -> scalar.
         probes: None for the exact diagonal (one row of the Hessian per weight: small layers), or
-            how many random signs to average per batch, draw and layer, unbiased.
-        generator: of the signs and draws; torch's global one where None.
-        draws: of the weights, for each batch. 0 takes the curvature at the means, as the authors
-            do: half of it is what small noise adds to log p there, but after a ReLU that the
-            means shut it is zero for weights that matter.
+            the number of random signs to average per batch, draw and layer, without bias.
+        generator: of the signs and draws; torch's global generator by default.
+        samples: draws of the weights for each batch. 0 takes the curvature at the means, as the
+            authors do. Half of it is the effect of small noise on log p there, but it is zero for
+            the weights before a ReLU that is closed at the means.
 
     Returns:
         A tensor in the shape of its weight for each noisy layer, by name; a tied weight once.
@@ -74,21 +74,21 @@ def kappa(
     """
     if probes is not None:
         check_integer("probes", probes, remedy="None takes the exact diagonal.")
-    check_integer("draws", draws, at_least=0)
+    check_integer("samples", samples, at_least=0)
     check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     weights = _weights(net)
     keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
     totals, count = [torch.zeros_like(t.mean) for t in tensors], 0
 
     def draw() -> list[Tensor]:
-        return [t.sample(t.draw()).detach() if draws else t.mean for t in tensors]
+        return [t.sample(t.draw()).detach() if samples else t.mean for t in tensors]
 
     with evaluating(net), sampling(net, on=False), torch.enable_grad(), _drawing(generator):
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
         for x, y in batches(loader):
             curvature = partial(_curvature, net, keys, x, y, loss, probes)
-            found = kappa_of(variances, draw, curvature, max(draws, 1))
-            totals = [t + f * len(y) for t, f in zip(totals, found, strict=True)]
+            means = kappa_of(variances, draw, curvature, max(samples, 1))
+            totals = [t + mean * len(y) for t, mean in zip(totals, means, strict=True)]
             count += len(y)
     if count == 0:
         raise VardropError("Expected `loader` to yield batches, but got none.")
@@ -112,30 +112,30 @@ def _curvature(
     probes: int | None,
     leaves: Sequence[Tensor],
 ) -> list[Tensor]:
-    """d^2 log p / dw^2 of a batch, per example, at given weights, which have these keys."""
+    """d^2 log p / dw^2 of a batch, per example, at the weights `leaves` with these keys."""
     named = dict(zip(keys, leaves, strict=True))
-    log_likelihood = -loss(called_with(net, named, x), y)
+    log_likelihood = -loss(call_with_tensors(net, named, x), y)
     if probes is None:
         return diagonal_hessian(log_likelihood, leaves)
-    # A layer at a time: signs on other layers would only add variance.
+    # One layer at a time, because signs on other layers would only add variance.
     return [hutchinson_diagonal(log_likelihood, [leaf], probes)[0] for leaf in leaves]
 
 
 def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
     """The noisy weights by name, each with its key in the state dict; a tied one once."""
-    found: dict[int, tuple[str, tuple[str, NoisyTensor]]] = {}
+    weights: dict[int, tuple[str, tuple[str, NoisyTensor]]] = {}
     for name, key, tensor in noisy_weights(net):
-        found.setdefault(id(tensor.mean), (name, (key, tensor)))
-    if not found:
+        weights.setdefault(id(tensor.mean), (name, (key, tensor)))
+    if not weights:
         raise VardropError(
             "Expected `net` to have noisy weights, but got gates or heads only. "
             "Convert it with a posterior, such as vardrop.sparse_vd()."
         )
-    return dict(found.values())
+    return dict(weights.values())
 
 
 def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
-    """The pairs (x, y) of a loader; anything else is refused."""
+    """Yield the pairs (x, y) of a loader; raises an error for other batches."""
     check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
     for batch in loader:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -146,11 +146,8 @@ def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
         yield batch[0], batch[1]
 
 
-def called_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
-    """What a net says of a batch with other tensors in the place of its own: its `logits`, if any.
-
-    A loss of the user's own gets any other output as it is.
-    """
+def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+    """Call a model with other tensors in place of its parameters; returns its `logits`, if any."""
     args, kwargs = arguments(net, untouched(plain_batch(x)))
-    found = functional_call(net, tensors, args, kwargs)
-    return one_tensor(found) if hasattr(found, "logits") else found
+    output = functional_call(net, tensors, args, kwargs)
+    return one_tensor(output) if hasattr(output, "logits") else output

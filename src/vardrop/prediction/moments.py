@@ -1,7 +1,7 @@
 """Moment propagation: one analytic pass that carries mean and variance through a network.
 
-The network's own forward runs, on a `RandomTensor` from its first noisy module on. Every torch
-function of it has a rule for mean and variance, or raises an error that names the module. The rules
+The forward of the network runs, on a `RandomTensor` from its first noisy module on. Every torch
+function has a rule for mean and variance, or raises an error that names the module. The rules
 take all elements of a tensor as independent, and as normal if a non-linearity needs their shape.
 One noisy layer is exact, up to its first non-linearity. After more layers the variance is usually
 too small, because units that share the noise of the layers before them are correlated.
@@ -49,7 +49,7 @@ from vardrop.prediction.eval_copy import (
 _PASS_BYTES = 1024  # per input element, that activations of a pass may take
 
 
-class Pair(NamedTuple):
+class Moments(NamedTuple):
     """Mean and variance of a tensor."""
 
     mean: Tensor
@@ -67,11 +67,11 @@ class RandomTensor:
     then applies it at less cost and more exactly.
     """
 
-    def __init__(self, raw: Pair, rectified: bool = False) -> None:
+    def __init__(self, raw: Moments, rectified: bool = False) -> None:
         self.raw, self.rectified = raw, rectified
 
     @property
-    def moments(self) -> Pair:
+    def moments(self) -> Moments:
         """Mean and variance."""
         if self.rectified:
             self.raw, self.rectified = _relu(self.raw), False
@@ -120,7 +120,7 @@ _ALIASES = {"radd": "add", "rmul": "mul", "truediv": "div"}
 
 
 def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RandomTensor:
-    """One torch function by its name; in place if the name or an option says so."""
+    """Apply one torch function by its name, in place if the name or an option asks for it."""
     bare = name.strip("_")
     in_place = bool(kwargs.pop("inplace", False)) or bare in _IN_PLACE or name == f"{bare}_"
     bare = _IN_PLACE.get(bare, _ALIASES.get(bare, bare))
@@ -142,76 +142,83 @@ def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RandomTens
     return x.assign(result) if in_place else result
 
 
-def _relu(x: Pair) -> Pair:
+def _relu(x: Moments) -> Moments:
     mean, second = relu_moments(*x)
-    return Pair(mean, torch.addcmul(second, mean, mean, value=-1).clamp_(min=0))
+    return Moments(mean, torch.addcmul(second, mean, mean, value=-1).clamp_(min=0))
 
 
-def _leaky_relu(x: Pair, negative_slope: float = 0.01) -> Pair:
+def _leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
     mean, second = relu_moments(*x)
     leaky = negative_slope * x.mean + (1 - negative_slope) * mean
-    whole = x.mean.square() + x.variance
-    square = (1 - negative_slope**2) * second + negative_slope**2 * whole
-    return Pair(leaky, (square - leaky.square()).clamp(min=0))
+    second_moment = x.mean.square() + x.variance
+    square = (1 - negative_slope**2) * second + negative_slope**2 * second_moment
+    return Moments(leaky, (square - leaky.square()).clamp(min=0))
 
 
-def _activate(function: Callable[..., Tensor], x: Pair, *args: Any, **kwargs: Any) -> Pair:
-    return Pair(*function_moments(lambda t: function(t, *args, **kwargs), *x))
+def _activate(function: Callable[..., Tensor], x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    return Moments(*function_moments(lambda t: function(t, *args, **kwargs), *x))
 
 
-def _move(function: Callable[..., Tensor], x: Pair, *args: Any, **kwargs: Any) -> Pair:
+def _move(function: Callable[..., Tensor], x: Moments, *args: Any, **kwargs: Any) -> Moments:
     """Elements change their places, and so do their variances."""
-    return Pair(*(function(t, *args, **kwargs) for t in x))
+    return Moments(*(function(t, *args, **kwargs) for t in x))
 
 
 def _multiply(
-    op: Callable[..., Tensor], x: Pair, weight: Tensor, bias: Any = None, *args: Any, **more: Any
-) -> Pair:
+    op: Callable[..., Tensor],
+    x: Moments,
+    weight: Tensor,
+    bias: Any = None,
+    *args: Any,
+    **options: Any,
+) -> Moments:
     """y = op(x, w) + b for a certain w: the variance passes through w^2 and takes no bias."""
-    mean = op(x.mean, weight, bias, *args, **more)
-    return Pair(mean, op(x.variance, weight.square(), None, *args, **more))
+    mean = op(x.mean, weight, bias, *args, **options)
+    return Moments(mean, op(x.variance, weight.square(), None, *args, **options))
 
 
-def _batch_norm(x: Pair, mean: Tensor | None, variance: Tensor | None, **more: Any) -> Pair:
-    if variance is None or more.get("training"):
+def _batch_norm(
+    x: Moments, mean: Tensor | None, variance: Tensor | None, **options: Any
+) -> Moments:
+    if variance is None or options.get("training"):
         raise UnsupportedError("batch_norm with the statistics of the batch")
-    scale, weight = (variance + more.get("eps", 1e-5)).reciprocal(), more.get("weight")
+    scale, weight = (variance + options.get("eps", 1e-5)).reciprocal(), options.get("weight")
     scale = scale if weight is None else scale * weight.square()
-    y = functional.batch_norm(x.mean, mean, variance, **more)
-    return Pair(y, x.variance * along(1, y, scale))
+    y = functional.batch_norm(x.mean, mean, variance, **options)
+    return Moments(y, x.variance * along(1, y, scale))
 
 
-def _add(a: Any, b: Any, *, alpha: float = 1) -> Pair:
-    (m, v), (n, w) = (t if isinstance(t, Pair) else (t, torch.zeros(())) for t in (a, b))
+def _add(a: Any, b: Any, *, alpha: float = 1) -> Moments:
+    (m, v), (n, w) = (t if isinstance(t, Moments) else (t, torch.zeros(())) for t in (a, b))
     mean = m + alpha * n
-    return Pair(mean, torch.broadcast_to(v + alpha**2 * w, mean.shape))
+    return Moments(mean, torch.broadcast_to(v + alpha**2 * w, mean.shape))
 
 
-def _subtract(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+def _subtract(a: Any, b: Any, *, alpha: float = 1) -> Moments:
     return _add(a, b, alpha=-alpha)
 
 
-def _scale(a: Any, b: Any) -> Pair:
-    x, factor = (a, b) if isinstance(a, Pair) else (b, a)
-    return Pair(x.mean * factor, x.variance * factor**2)
+def _scale(a: Any, b: Any) -> Moments:
+    x, factor = (a, b) if isinstance(a, Moments) else (b, a)
+    return Moments(x.mean * factor, x.variance * factor**2)
 
 
-def _mean(x: Pair, dim: Any = None, keepdim: bool = False) -> Pair:
+def _mean(x: Moments, dim: Any = None, keepdim: bool = False) -> Moments:
     dims = tuple(range(x.mean.dim())) if dim is None else per_axis(dim, 1)
     mean, variance = (t.mean(dims, keepdim) for t in x)
-    return Pair(mean, variance / math.prod(x.mean.shape[d] for d in dims))
+    return Moments(mean, variance / math.prod(x.mean.shape[d] for d in dims))
 
 
-def _average_pool(kind: Any, axes: int, x: Pair, *args: Any, **kwargs: Any) -> Pair:
+def _average_pool(kind: Any, axes: int, x: Moments, *args: Any, **kwargs: Any) -> Moments:
     """A mean of d elements has the mean of their variances, divided by d once more."""
     pool = kind(*args, **kwargs)
     mean, variance = (pool(t) for t in x)
     if (divisor := getattr(pool, "divisor_override", None)) is not None:
-        return Pair(mean, variance / divisor)
+        return Moments(mean, variance / divisor)
     for axis in range(-axes, 0):
         sizes = _window_sizes(pool, axes, axis, x.mean.shape[axis], mean.shape[axis])
         variance = variance / along(axis, variance, variance.new_tensor(sizes))
-    return Pair(mean, variance)
+    return Moments(mean, variance)
 
 
 def _window_sizes(pool: Any, axes: int, axis: int, size: int, count: int) -> list[int]:
@@ -226,7 +233,7 @@ def _window_sizes(pool: Any, axes: int, axis: int, size: int, count: int) -> lis
     return [min(end, size) - max(i * step - pad, 0) for i, end in enumerate(ends)]
 
 
-def _max_pool(x: RandomTensor, *args: Any, **kwargs: Any) -> Pair:
+def _max_pool(x: RandomTensor, *args: Any, **kwargs: Any) -> Moments:
     """The largest of each window, from its distribution function (see `max_moments`)."""
     pool = nn.MaxPool2d(*args, **kwargs)
     kernel = high, wide = per_axis(pool.kernel_size, 2)
@@ -238,16 +245,16 @@ def _max_pool(x: RandomTensor, *args: Any, **kwargs: Any) -> Pair:
         [t[..., i:rows:high, j:columns:wide] for i in range(high) for j in range(wide)]
         for t in x.raw
     )
-    return Pair(*max_moments(means, variances, x.rectified))
+    return Moments(*max_moments(means, variances, x.rectified))
 
 
-def _multiply_noise(x: Pair, mean: Tensor, variance: Tensor) -> Pair:
+def _multiply_noise(x: Moments, mean: Tensor, variance: Tensor) -> Moments:
     """x times independent noise."""
     spread = variance * (x.mean.square() + x.variance) + x.variance * mean.square()
-    return Pair(x.mean * mean, spread)
+    return Moments(x.mean * mean, spread)
 
 
-def _dropout(x: Pair, p: float = 0.5, training: bool = True, together: bool = False) -> Pair:
+def _dropout(x: Moments, p: float = 0.5, training: bool = True, together: bool = False) -> Moments:
     if not training or p == 0:
         return x
     if together:
@@ -270,7 +277,7 @@ _PRODUCTS = (
     torch.conv_transpose2d, torch.conv_transpose3d,
 )  # fmt: skip
 
-RULES: dict[str, Callable[..., Pair]] = {
+RULES: dict[str, Callable[..., Moments]] = {
     "relu": _relu, "leaky_relu": _leaky_relu, "batch_norm": _batch_norm, "mean": _mean,
     "max_pool2d": _max_pool, "add": _add, "sub": _subtract, "rsub": lambda a, b: _subtract(b, a),
     "mul": _scale, "div": lambda x, d: _scale(x, 1 / d), "neg": partial(_scale, -1),
@@ -304,13 +311,13 @@ def _analytic_kind(kind: Any) -> Any:
 
 
 @singledispatch
-def through(module: nn.Module, mean: Tensor, variance: Tensor | None) -> Pair:
+def through(module: nn.Module, mean: Tensor, variance: Tensor | None) -> Moments:
     """The moments of the output of a module with noise; certain inputs have no variance."""
-    raise UnsupportedError("noise of its own")
+    raise UnsupportedError("noise without known moments")
 
 
 @through.register
-def _(layer: Variational, mean: Tensor, variance: Tensor | None) -> Pair:
+def _(layer: Variational, mean: Tensor, variance: Tensor | None) -> Moments:
     gate, op = layer.gate, layer.op
     if op is None:
         raise UnsupportedError("a noisy product without known moments")
@@ -323,34 +330,34 @@ def _(layer: Variational, mean: Tensor, variance: Tensor | None) -> Pair:
     return through(gate, *y) if gate is not None and gate.side == "output" else y
 
 
-def _noisy_product(layer: Variational, mean: Tensor, variance: Tensor | None) -> Pair:
+def _noisy_product(layer: Variational, mean: Tensor, variance: Tensor | None) -> Moments:
     affine = layer.affine()
     if not affine.weight.adds_variances():
         raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
     y, spread = affine.moments((mean,), affine.variances(), variance)
-    return Pair(torch.zeros_like(spread) if y is None else y.expand_as(spread), spread)
+    return Moments(torch.zeros_like(spread) if y is None else y.expand_as(spread), spread)
 
 
-def _pair(mean: Tensor, variance: Tensor | None) -> Pair:
-    return Pair(mean, torch.zeros_like(mean) if variance is None else variance)
+def _pair(mean: Tensor, variance: Tensor | None) -> Moments:
+    return Moments(mean, torch.zeros_like(mean) if variance is None else variance)
 
 
 @through.register
-def _(gate: Gate, mean: Tensor, variance: Tensor | None) -> Pair:
-    """x times the gate's noise, which has to be drawn for every element by itself."""
-    name, found = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
-    if found is None:
+def _(gate: Gate, mean: Tensor, variance: Tensor | None) -> Moments:
+    """x times the gate's noise, which has to be drawn separately for every element."""
+    name, moments = type(gate.noise).__name__, gate.noise.moments(gate.tensors)
+    if moments is None:
         raise UnsupportedError(f"{name}, whose variance is not known")
     granularity = getattr(gate.noise, "granularity", "channel")
     elements = math.prod(mean.shape[1:])
     if elements > {"element": elements, "example": 1}.get(granularity, gate.units):
         raise UnsupportedError(f"{name} with one draw for several elements")
-    noise = (along(gate.axis, mean, t.to(mean)) for t in found)
+    noise = (along(gate.axis, mean, t.to(mean)) for t in moments)
     return _multiply_noise(_pair(mean, variance), *noise)
 
 
 @through.register
-def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Pair:
+def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Moments:
     return _dropout(_pair(mean, variance), module.p)
 
 
@@ -364,7 +371,7 @@ def analytic(quiet: nn.Module) -> nn.Module:
     return twin
 
 
-def propagate(net: nn.Module, x: Tensor) -> Pair:
+def propagate(net: nn.Module, x: Tensor) -> Moments:
     """Mean and variance of a noisy network's output, in one pass.
 
     >>> import torch, vardrop as vd
@@ -395,7 +402,7 @@ class MomentDraws:
         elements = sum(t[:1].numel() for t in tensors_in(x))
         return max(1, self.memory // (elements * _PASS_BYTES))
 
-    def propagate(self, x: Tensor) -> Pair:
+    def propagate(self, x: Tensor) -> Moments:
         """Mean and variance of the output."""
         if not isinstance(x, Tensor):
             raise VardropError(
@@ -424,7 +431,7 @@ class MomentDraws:
     def draws(self, x: Tensor, samples: int) -> Iterator[Tensor]:
         yield self.draw_output(self.propagate(x), samples)
 
-    def draw_output(self, output: Pair, samples: int) -> Tensor:
+    def draw_output(self, output: Moments, samples: int) -> Tensor:
         """Draws (s, N, ...) with the same numbers for every example.
 
         So the prediction of an example does not depend on other examples.
@@ -446,7 +453,7 @@ def _run(net: nn.Module, x: Tensor) -> Any:
 
 
 def _refuse_draw(function: Any, *_: Any) -> NoReturn:
-    raise UnsupportedError(f"{function.overloadpacket.__name__}, noise of its own")
+    raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
 
 
 def _failing(net: nn.Module, x: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""`predict`: the predictive distribution of a noisy model, and `freeze`, a predictor to serve."""
+"""`predict`, the predictive distribution of a noisy model, and `freeze`, a predictor to serve."""
 
 from __future__ import annotations
 
@@ -30,35 +30,40 @@ def predict(
     tolerance: float | None = None,
     keep: int | None = None,
     output: Callable[[Any], Tensor] | None = None,
+    progress: bool | None = None,
 ) -> Prediction:
-    """The predictive distribution of a noisy net: p(y | x) = E_w p(y | x, w).
+    """The predictive distribution of a noisy model: p(y | x) = E_w p(y | x, w).
 
     A copy of the model runs in evaluation mode with its noise on. The model itself is not changed,
     so several threads can predict with it at once. For repeated calls make a `vardrop.Predictor`.
 
     Args:
-        net: a net with a posterior, gates, heads or dropout, whose output is one tensor or has
-            `logits`; or an ELBO, which brings its likelihood along, a learned deviation included.
-        x: inputs (N, ...): a tensor, or a dictionary of the net's arguments; or a loader of
+        net: a model with a posterior, gates, a head or dropout, whose output is one tensor or has
+            `logits`. Or an ELBO, whose likelihood is then used, with its learned noise.
+        x: inputs (N, ...), a tensor or a dictionary of the model's arguments. Or a loader of
             batches, each of them such an input or a tuple that begins with one.
-        samples: how many draws.
-        mode: "sample"; "mean", the net without noise (weight scaling); "moments", one analytic pass
-            that carries mean and variance (then `samples` normal draws at the output).
-        draw: "estimator", as the layers draw in training, whatever the batch. By request: "local",
-            fresh noise for every example and position; "functions", whole functions: draw k is one
-            net, so that examples and positions vary together. Dense layers have the same marginals
-            in all three; a convolution keeps the covariance between positions with "functions" and
-            drops it with "local", which changes the uncertainty after pooling or a dense layer.
-        likelihood: what the output means: `Categorical()` logits by default (classes on axis 1),
-            `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and log
-            variances, or `Values()` without a noise of the targets.
-        seed: makes the call repeatable whatever other threads draw, and leaves the global generator
-            alone; without it a seed is drawn from there.
-        memory: bytes that draws may take at once, beside those that are kept.
-        tolerance: stop a batch early, once the standard error of each mean probability (of each
-            mean value in regression) is below it.
-        keep: how many draws to keep for intervals and for densities of values; all by default.
-        output: picks the tensor from what the net returns, such as `lambda out: out[0]`.
+        samples: number of draws.
+        mode: "sample"; "mean", the model without noise (weight scaling); or "moments", one analytic
+            pass that carries mean and variance, with `samples` normal draws at the output.
+        draw: "estimator" draws noise as the layers do in training, for every batch size. "local"
+            draws fresh noise for every example and position. "functions" draws whole functions:
+            draw k is one model, so that examples and positions vary together. Dense layers have the
+            same marginals in all three. A convolution keeps the covariance between positions with
+            "functions" and loses it with "local", which changes the uncertainty after pooling.
+        likelihood: the meaning of the output: `Categorical()` logits by default (classes on axis
+            1), `Bernoulli()` logits, `Gaussian(std)` means, `HeteroscedasticGaussian()` means and
+            log variances, or `Values()` without noise of the targets.
+        seed: makes the call repeatable, whatever other threads draw, and leaves the global
+            generator unchanged. Without it a seed is drawn from the global generator.
+        memory: bytes that draws may take at once, without the draws that are kept.
+        tolerance: stop drawing for a batch as soon as the standard error of each mean probability
+            (of each mean value in regression) is below it.
+        keep: number of draws to keep for intervals and for densities of values; all by default.
+        output: picks the tensor from the model's output, such as `lambda out: out[0]`.
+        progress: show a progress line on standard error; None shows it on a terminal.
+
+    Returns:
+        A `Prediction` with probabilities or means, aleatoric and epistemic uncertainty.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import predict
@@ -74,7 +79,7 @@ def predict(
         tolerance=tolerance, keep=keep, output=output,
     )  # fmt: skip
     predictor.is_kept = False
-    return predictor(x, seed)
+    return predictor(x, seed, progress)
 
 
 def predict_batches(
@@ -85,15 +90,18 @@ def predict_batches(
     seed: int | None = None,
     **options: Any,
 ) -> Iterator[Prediction]:
-    """The predictions of a loader, batch after batch: memory holds one of them at a time.
+    """Predict the batches of a loader one after the other, so that memory holds one at a time.
 
-    They are those of `predict` of the whole loader, for the same seed.
+    With the same seed the predictions are those of `predict` for the whole loader.
 
     Args:
         net, samples, seed: as for `predict`.
         x: a loader of batches, each of them an input or a tuple that begins with one.
         options: `mode`, `draw`, `likelihood`, `memory`, `tolerance`, `keep` and `output`, as for
             `predict`.
+
+    Returns:
+        An iterator of predictions, one per batch.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -105,8 +113,8 @@ def predict_batches(
     """
     if isinstance(x, Tensor | Mapping):
         raise VardropError(
-            f"Expected `x` to be a loader of batches, but got {type(x).__name__}. Split it, as by "
-            "x.split(1000), or call `predict`."
+            f"Expected `x` to be a loader of batches, but got {type(x).__name__}. Split it, for "
+            "example with x.split(1000), or call `predict`."
         )
     predictor = Predictor(net, samples, **options)
     predictor.is_kept = False
@@ -125,23 +133,27 @@ def freeze(
     memory: int = 2**28,
     output: Callable[[Any], Tensor] | None = None,
 ) -> Predictor:
-    """A trained net as a predictor of its own: buffers, all that no input changes computed once.
+    """Copy a trained model into a `Predictor` with constant tensors, to serve or to export.
 
-    It answers as `predict` with the same arguments and seed does. It is a copy: training, pruning
-    or loading the net afterwards changes nothing in it.
+    Everything that does not depend on the input is computed once. Predictions equal those of
+    `predict` with the same arguments and seed. The copy does not change when the model is trained,
+    pruned or loaded afterwards.
 
     Args:
-        net: a noisy model in evaluation mode; an ELBO, which brings its likelihood; or a
-            `Predictor` or `Ensemble`, which brings all other arguments too.
+        net: a noisy model in evaluation mode, or an ELBO, whose likelihood is then used. Or a
+            `Predictor` or `Ensemble`, whose settings are then used instead of the other arguments.
         samples: number of draws; with mode="moments", of draws at the output.
         mode: "sample", or "moments": one analytic pass that carries mean and variance.
         draw: as for `predict`.
-        likelihood: as for `predict`; with its temperature, where `calibrate` has fitted one.
-        conformal: the rule of `conformal`, fitted on predictions of the same mode: it then gives
+        likelihood: as for `predict`, or the calibrated likelihood of `calibrate`.
+        conformal: the rule of `conformal`, fitted on predictions of the same mode. It then gives
             the interval, or sets of classes.
         level: of the interval without such a rule.
         memory: bytes that draws may take at once.
-        output: picks the tensor from what the net returns.
+        output: picks the tensor from the model's output.
+
+    Returns:
+        A `Predictor` that owns its copy of the model.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop()).eval()
@@ -168,11 +180,10 @@ def freeze(
 
 
 def _check_evaluating(net: nn.Module) -> None:
-    """Refuse a net that is being trained: its statistics and weights are still moving."""
+    """Raise an error for a model in training mode, whose statistics and weights still change."""
     for name, module in net.named_modules():
         if module.training:
             raise VardropError(
                 f"Expected `net` in evaluation mode, but got '{name or '(net)'}' "
-                f"({type(module).__name__}) in training mode: a net in the middle of its training "
-                "would be frozen as it happens to be. Call net.eval() once it is trained."
+                f"({type(module).__name__}) in training mode. Call net.eval() after training."
             )

@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """The predictive distribution of N rows, reduced over draws.
+    """The predictive distribution of N examples, reduced over draws.
 
     Classification (`Categorical`, `Bernoulli`): `probs` is the mean probability, `log_probs` its
     logarithm (taken before anything rounds to zero or one), `entropy` its entropy, and
@@ -41,11 +41,20 @@ class Prediction:
 
         std^2 = aleatoric + epistemic,   aleatoric = E Var[y | w],   epistemic = Var E[y | w].
 
-    `mean` is the mean output (logits for classification), `samples` the draws of each row, `draws`
-    the outputs that were kept (K, N, ...), `standard_error` the one of the mean probability (or
-    value), `analytic` whether mean and variance were propagated (mode="moments") and the draws made
-    from them. `log_probs` has an entry per class, on the likelihood's class axis: (N, C, ...), or
-    (N, ..., C) of tokens, or (N, ..., 2) for a zero and a one.
+    `log_probs` has an entry per class, on the likelihood's class axis: (N, C, ...), or (N, ..., C)
+    for tokens, or (N, ..., 2) for zero and one.
+
+    Args:
+        likelihood: the meaning of the output.
+        mean: the mean output (logits for classification).
+        output_variance: the variance of the output over draws.
+        expected: the mean over draws of the entropy, or of the variance of the target.
+        standard_error: of the mean probability, or of the mean value in regression.
+        samples: the number of draws for each example.
+        draws: the outputs of the draws that were kept (K, N, ...).
+        mean_log_probs, mean_probs: of classes; None in regression.
+        analytic: whether mean and variance were propagated (mode="moments") and the draws were made
+            from them.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.prediction import predict
@@ -84,36 +93,39 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """The mean probability: of every class, or of a one."""
-        return self._classes(self.mean_probs, "probs")
+        return self._require_classes(self.mean_probs, "probs")
 
     @property
     def log_probs(self) -> Tensor:
         """The logarithm of the mean probability of every class, or of a zero and a one."""
-        return self._classes(self.mean_log_probs, "log_probs")
+        return self._require_classes(self.mean_log_probs, "log_probs")
 
-    def _classes(self, found: Tensor | None, name: str) -> Tensor:
-        if found is None:
+    def _require_classes(self, probs: Tensor | None, name: str) -> Tensor:
+        if probs is None:
             raise VardropError(
                 f"Expected a classification for `{name}`, but got likelihood={self.likelihood!r}. "
                 "Use mean and std."
             )
-        return found
+        return probs
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of the mean probability, in nats: the total uncertainty."""
-        axis, log_probs = self.likelihood.class_axis, self._classes(self.mean_log_probs, "entropy")
+        axis, log_probs = (
+            self.likelihood.class_axis,
+            self._require_classes(self.mean_log_probs, "entropy"),
+        )
         assert axis is not None
         return entropy(log_probs, log_probs.exp(), axis)
 
     @property
     def aleatoric(self) -> Tensor:
-        """What remains if the weights were known: mean entropy, or mean variance of the target."""
+        """The noise of the data: the mean entropy, or the mean variance of the target."""
         return self.expected
 
     @property
     def epistemic(self) -> Tensor:
-        """What the draws disagree about: mutual information, or the variance of the mean."""
+        """The uncertainty about the weights: mutual information, or the variance of the mean."""
         if self.classifies:
             return (self.entropy - self.expected).clamp(min=0)
         return self.output_variance
@@ -127,17 +139,17 @@ class Prediction:
 
     @property
     def taught(self) -> Taught:
-        """What a student learns from it."""
+        """The targets of a student in distillation."""
         return Taught(self.mean, self.std, self.mean_log_probs)
 
     def interval(self, level: float = 0.95) -> Interval:
         """Central interval of the mixture of the kept draws.
 
-        Regression: quantiles of 1/K sum_k N(mean_k, variance_k), found on its distribution
-        function. Classification: quantiles of the probability over the draws.
+        Regression: quantiles of 1/K sum_k N(mean_k, variance_k). Classification: quantiles of the
+        probability over the draws.
         """
         check_number("level", level, above=0, below=1)
-        parts = self.likelihood.parts(self._kept())
+        parts = self.likelihood.parts(self._require_draws())
         tails = (1 - level) / 2, (1 + level) / 2
         if parts.probs is not None or isinstance(self.likelihood, Values):
             values = parts.location if parts.probs is None else parts.probs
@@ -146,37 +158,39 @@ class Prediction:
         return Interval(*(mixture_quantile(parts.location, std, level) for level in tails))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y | x) of every row, (N,): the log of the mean density, never the mean of the log.
+        """log p(y | x) of every example, (N,): the logarithm of the mean density.
 
-        A row of one class or one binary target takes all draws. Values, and several targets of a
-        row together, take the kept ones: log 1/K sum_k prod_t p(y_t | draw k).
+        An example with one class or one binary target uses all draws. Values, and several targets
+        of an example together, use the draws that were kept: log 1/K sum_k prod_t p(y_t | draw k).
         """
         self.likelihood.check_target(self.mean, y)
         axis = self.likelihood.class_axis
         if axis is None or y[0].numel() != 1:
-            return self.likelihood.log_prob(self._kept(), y)
+            return self.likelihood.log_prob(self._require_draws(), y)
         return self.log_probs.gather(axis, y.long().unsqueeze(axis)).flatten()
 
-    def counted(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The probabilities (M, C) and classes (M,) of the targets that count, for the metrics.
+    def select_valid(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The probabilities (M, C) and classes (M,) of targets that are not ignored, for metrics.
 
         >>> import torch, vardrop as vd
         >>> likelihood = vd.Categorical(class_axis=-1)
         >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
         >>> p = vd.predict(net, torch.randn(5, 7, 4), samples=8, likelihood=likelihood)
         >>> y = likelihood.masked(torch.zeros(5, 7).long(), torch.arange(7).expand(5, 7) < 6)
-        >>> vd.metrics.ece(*p.counted(y)).shape, p.counted(y)[0].shape
+        >>> vd.metrics.ece(*p.select_valid(y)).shape, p.select_valid(y)[0].shape
         (torch.Size([]), torch.Size([30, 3]))
         """
         self.likelihood.check_target(self.mean, y)
         axis = self.likelihood.class_axis
         if axis is None or self.probs.shape != self.log_probs.shape:
-            raise VardropError(f"Expected classes to count, but got {self.likelihood!r}.")
+            raise VardropError(
+                f"Expected a classification for `select_valid`, but got {self.likelihood!r}."
+            )
         which = self.likelihood.counted(y)
         return self.probs.movedim(axis, -1)[which], y[which]
 
-    def rescaled(self, factor: float) -> Prediction:
-        """The same draws, read with noise that is `factor` times as wide (`Likelihood.scaled`)."""
+    def rescale(self, factor: float) -> Prediction:
+        """The prediction of the same draws with `factor` times the noise (`Likelihood.scaled`)."""
         if self.analytic:
             raise VardropError(
                 'Expected a sampled prediction to rescale, but got one of mode="moments", whose '
@@ -188,19 +202,19 @@ class Prediction:
                 f"Expected all of the {int(self.samples.max())} draws to be kept, but got "
                 f"{len(self.draws)}. Predict without keep=."
             )
-        reduction = Reduction(self.likelihood.scaled(factor), len(self.draws))
-        reduction.add(self.draws)
-        return reduction.result()
+        summary = Summary(self.likelihood.scaled(factor), len(self.draws))
+        summary.add(self.draws)
+        return summary.prediction()
 
     def to_units(self, mean: float, std: float, likelihood: Likelihood) -> Prediction:
         """The prediction of std * y + mean, in double precision.
 
-        In single precision a target whose mean is much larger than its standard deviation loses its
-        digits.
+        In single precision, a target whose mean is much larger than its standard deviation would
+        lose its digits.
 
         Args:
             mean, std: of the target before it was standardized.
-            likelihood: that of the prediction in these units, in double precision.
+            likelihood: of the prediction in these units, in double precision.
         """
         if self.classifies:
             return self
@@ -217,7 +231,7 @@ class Prediction:
             draws=torch.cat([locations * std + mean, others], -1),
         )
 
-    def _kept(self) -> Tensor:
+    def _require_draws(self) -> Tensor:
         if len(self.draws) == 0:
             raise VardropError(
                 "Expected kept draws, but got none. Predict with keep= the draws that you need."
@@ -236,9 +250,9 @@ def _quantile(values: Tensor, level: float) -> Tensor:
 def mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
     """Quantile of the equal mixture of normals along axis 0.
 
-    It is between the quantiles of the components. Each round compares the ends of equal sections
-    with the distribution function and keeps one section. An exported graph has few rounds of many
-    sections, which are fewer operations; otherwise two sections, that is bisection, are less work.
+    It is between the quantiles of the components. Each round divides the range into equal sections
+    and keeps the one that contains the quantile. An exported graph has few rounds of many sections,
+    which are fewer operations. Otherwise two sections (bisection) need less time.
 
     >>> import torch
     >>> mixture_quantile(torch.zeros(1, 1), torch.ones(1, 1), 0.975)
@@ -256,16 +270,16 @@ def mixture_quantile(mean: Tensor, std: Tensor, level: float) -> Tensor:
     return low + width / 2
 
 
-def join(parts: Sequence[Prediction]) -> Prediction:
-    """The predictions of several batches as one; as many draws stay as every batch kept."""
-    first, kept = parts[0], min(len(p.draws) for p in parts)
+def concatenate(parts: Sequence[Prediction]) -> Prediction:
+    """Join the predictions of several batches, with as many draws as every batch has."""
+    first, count = parts[0], min(len(p.draws) for p in parts)
     if len(parts) == 1:
         return first
     sizes = sorted({tuple(p.mean.shape[1:]) for p in parts})
     if len(sizes) > 1:
         raise VardropError(
             f"Expected outputs of one shape from all batches, but got {sizes[0]} and {sizes[-1]} "
-            "per row. Pad all sequences to one length, or predict each batch by itself."
+            "per example. Pad all sequences to one length, or predict each batch separately."
         )
     classes = parts if first.classifies else ()
     return Prediction(
@@ -275,14 +289,14 @@ def join(parts: Sequence[Prediction]) -> Prediction:
         expected=torch.cat([p.expected for p in parts]),
         standard_error=torch.cat([p.standard_error for p in parts]),
         samples=torch.cat([p.samples for p in parts]),
-        draws=torch.cat([p.draws[:kept] for p in parts], 1) if kept else first.draws[:0],
+        draws=torch.cat([p.draws[:count] for p in parts], 1) if count else first.draws[:0],
         mean_log_probs=torch.cat([p.log_probs for p in classes]) if classes else None,
         mean_probs=torch.cat([p.probs for p in classes]) if classes else None,
         analytic=first.analytic,
     )
 
 
-class Moments:
+class RunningMoments:
     """Mean and sum of squared deviations of a stream, merged block by block.
 
     Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample
@@ -295,7 +309,7 @@ class Moments:
         self.square: Tensor
 
     def add(self, values: Tensor, finite: bool = False) -> Tensor:
-        """Take in values (S, ...), which may be known to be finite; their own mean."""
+        """Add values (S, ...), which may be known to be finite, and return their mean."""
         block = values.shape[0]
         small = not torch.compiler.is_compiling() and 1 < block < values.numel() < _SMALL
         if finite and small:  # one operation instead of five
@@ -324,18 +338,18 @@ class Moments:
         return (self.square / (self.count * max(self.count - 1, 1))).sqrt_()
 
 
-class Reduction:
-    """The draws of one batch, reduced: but for the kept ones, memory does not grow with them."""
+class Summary:
+    """Reduces the draws of one batch; memory grows only with the draws that are kept."""
 
     def __init__(self, likelihood: Likelihood, keep: int) -> None:
         self.likelihood, self.keep = likelihood, keep
-        self.location, self.probs = Moments(), Moments()
+        self.location, self.probs = RunningMoments(), RunningMoments()
         self.aleatoric: Tensor | None = None
         self.log_sum: Tensor | None = None  # of probabilities over draws, as a logarithm
         self.kept: list[Tensor] = []
 
     def add(self, outputs: Tensor) -> None:
-        """Take in outputs (S, N, ...)."""
+        """Add outputs (S, N, ...)."""
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         room = self.keep - sum(len(k) for k in self.kept)
         if room > 0:
@@ -350,10 +364,10 @@ class Reduction:
             self.log_sum = total if self.log_sum is None else torch.logaddexp(self.log_sum, total)
 
     @property
-    def _settling(self) -> Moments:
+    def _settling(self) -> RunningMoments:
         return self.probs if self.probs.count else self.location
 
-    def settled(self, tolerance: float | None) -> bool:
+    def is_settled(self, tolerance: float | None) -> bool:
         """Whether the standard error of every mean probability (or value) is below a tolerance."""
         if tolerance is None or self.location.count < _FEWEST:
             return False
@@ -364,10 +378,10 @@ class Reduction:
             return self.kept[0]
         return torch.cat(self.kept) if self.kept else like.new_zeros(0)
 
-    def result(self) -> Prediction:
+    def prediction(self) -> Prediction:
         """The prediction from the draws so far."""
         mean, count, variance = self.location.mean, self.location.count, self.location.variance
-        # One cheap pass, which may overflow; a graph does not look at values.
+        # The sum is cheap, but may overflow. A graph cannot branch on values.
         if not torch.compiler.is_compiling() and not math.isfinite(float(mean.sum())):
             _check_no_nan(mean)
             # A log-probability that is -inf in some draws has no finite variance.
@@ -392,13 +406,13 @@ def _check_no_nan(mean: Tensor) -> None:
     if bool(broken.any()):
         raise NotFiniteError(
             "Expected finite predictions, but got NaN or infinity in row "
-            f"{int(broken.int().argmax()) + 1}. Its values are too large for this net, or the "
-            "net's parameters are not finite."
+            f"{int(broken.int().argmax()) + 1}. Its values are too large for this model, or the "
+            "parameters of the model are not finite."
         )
 
 
 def _log_sum(log_probs: Tensor, probs: Tensor, mean: Tensor) -> Tensor:
-    """log sum p over draws, by the probabilities themselves unless one might have underflown."""
+    """log sum p over draws, from the probabilities unless one may have underflowed."""
     alike = probs.shape == log_probs.shape
     total = mean * len(probs) if alike else log_probs.exp().sum(0)
     if not torch.compiler.is_compiling() and float(total.amin()) > _SAFE:

@@ -6,8 +6,8 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -21,19 +21,20 @@ from vardrop._core.calls import (
     check_named,
     mapped,
     one_tensor,
-    parts,
+    parts as split_batch,
     plain_batch,
-    rows,
+    rows as num_examples,
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.progress import ProgressLine
 from vardrop._core.sharding import called_through, is_spread
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
-from vardrop.noisy import named_modules_of
+from vardrop.noisy import evaluating, named_modules_of, sampling
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import (
     check_noise,
@@ -43,8 +44,8 @@ from vardrop.prediction.eval_copy import (
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, NoiseInput
-from vardrop.prediction.moments import MomentDraws, Pair
-from vardrop.prediction.prediction import Interval, Prediction, Reduction, join
+from vardrop.prediction.moments import MomentDraws, Moments
+from vardrop.prediction.prediction import Interval, Prediction, Summary, concatenate
 from vardrop.prediction.row_plan import NotRowwiseError, Pick
 from vardrop.prediction.strategies import (
     DrawStrategy,
@@ -52,7 +53,6 @@ from vardrop.prediction.strategies import (
     LoopDraws,
     MemberDraws,
     RowDraws,
-    ShardedDraws,
 )
 
 Mode = Literal["sample", "mean", "moments"]
@@ -61,16 +61,6 @@ _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
 _VALUE_OUTPUTS = ("mean", "aleatoric", "epistemic", "std", "lower", "upper")
 _SET = "set"
-
-
-@dataclass
-class _Call:
-    """One call: its seed and what its batches share."""
-
-    seed: int | None
-    generators: dict[torch.device, torch.Generator]
-    reuse: bool  # functions of earlier calls may be used
-    functions: FunctionDraws | None = None
 
 
 class Predictor(nn.Module):
@@ -89,8 +79,8 @@ class Predictor(nn.Module):
         conformal: a rule of `vardrop.conformal`, fitted on predictions of the same mode. It then
             gives the interval, or sets of classes.
         level: of the interval without such a rule.
-        units: mean and standard deviation of the target before it was standardized: predictions are
-            then in its units.
+        units: mean and standard deviation of the target before it was standardized. Predictions are
+            then in the units of the target.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -154,8 +144,7 @@ class Predictor(nn.Module):
         self._check_net()
         self._lock = threading.Lock()
         self._strategy: DrawStrategy | None = None
-        self._loop: LoopDraws | None = None
-        self._members: MemberDraws | None = None
+        self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
         self.__dict__["_snapshot"] = None
         self._unchecked = self.mode != "mean" and not is_spread(self.net)
 
@@ -179,8 +168,8 @@ class Predictor(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        caches = ("_lock", "_strategy", "_loop", "_members", "_snapshot")
-        return {name: value for name, value in self.__dict__.items() if name not in caches}
+        caches = ("_lock", "_strategy", "_fallback", "_snapshot")
+        return {name: state for name, state in self.__dict__.items() if name not in caches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -189,91 +178,106 @@ class Predictor(nn.Module):
     def extra_repr(self) -> str:
         return f"mode={self.mode!r}, samples={self.samples}, draw={self.draw!r}"
 
-    def forward(self, x: Any, seed: int | None = None) -> Prediction:
+    def forward(self, x: Any, seed: int | None = None, progress: bool | None = False) -> Prediction:
         """The predictive distribution of a batch, or of all batches of a loader."""
-        return join(list(self.batches(x, seed)))
+        return concatenate(list(self.batches(x, seed, progress)))
 
-    def batches(self, x: Any, seed: int | None = None) -> Iterator[Prediction]:
+    def batches(
+        self, x: Any, seed: int | None = None, progress: bool | None = False
+    ) -> Iterator[Prediction]:
         """The predictive distributions of the batches of a loader, one after the other."""
-        call = _Call(self._resolve_seed(seed), {}, seed is None)
-        for batch in input_batches(device_of(self.net), x):
-            yield self._predict_batch(batch, call)
-
-    def _resolve_seed(self, seed: int | None) -> int | None:
+        noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
         if self.mode == "moments":
-            return seed or 0  # the same normal numbers for every example
-        if self.mode == "sample" or has_untracked_randomness(self.net):
-            return resolve_seed(seed)
-        return None  # nothing is drawn, so the global generator is left alone
+            noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
+        elif self.mode == "sample" or has_untracked_randomness(self.net):
+            noise = draw_from(GeneratorNoise(resolve_seed(seed)))
+        total = num_examples(x) if isinstance(x, Tensor | Mapping) else None
+        with ProgressLine("predict", total, progress) as line:
+            for batch in input_batches(device_of(self.net), x):
+                yield self._predict_batch(batch, seed, noise, line)
 
     @restore_state_on_error
-    def _predict_batch(self, x: Any, call: _Call) -> Prediction:
-        source = (
-            nullcontext()
-            if call.seed is None
-            else draw_from(GeneratorNoise(call.seed, call.generators))
-        )
-        with source, torch.no_grad():
+    def _predict_batch(
+        self, x: Any, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
+    ) -> Prediction:
+        with noise, torch.no_grad():
             self._check_dropout(x)
-            strategy = self.strategy_for(x, call)
-            size, count = strategy.max_examples(x, self.samples), rows(x)
-            batches = (x,) if size >= count else parts(x, size)
-            return join([self._reduce(strategy, part) for part in batches])
+            strategy = self.strategy_for(x, seed)
+            size, predictions = strategy.max_examples(x, self.samples), []
+            for part in (x,) if size >= num_examples(x) else split_batch(x, size):
+                predictions.append(self._predict_part(strategy, part))
+                line.advance(len(predictions[-1]))
+        return concatenate(predictions)
 
-    def _reduce(self, strategy: DrawStrategy, x: Any) -> Prediction:
+    def _predict_part(self, strategy: DrawStrategy, x: Any) -> Prediction:
         """Draw outputs until there are enough, and reduce them."""
+        count = num_examples(x)
         if isinstance(strategy, MomentDraws):
             output = strategy.propagate(x)
-            return self._to_units(self.reduce(strategy.draw_output(output, self.samples), output))
-        keep = self.samples if self.keep is None else min(self.keep, self.samples)
-        reduction, count = Reduction(self.likelihood, keep), rows(x)
-        for block in strategy.draws(x, self.samples):
-            reduction.add(_check_examples(block, count))
-            if reduction.settled(self.tolerance):
-                break
-        return self._to_units(reduction.result())
+            p = self.reduce(strategy.draw_output(output, self.samples), output)
+        else:
+            keep = self.samples if self.keep is None else min(self.keep, self.samples)
+            summary = Summary(self.likelihood, keep)
+            for block in strategy.draws(x, self.samples):
+                if block.dim() < 2 or block.shape[1] != count:
+                    raise VardropError(
+                        f"Expected the output to have {count} rows as the input has, but got shape "
+                        f"{tuple(block.shape[1:])}."
+                    )
+                summary.add(block)
+                if summary.is_settled(self.tolerance):
+                    break
+            p = summary.prediction()
+        return p if self.units is None else p.to_units(*self.units, self.unit_likelihood)
 
-    def reduce(self, draws: Tensor, output: Pair | None = None) -> Prediction:
+    def reduce(self, draws: Tensor, output: Moments | None = None) -> Prediction:
         """The prediction of standardized targets from all draws (S, N, ...).
 
-        With the `output` of moment propagation, mean and variance are those instead of the draws'.
+        With the `output` of moment propagation, the prediction has its mean and variance instead of
+        the sample moments of the draws.
         """
-        reduction = Reduction(self.likelihood, len(draws) if self.keep is None else self.keep)
-        reduction.add(draws)
-        p = reduction.result()
+        summary = Summary(self.likelihood, len(draws) if self.keep is None else self.keep)
+        summary.add(draws)
+        p = summary.prediction()
         if output is not None:
             mean, variance = map(self.likelihood.locations, output)
             p = replace(p, mean=mean, output_variance=variance, analytic=True)
         return p
 
-    def _to_units(self, p: Prediction) -> Prediction:
-        return p if self.units is None else p.to_units(*self.units, self.unit_likelihood)
-
     def _check_dropout(self, x: Any) -> None:
         """Raise an error at the first batch if the model has dropout that draws would lack."""
         if self._unchecked:
-            check_functional_dropout(self.net, next(parts(x, rows(x))))
+            check_functional_dropout(self.net, x)
             self._unchecked = False
 
-    def strategy_for(self, x: Any, call: _Call | None = None) -> DrawStrategy:
-        """How inputs like x are drawn, in a call."""
+    def strategy_for(self, x: Any, seed: int | None = None) -> DrawStrategy:
+        """How inputs like x are drawn, with a seed of the user or without."""
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._make_strategy()
             strategy = self._strategy
-        if isinstance(strategy, FunctionDraws):
-            return self._function_strategy(call or _Call(0, {}, True))
-        if not isinstance(strategy, RowDraws):
-            return strategy
-        try:
-            strategy.plan(x)
-        except NotRowwiseError as error:
-            with self._lock:
-                if self._loop is None:
-                    local = self.draw == "local"
-                    self._loop = LoopDraws(self._model, self.pick, str(error), local=local)
-                return self._loop
+            if isinstance(strategy, FunctionDraws) and seed is None and self._keeps_functions():
+                if self._fallback is None:
+                    functions = list(draws(self._model, self.samples))
+                    self._fallback = MemberDraws(functions, self.pick)
+                return self._fallback
+        if isinstance(strategy, RowDraws):
+            try:
+                strategy.plan(x)
+            except NotRowwiseError as error:
+                with self._lock:
+                    if self._fallback is None:
+                        local = self.draw == "local"
+                        self._fallback = LoopDraws.of_copy(
+                            self._model, self.pick, str(error), local=local
+                        )
+                    return self._fallback
         return strategy
+
+    def _keeps_functions(self) -> bool:
+        """Whether drawn functions are kept between calls."""
+        weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        return self.is_kept and self.samples * weights <= self.memory
 
     @property
     def _model(self) -> nn.Module:
@@ -290,37 +294,26 @@ class Predictor(nn.Module):
         if self.mode == "moments":
             return MomentDraws(self._model, self.pick, self.memory)
         if self.mode == "mean":
-            return LoopDraws(self._model, self.pick, "", noise=False)
+            return LoopDraws.of_copy(self._model, self.pick, "", noise=False)
         if self.draw == "functions" or (self.draw == "estimator" and draws_functions(self._model)):
             return FunctionDraws(self._model, self.pick)
         most = None if self.tolerance is None else _SETTLING
         return RowDraws(self._model, self.pick, self.memory, self.draw == "local", most)
 
-    def _function_strategy(self, call: _Call) -> DrawStrategy:
-        """Functions that are kept between calls without a seed; otherwise those of one call."""
-        if call.functions is None:
-            weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
-            fits = self.samples * weights <= self.memory
-            if call.reuse and fits and self.is_kept:
-                if self._members is None:
-                    self._members = MemberDraws(list(draws(self._model, self.samples)), self.pick)
-                return self._members
-            call.functions = FunctionDraws(self._model, self.pick)
-        return call.functions
-
     def _make_sharded(self) -> DrawStrategy:
+        """Passes of the model itself: one whose tensors are sharded cannot be copied."""
         if self.mode == "moments" or self.draw != "estimator":
             raise VardropError(
                 "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
-        source = self.source
+        net, source, noise = self.net, self.source, self.mode == "sample"
         run = (
-            called_through(source, "outputs")
-            if hasattr(source, "outputs")
-            else partial(call, self.net)
+            called_through(source, "outputs") if hasattr(source, "outputs") else partial(call, net)
         )
-        return ShardedDraws(self.net, lambda x: self.pick(run(x)), self.mode == "sample")
+        switch = contextmanager(partial(_switch_modules, net, noise))
+        reason = "its tensors are sharded over processes"
+        return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
 
     def plan(self, x: Any) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is."""
@@ -337,9 +330,9 @@ class Predictor(nn.Module):
     def outputs(self, x: Any, seed: int | None = None) -> tuple[Tensor, ...]:
         """The prediction as a tuple of tensors with the names `output_names`.
 
-        `probs` or `mean`; `aleatoric` and `epistemic` (nats of classes, variances of values); the
-        total as `entropy` or as the standard deviation `std`; `lower` and `upper` of the interval;
-        and `set`, True for the classes of a conformal set.
+        The names are `probs` or `mean`, `aleatoric` and `epistemic` (nats for classes, variances
+        for values), the total as `entropy` or as the standard deviation `std`, `lower` and `upper`
+        of the interval, and `set`, True for the classes of a conformal set.
         """
         return self.select_outputs(self(x, seed), self.output_names)
 
@@ -367,8 +360,12 @@ class Predictor(nn.Module):
             x: an example input.
             outputs: which of `output_names`, in this order, or `draws` for the outputs of all
                 draws; all of `output_names` by default.
-            noise: of sampled predictions: "runtime", drawn inside the graph; or "input", a last
-                argument (samples, N, F) of standard normal numbers, which makes them repeatable.
+            noise: "runtime" draws the noise of sampled predictions inside the graph. "input" takes
+                it as a last argument, standard normal numbers (samples, N, F), so that predictions
+                are repeatable.
+
+        Returns:
+            The module.
         """
         names = self.output_names if outputs is None else tuple(outputs)
         for name in names:
@@ -398,23 +395,19 @@ class Predictor(nn.Module):
 def draws_functions(net: nn.Module) -> bool:
     """Whether every noise of a model is a draw of whole weight tensors.
 
-    A draw per example, or with signs per example, has the distribution of a whole function for
-    every example, so that functions are drawn instead.
+    A draw per example, or with signs per example (Flipout), has the distribution of a whole
+    function for every example, so functions are drawn instead.
     """
     stochastic = [m for m in net.modules() if is_stochastic(m)]
     weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
     gated = any(m.gate is not None for m in weights)
-    whole = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and whole and not gated
+    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
+    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
 
 
-def _check_examples(block: Tensor, count: int) -> Tensor:
-    if block.dim() < 2 or block.shape[1] != count:
-        raise VardropError(
-            f"Expected the output to have {count} rows as the input has, but got shape "
-            f"{tuple(block.shape[1:])}."
-        )
-    return block
+def _switch_modules(net: nn.Module, noise: bool) -> Iterator[None]:
+    with evaluating(net), sampling(net, noise):
+        yield
 
 
 def device_of(net: nn.Module) -> torch.device | None:
@@ -424,14 +417,14 @@ def device_of(net: nn.Module) -> torch.device | None:
 
 
 def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
-    """The inputs of one batch or of a loader, checked, on a device."""
+    """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
         x = plain_batch(batch[0] if isinstance(batch, tuple | list) and batch else batch)
         if not tensors_in(x):
             raise VardropError(
                 f"Expected batches to be tensors or dictionaries of tensors, or tuples that begin "
-                f"with such an input, but got {type(batch).__name__}. Wrap the loader."
+                f"with such an input, but got {type(batch).__name__}. Convert them in the loader."
             )
         _check_values(x)
         count += 1
@@ -443,12 +436,12 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
 def _check_values(x: Any) -> None:
     if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
-    if rows(x) == 0:
+    if num_examples(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")
     check_named(x)
     named = x if isinstance(x, Mapping) else {"x": x}
     for name, tensor in ((n, t) for n, part in named.items() for t in tensors_in(part)):
-        # The sum is one cheap pass, and finite unless a value is not, or it overflows.
+        # The sum is cheap. It is finite unless a value is not finite, or it overflows.
         masks = tensor.is_floating_point() and "mask" not in name  # which may hold -infinity
         if masks and not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):
             bad = int((~tensor.isfinite()).sum())

@@ -131,7 +131,7 @@ class _Recorder(fx.Tracer):
 
 
 class _ValueProxy(fx.Proxy):
-    """A proxy that knows its value, so that code may ask for sizes and types."""
+    """A proxy with a value, so that code may ask for sizes and types."""
 
     value: Any
 
@@ -175,7 +175,7 @@ class _ValueProxy(fx.Proxy):
 
 
 class _LeafStub(nn.Module):
-    """Stands for a module that is one operation: its call is recorded."""
+    """Replaces a module that is one operation, and records its call."""
 
     def __init__(self, module: nn.Module, name: str, recorder: _Recorder) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class _SplitBuilder:
         elif self._is_first(node):
             self.marked_nodes[node] = self._sample_first(node)
         else:
-            self.marked_nodes[node] = self.suffix.node_copy(node, self._marked_value)
+            self.marked_nodes[node] = self.suffix.node_copy(node, self._to_suffix)
 
     def _is_first(self, node: fx.Node) -> bool:
         """Whether a Gaussian layer has an input without noise."""
@@ -280,7 +280,7 @@ class _SplitBuilder:
         self.values.append(value)
         return self.suffix.placeholder(f"value_{len(self.values)}")
 
-    def _marked_value(self, node: fx.Node) -> fx.Node:
+    def _to_suffix(self, node: fx.Node) -> fx.Node:
         if node not in self.marked_nodes:
             taken = self._take(self.unmarked_nodes[node])
             self.marked_nodes[node] = self.suffix.call_function(repeat_rows, (taken, self.draws))
@@ -301,14 +301,9 @@ class _SplitBuilder:
     def _compile(self, graph: fx.Graph) -> fx.GraphModule:
         targets = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
         root = {
-            name: self.modules[name] if name in self.modules else _get_attribute(self.net, name)
-            for name in targets
+            name: self.modules.get(name) or operator.attrgetter(name)(self.net) for name in targets
         }
         return fx.GraphModule(root, graph).eval()
-
-
-def _get_attribute(net: nn.Module, name: str) -> Any:
-    return operator.attrgetter(name)(net)
 
 
 class _Moments(nn.Module):

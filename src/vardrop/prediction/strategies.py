@@ -1,12 +1,12 @@
 """How draws of a model's output are made: as its layers were trained, whole functions, members.
 
 A strategy is made once per predictor. `draws(x, samples)` yields blocks of outputs (s, N, ...), and
-`max_examples(x, samples)` tells how many examples are drawn together.
+`max_examples(x, samples)` is the number of examples that are drawn together.
 
 | strategy | one draw is |
 |---|---|
 | `RowDraws` | fresh noise for every example; draws are further examples of one pass |
-| `LoopDraws` | one forward pass with the noise on, for models that `RowDraws` cannot run |
+| `LoopDraws` | one forward pass, for models that `RowDraws` cannot run |
 | `FunctionDraws` | one set of weights and masks for all examples |
 | `MemberDraws` | one model of a list |
 """
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
-from vardrop.noisy import evaluating, sampling
 from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
 from vardrop.prediction.functions import FunctionSampler, function_seeds
 from vardrop.prediction.row_plan import Pick, RowPlan, make_plan, run_suffix, slice_values
@@ -40,16 +39,13 @@ class DrawStrategy(Protocol):
     """One way to draw outputs."""
 
     def max_examples(self, x: Any, samples: int) -> int:
-        """How many examples of a batch are drawn together within the memory."""
+        """The number of examples of a batch that are drawn together within the memory."""
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        """Blocks of outputs (s, N, ...), `samples` draws in all."""
+        """Yield blocks of outputs (s, N, ...), `samples` draws in all."""
 
     def describe(self, x: Any) -> str:
-        """How inputs like x are run, for `Predictor.plan`."""
-
-
-StrategyFor = Callable[[Any], DrawStrategy]
+        """Describe how inputs like x are run, for `Predictor.plan`."""
 
 
 def split_evenly(count: int, most: int) -> list[int]:
@@ -94,27 +90,27 @@ class RowDraws:
             return self.plans[key]
 
     def describe(self, x: Any) -> str:
-        plan = self.plan(x)
-        shared = f"no part is shared, because {plan.note}" if plan.note else "the part before the"
-        return f"draws as further examples; {shared}" + ("" if plan.note else " noise is shared")
+        note = self.plan(x).note
+        shared = f"no part is shared, because {note}" if note else "the noise-free part is shared"
+        return f"draws as further examples; {shared}"
 
     def max_examples(self, x: Any, samples: int) -> int:
         plan = self.plan(x)
-        block = self._block(plan, tensors_in(x)[0].is_cpu)
+        block = self._block_size(plan, x)
         fit = self.memory // (4 * samples * plan.outputs)
         return max(block, fit // block * block)
 
-    def _block(self, plan: RowPlan, on_cpu: bool) -> int:
-        """How many examples, of any draw, are run at once."""
+    def _block_size(self, plan: RowPlan, x: Any) -> int:
+        """The number of examples, of any draw, that are run at once."""
         limit = min(self.memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * plan.largest)
-        if on_cpu:
+        if tensors_in(x)[0].is_cpu:
             limit = min(limit, max(_MIN_BLOCK, _CACHE_ELEMENTS // plan.largest))
         return max(1, limit)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         plan, count = self.plan(x), rows(x)
-        block = self._block(plan, tensors_in(x)[0].is_cpu)
-        traced = not plan.note and plan.noise is not None  # its operations are known
+        block = self._block_size(plan, x)
+        traced = not plan.note and plan.noise is not None
         with nullcontext() if traced else use_call_generator(self.net):
             values = plan.split.prefix(untouched(x))
             for size in split_evenly(samples, self.most or samples):
@@ -122,35 +118,43 @@ class RowDraws:
                 for start in range(0, count, block):
                     part = slice_values(plan, values, start, start + block)
                     most = max(1, block // min(block, count - start))
-                    draws = list(self._draw_block(plan, part, size, most))
-                    blocks.append(draws[0] if len(draws) == 1 else torch.cat(draws))
+                    outputs = [
+                        self.pick(run_suffix(plan, part, draws)).unflatten(0, (draws, -1))
+                        for draws in split_evenly(size, most)
+                    ]
+                    blocks.append(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
                 yield blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
-
-    def _draw_block(
-        self, plan: RowPlan, values: Sequence[Any], samples: int, most: int
-    ) -> Iterator[Tensor]:
-        """Draws of a few examples, at most so many at once."""
-        for draws in split_evenly(samples, most):
-            yield self.pick(run_suffix(plan, values, draws)).unflatten(0, (draws, -1))
 
 
 class LoopDraws:
-    """One forward pass per draw, with the noise on.
+    """One forward pass per draw.
 
     Args:
-        net: the model.
-        pick: as for `RowDraws`.
+        net: the model, in evaluation mode, with its noise on or off.
+        run: returns the output of the model as one tensor.
         reason: why its draws are not made at once.
-        noise: whether its noise is on; without noise there is one draw, of the means.
-        local: as for `RowDraws`.
+        noise: whether its noise is on; without noise there is one draw.
+        switch: a context in which the model's own modules are switched, if it is not a copy.
     """
 
     def __init__(
-        self, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
+        self,
+        net: nn.Module,
+        run: Pick,
+        reason: str,
+        noise: bool = True,
+        switch: Callable[[], Any] = nullcontext,
     ) -> None:
+        self.net, self.run, self.reason, self.noise, self.switch = net, run, reason, noise, switch
+
+    @classmethod
+    def of_copy(
+        cls, net: nn.Module, pick: Pick, reason: str, noise: bool = True, local: bool = False
+    ) -> LoopDraws:
+        """Draws of a copy of a model, with `local` as for `RowDraws`."""
         copy = make_eval_copy(net, noise, local)
-        self.net, self.pick = compute_variances(copy) if noise else copy, pick
-        self.reason, self.noise = reason, noise
+        copy = compute_variances(copy) if noise else copy
+        return cls(copy, lambda x: pick(call(copy, x)), reason, noise)
 
     def describe(self, x: Any) -> str:
         return (
@@ -161,38 +165,17 @@ class LoopDraws:
         return rows(x)  # examples may depend on each other
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        with use_call_generator(self.net):
+        with self.switch(), use_call_generator(self.net):
             for size in split_evenly(samples if self.noise else 1, _STACK):
-                passes = (self.pick(call(self.net, untouched(x))) for _ in range(size))
-                yield torch.stack(list(passes))
-
-
-class ShardedDraws:
-    """One forward pass per draw of a model whose tensors are sharded over processes.
-
-    Such a model cannot be copied, so its own modules are switched meanwhile.
-    """
-
-    def __init__(self, net: nn.Module, run: Callable[[Any], Tensor], noise: bool) -> None:
-        self.net, self.run, self.noise = net, run, noise
-
-    def describe(self, x: Any) -> str:
-        return "one pass per draw, because its tensors are sharded over processes"
-
-    def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
-
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        with evaluating(self.net), sampling(self.net, self.noise), use_call_generator(self.net):
-            for _ in range(samples if self.noise else 1):
-                yield self.run(untouched(x)).unsqueeze(0)
+                yield torch.stack([self.run(untouched(x)) for _ in range(size)])
 
 
 class FunctionDraws:
     """Whole functions: draw k has the same weights and masks for all examples of all batches."""
 
     def __init__(self, net: nn.Module, pick: Pick) -> None:
-        self.sampler, self.pick = FunctionSampler(net), pick
+        self.net, self.pick = net, pick
+        self._thread = threading.local()  # drawing a function writes into the sampler's tensors
 
     def describe(self, x: Any) -> str:
         return "whole functions, one set of weights per draw"
@@ -201,29 +184,35 @@ class FunctionDraws:
         return rows(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+        if not hasattr(self._thread, "sampler"):
+            self._thread.sampler = FunctionSampler(self.net)
+        sampler = self._thread.sampler
+        values = sampler.prepare(x)
         seeds = function_seeds(noise_source().seed or 0, samples)
-        values = self.sampler.prepare(x)
         for start in range(0, samples, _STACK):
-            outputs = (self._draw(values, seed) for seed in seeds[start : start + _STACK])
+            outputs = (self._draw(sampler, values, seed) for seed in seeds[start : start + _STACK])
             yield torch.stack(list(outputs))
 
-    def _draw(self, values: Any, seed: int) -> Tensor:
-        with draw_from(GeneratorNoise(seed)), use_call_generator(self.sampler.net):
-            self.sampler.redraw()
-            return self.pick(self.sampler(values))
+    def _draw(self, sampler: FunctionSampler, values: Any, seed: int) -> Tensor:
+        with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
+            sampler.redraw()
+            return self.pick(sampler(values))
 
 
 class MemberDraws:
     """The outputs of several models: as many draws of each member, so that they weigh the same.
 
     Args:
-        members: plain models, or strategies of noisy ones by a function of the input.
+        members: plain models, or functions of the input that return the strategy of a noisy one.
         pick: as for `RowDraws`.
         each: draws of each member.
     """
 
     def __init__(
-        self, members: Sequence[nn.Module | StrategyFor], pick: Pick, each: int = 1
+        self,
+        members: Sequence[nn.Module | Callable[[Any], DrawStrategy]],
+        pick: Pick,
+        each: int = 1,
     ) -> None:
         self.members, self.pick, self.each = members, pick, each
 
@@ -235,10 +224,11 @@ class MemberDraws:
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         for start in range(0, len(self.members), _STACK):
-            yield torch.cat([self._draw(m, x) for m in self.members[start : start + _STACK]])
-
-    def _draw(self, member: nn.Module | StrategyFor, x: Any) -> Tensor:
-        if isinstance(member, nn.Module):
-            y = self.pick(call(member, untouched(x)))
-            return y.unsqueeze(0).expand(self.each, *y.shape)
-        return torch.cat(list(member(x).draws(x, self.each)))
+            blocks = []
+            for member in self.members[start : start + _STACK]:
+                if isinstance(member, nn.Module):
+                    y = self.pick(call(member, untouched(x)))
+                    blocks.append(y.unsqueeze(0).expand(self.each, *y.shape))
+                else:
+                    blocks += list(member(x).draws(x, self.each))
+            yield torch.cat(blocks)

@@ -190,7 +190,7 @@ def score_held_out(
     held: Sequence[HeldOutPrediction], log_scale: float, unit: float
 ) -> HeldOutScores:
     """What a net is worth on rows that did not train it; `unit` scales targets back."""
-    scaled = [(p.rescaled(math.exp(log_scale)), part.y) for p, part in held]
+    scaled = [(p.rescale(math.exp(log_scale)), part.y) for p, part in held]
     share = _relative_weights([part.weights for _, part in held])
     shares = torch.cat([part.shares for _, part in held])
     rows = -torch.cat([p.log_prob(y).double() for p, y in scaled])

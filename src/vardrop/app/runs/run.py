@@ -32,7 +32,7 @@ from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, 
 from vardrop.noisy import has_noise
 from vardrop.objective import ELBO
 from vardrop.prediction import Conformal, Interval, Prediction, predict, predict_batches
-from vardrop.prediction.prediction import join
+from vardrop.prediction.prediction import concatenate
 from vardrop.prediction.predictor import Draw
 from vardrop.tuning import NotFiniteError
 from vardrop.tuning.minimize import find_nonfinite
@@ -127,7 +127,7 @@ class Model:
             draw: "weights" draws whole functions, so that a row has the same prediction in every
                 batch, as in a graph of `export_run`.
         """
-        return join(list(self.predict_batches(self.inputs(x), samples, draw)))
+        return concatenate(list(self.predict_batches(self.inputs(x), samples, draw)))
 
     def predict_batches(
         self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
@@ -158,7 +158,7 @@ class Model:
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
         for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
-            p = raw if scale == 1 else raw.rescaled(scale)
+            p = raw if scale == 1 else raw.rescale(scale)
             _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
             yield self.in_units(p)
 

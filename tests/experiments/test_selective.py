@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import vardrop as vd
+from experiments.selective import MaskedNoise, select, unlabelled_kappa
 from vardrop._core.errors import VardropError
 from vardrop.metrics import accuracy
-from vardrop.prediction import predict, select, unlabelled_kappa
-from vardrop.prediction.selective import MaskedNoise
+from vardrop.prediction import predict
 from vardrop.tuning import train
 
 

@@ -93,11 +93,11 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
         threshold: of |kappa|; take a quantile of it.
 
     >>> import torch, vardrop as vd
-    >>> from vardrop.prediction import predict, select, unlabelled_kappa
+    >>> from experiments.selective import select, unlabelled_kappa
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
     >>> x = torch.randn(5, 4)
     >>> some = select(net, unlabelled_kappa(net, x), threshold=1e-3)
-    >>> predict(some.net, x, samples=8)
+    >>> vd.predict(some.net, x, samples=8)
     Prediction(5 rows, Categorical, 8 draws)
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
