@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.compression.nets import accuracy
 from vardrop.compression import Select
-from vardrop.compression.probes import accuracy
 
 
 class RMSNorm(nn.Module):

@@ -54,7 +54,7 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     trained = copy.deepcopy(net)
     with torch.no_grad():
         trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
-    assert_refused("Expected `net` to be the one that was planned for", plan.apply, trained)
+    assert_refused("Expected `net` to be the model that was planned for", plan.apply, trained)
     with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules"):
         plan.apply(vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
     assert_refused("Expected `net` to be a torch.nn.Module, but got None", plan.apply, None)
@@ -89,7 +89,7 @@ def test_unit_that_another_branch_needs_stays(way):
         for scale in (0.01, 1.0, 10.0, 100.0):
             x = scale * torch.randn(3, 4)
             assert torch.allclose(small(x), net(x), atol=1e-5 * scale)
-    assert "3 units of 'a' stay: taking it out changes the outputs." in plan.notes
+    assert "3 units of 'a' stay: removing it changes the outputs." in plan.notes
     assert plan.proof == "Equal on the example and on 5 random inputs of scale 0.01 to 100."
 
 
@@ -182,7 +182,7 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
     with torch.no_grad():
         net[0].weight[0, 0] = 0
     plan = vd.shrink(net, x).plan
-    assert "'2' (Head) stays noisy: it has no plain twin." in plan.notes
+    assert "'2' (Head) stays noisy: it has no plain equivalent." in plan.notes
     small = plan.apply(net)
     write(small, tmp_path / "net")
     again = (vd.load if write is vd.save else vd.unpack)(tmp_path / "net", into=make())

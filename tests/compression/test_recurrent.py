@@ -122,7 +122,7 @@ def test_layers_of_one_size_keep_as_many_units_each():
         net.layer.weight_hh_l1[:, 1] = 0
     plan = vd.shrink(net, x).plan
     assert plan.apply(net).layer.hidden_size == 7
-    assert "1 units stay to keep shapes whole." in plan.notes
+    assert "1 units stay to keep layers of equal width." in plan.notes
 
 
 def test_units_before_a_projection_go():
@@ -186,7 +186,7 @@ def test_one_step_tells_too_little():
     kill(net, 1)
     plan = vd.shrink(net, example()[:, :1]).plan
     assert plan.apply(net).layer.hidden_size == 8
-    assert any("give an example with two or more" in note for note in plan.notes)
+    assert any("pass an example with two or more" in note for note in plan.notes)
 
 
 def test_a_sparse_net_is_shrunk_and_packed(tmp_path):

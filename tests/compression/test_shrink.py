@@ -154,7 +154,7 @@ def test_net_that_marks_cannot_be_followed_through_stays_whole():
     plan = shrink(net, torch.zeros(1, 3, 8, 8)).plan
     assert_equal(net, plan.apply(net), (3, 8, 8))
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
-    assert "marks cannot be followed through this net (a missing value)" in str(plan)
+    assert "marks cannot be followed through this model (a missing value)" in str(plan)
 
 
 def test_layer_that_runs_twice_and_tied_weights_stay():
@@ -196,7 +196,7 @@ def test_groups_keep_equal_sizes():
         net[2].weight[3:, 3] = 0  # one input of the second
     small, plan = shrink(net, torch.zeros(1, 2, 6, 6))
     assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
-    assert "1 units stay to keep shapes whole." in plan.notes
+    assert "1 units stay to keep layers of equal width." in plan.notes
     assert_equal(net, small, (2, 6, 6))
 
 
@@ -309,7 +309,7 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
     never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
     plan = shrink(net, torch.zeros(1, 4), never).plan
     assert_equal(net, plan.apply(net), (4,))
-    assert "'2' gets weights of its own: its gate is folded in." in plan.notes
+    assert "'2' gets separate weights: its gate is folded in." in plan.notes
 
 
 def test_gate_on_its_own_becomes_a_scale_and_shrinks():

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.compression.nets import accuracy
 from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.compression import Threshold, choose_threshold, shrink
-from vardrop.compression.probes import accuracy
 from vardrop.compression.trace_units import trace_units
 
 

@@ -7,6 +7,7 @@ input unit goes) are found, zeroed and cut out in one way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -243,6 +244,11 @@ def unit_modules(net: nn.Module) -> dict[str, Units]:
     """The modules of a net that treat every unit separately, by name."""
     named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
     return {name: Units(m, lay) for name, m, lay in named if isinstance(lay, UnitLayout)}
+
+
+def parameter_owners(net: nn.Module) -> Counter[int]:
+    """The number of modules that have a parameter, by its identity."""
+    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
 
 
 def join_name(name: str, tensor: str) -> str:

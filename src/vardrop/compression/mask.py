@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
-from vardrop.compression.layer_views import LAYOUTS, join_name, replace_module
+from vardrop.compression.layer_views import (
+    LAYOUTS,
+    join_name,
+    parameter_owners,
+    replace_module,
+)
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.modules.select import Scale
@@ -163,11 +168,6 @@ def recompose_layers(net: nn.Module) -> nn.Module:
         if (torch_layer := layer.recompose()) is not None:
             net = replace_module(net, name, torch_layer)
     return net
-
-
-def parameter_owners(net: nn.Module) -> Counter[int]:
-    """How many modules have a parameter, by its identity."""
-    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
 
 
 @torch.no_grad()
