@@ -290,7 +290,7 @@ def test_what_a_graph_cannot_hold(tmp_path):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), path, x)
     with pytest.raises(VardropError, match="`outputs` to be one of 'probs', .* but got 'mean'"):
         vd.export_onnx(predictor(nn.Linear(4, 3)), path, x, outputs=["mean"])
-    with pytest.raises(VardropError, match="Expected a predictor of vardrop.freeze with `outputs`"):
+    with pytest.raises(VardropError, match="`outputs` and `noise` require a predictor of vardrop.freeze"):
         vd.export_onnx(nn.Linear(4, 3), path, x, outputs=["probs"])
     assert not path.exists()
 

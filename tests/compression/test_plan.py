@@ -62,7 +62,7 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
 
 def test_threshold_of_a_net_without_a_rule_is_refused():
     for net in (nn.Linear(3, 2), vd.convert(nn.Linear(3, 2), vd.binary_dropout(0.5))):
-        with pytest.raises(VardropError, match="to have a method that tells dead weights or units"):
+        with pytest.raises(VardropError, match="to have a method with a pruning rule"):
             vd.shrink(net, torch.zeros(1, 3), threshold=1.0)
 
 

@@ -102,7 +102,7 @@ def test_errors():
         choose_threshold(net, data, accuracy, bytes=1)
     with pytest.raises(VardropError, match="Expected a threshold with `max_drop` within -1"):
         choose_threshold(net, data, accuracy, max_drop=-1.0)
-    with pytest.raises(VardropError, match="Expected `net` to have a method that tells dead"):
+    with pytest.raises(VardropError, match="Expected `net` to have a method with a pruning rule"):
         choose_threshold(nn.Linear(10, 2), data, accuracy, sparsity=0.5)
     with pytest.raises(VardropError, match="Expected inputs and targets of one length"):
         choose_threshold(net, (data[0], data[1][:3]), accuracy, sparsity=0.5)

@@ -309,5 +309,3 @@ def _layer_reports(
         left = after.get(join_name(name, "1") if name in selects else name, _NO_COST)
         reports.append(LayerReport(name, type(module).__name__, start, left))
     return tuple(reports)
-
-
