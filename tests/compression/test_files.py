@@ -12,6 +12,7 @@ from importlib import import_module
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import vardrop as vd
 from tests.compression.nets import NETS, sparsen
@@ -262,6 +263,25 @@ def test_biases_are_kept_as_they_are(tmp_path):
     pack(vd.Shrunk(dead, plan), tmp_path / "dead.vdp")
     x = torch.randn(2, 20)
     assert torch.equal(unpack(tmp_path / "dead.vdp", into=make())(x), dead(x))
+
+
+@FORMATS
+@pytest.mark.parametrize("key", ["weight_ih_l0", "weight_hh_l0"])
+def test_weights_that_were_pruned_by_torch_come_back(tmp_path, write, read, key):
+    """`prune.remove` registers a weight again, behind the biases."""
+
+    def make():
+        return nn.ModuleDict({"rnn": nn.GRU(3, 4), "last": nn.Linear(4, 2)})
+
+    net = make()
+    for layer, name in ((net["rnn"], key), (net["last"], "weight")):
+        prune.l1_unstructured(layer, name, 0.5)
+        prune.remove(layer, name)
+    write(net, tmp_path / "net")
+    back = read(tmp_path / "net", into=make()).state_dict()
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(back[name], tensor, rtol=0, atol=0 if write is save else 0.01)
+        assert not back[name][tensor == 0].any()
 
 
 class Buffers(nn.Module):

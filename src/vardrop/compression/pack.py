@@ -197,6 +197,23 @@ def _step_for(deviations: Tensor, tolerance: float) -> float:
     return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
 
 
+def _ordered_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """The state dict in an order that does not depend on when parameters were registered.
+
+    For example, `torch.nn.utils.prune.remove` registers a weight again, after the bias.
+    """
+    tensors = net.state_dict()
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+
+    def position(name: str) -> tuple[int, bool, bool, str]:
+        owner, _, key = name.rpartition(".")
+        is_buffer = name not in parameters
+        return owners.index(owner), is_buffer, "bias" in key, "" if is_buffer else key
+
+    return {name: tensors[name] for name in sorted(tensors, key=position)}
+
+
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
     """Raise an error if a decoded tensor differs by more than half a step."""
     tensors = decoded.state_dict()
@@ -226,7 +243,7 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
     coder = _Coder()
     codes: list[Any] = []
     exact, per_weight = [], {}
-    for name, original in net.state_dict().items():
+    for name, original in _ordered_tensors(net).items():
         tensor, step = original.detach().cpu(), steps.get(name)
         if step is None and (tensor.is_floating_point() or tensor.is_complex()):
             codes.append(None)
@@ -299,7 +316,7 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
 
 
 def _decode(net: nn.Module, codes: list[Any], offset: int, content: bytes) -> dict[str, Tensor]:
-    coder, tensors, empty = _Coder(content[:offset]), {}, net.state_dict()
+    coder, tensors, empty = _Coder(content[:offset]), {}, _ordered_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "
