@@ -61,7 +61,8 @@ class Cut:
         if back := len(self.removed) - len(self.gone):
             self.notes.append(f"{back} units stay to keep layers of equal width.")
         self.net = recompose_layers(net)
-        _tie_equal(self.net, ties)
+        if ties:
+            _tie_equal(self.net, ties)
         update_encoder_fastpath(self.net, Noisy)
         self.selects: dict[str, tuple[int, ...]] = {}
         if drop_inputs:

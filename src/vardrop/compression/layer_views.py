@@ -241,8 +241,8 @@ def affine(module: nn.Module) -> Affine | None:
 
 def affine_layers(net: nn.Module) -> dict[str, Affine]:
     """The plain affine layers of a model by name."""
-    views = ((name, affine(module)) for name, module in net.named_modules())
-    return {name: view for name, view in views if view is not None}
+    named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
+    return {name: Affine(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:

@@ -161,7 +161,8 @@ def decompose_layers(net: nn.Module) -> nn.Module:
 def recompose_layers(net: nn.Module) -> nn.Module:
     """Replace dense layers by torch's recurrent layers, and by its attention if no head is gone."""
     attention, recurrent = named_modules_of(net, SlimAttention), named_modules_of(net, Unrolled)
-    for name, layer in [*attention.items(), *recurrent.items()]:
+    layers: dict[str, SlimAttention | Unrolled] = {**attention, **recurrent}
+    for name, layer in layers.items():
         if (torch_layer := layer.recompose()) is not None:
             net = replace_module(net, name, torch_layer)
     return net

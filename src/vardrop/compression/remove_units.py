@@ -59,23 +59,19 @@ class _KeepMarks(TorchDispatchMode):
         self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
-        if self.active:
-            sources = tensors_in((args, kwargs))
-            self._mark(func.overloadpacket.__name__, tensors_in(returned), sources)
-        return returned
-
-    def _mark(self, name: str, created: list[Tensor], sources: list[Tensor]) -> None:
+        name = func.overloadpacket.__name__
+        if not self.active or name.endswith("_like") or name.startswith("new_"):
+            return returned  # of such operations only the shape matters
+        created, sources = tensors_in(returned), tensors_in((args, kwargs))
         counted = any(id(t) in self.from_data for t in sources)
         hides = "attention" in name or not all(t.is_floating_point() for t in created)
-        if name.endswith("_like") or name.startswith("new_") or not (counted or hides):
-            return  # only the shape matters, or NaN is visible
-        if not (counted or any(t.is_floating_point() and bool(t.isnan().any()) for t in sources)):
-            return
-        for tensor in created:
+        marked = (t.is_floating_point() and bool(t.isnan().any()) for t in sources)
+        for tensor in created if counted or (hides and any(marked)) else ():
             if not tensor.is_floating_point():
                 self.from_data[id(tensor)] = tensor
             elif counted or not name.startswith(_EXTREMES):
                 tensor.fill_(torch.nan)
+        return returned
 
 
 def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tensor) -> Tensor:
@@ -277,7 +273,7 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
     All of the removed units are zero, so this affects only shapes.
     """
     layers, unrolled, gone = affine_layers(net), named_modules_of(net, Unrolled), list(removed)
-    while (back := _unit_to_return(layers, unrolled, gone)) is not None:
+    while gone and (back := _unit_to_return(layers, unrolled, gone)) is not None:
         gone.remove(back)
     return gone
 
@@ -328,6 +324,8 @@ def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | N
 
 def cut_out(net: nn.Module, gone: list[Unit]) -> None:
     """Cut units that are zero out of a model, in place."""
+    if not gone:
+        return
     read = _by_module(place for unit in gone for place in unit.readers)
     emitted = _by_module(place for unit in gone for place in unit.emitters)
     carried = _by_module(place for unit in gone for place in (*unit.carriers, *unit.emitters))

@@ -11,9 +11,9 @@ after the cut is tested afterwards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,12 @@ class _Tracer:
         Marks end there, so every such module of a residual stream sees only the layers after the
         module before it.
         """
-        targets: dict[str, str] = {}
-        places = self.number_layers(self.emitters, until_whole=True).unique_places()
-        for name, code in self.codes.items():
-            for role, target in places.get(code, {}):
-                if role == "whole":
-                    targets.setdefault(name, target)
-        return targets
+        targets: dict[int, str] = {}
+        numbers = self.number_layers(self.emitters, until_whole=True)
+        for (role, target), (zeros, ones) in numbers.items():
+            if role == "whole" and not bool(zeros & ones):
+                targets.setdefault(int(ones), target)
+        return {name: targets[code] for name, code in self.codes.items() if code in targets}
 
     def number_blocks(self, layers: dict[str, _Marks]) -> dict[str, tuple[_Numbers, Tensor]]:
         """Number the units of layers that mix only within blocks of one size.
@@ -179,25 +178,21 @@ class _Numbers(dict[tuple[str, str], Tensor]):
                 return name
         return None
 
-    def unique_places(self) -> dict[int, _Marks]:
-        """The places that only one code reaches, by that code."""
-        places: dict[int, _Marks] = defaultdict(dict)
-        for place, (zeros, ones) in self.items():
-            clear = (zeros | ones).bool() & (zeros & ones == 0)
-            for code in ones[clear].unique().tolist():
-                places[code][place] = clear & (ones == code)
-        return places
+    def reach(self, codes: Tensor) -> list[tuple[_Marks, bool]]:
+        """The places that each code may reach, and whether that is unclear.
 
-    def candidates(self, codes: list[int]) -> list[dict[tuple[str, str], bool]]:
-        """The places that each of these codes may reach, and whether together with others."""
-        candidates: list[dict[tuple[str, str], bool]] = [{} for _ in codes]
+        It is unclear at places that several codes reach, if one of them may be this code.
+        """
+        reached: list[tuple[_Marks, bool]] = [({}, False) for _ in codes]
         for place, (zeros, ones) in self.items():
-            pairs = torch.stack([ones, zeros & ones])[:, (zeros | ones).bool()].unique(dim=1)
-            for digits, unclear in pairs.t().tolist():
-                for places, code in zip(candidates, codes, strict=True):
-                    if not (digits ^ code) & ~unclear:
-                        places[place] = places.get(place, False) or unclear > 0
-        return candidates
+            several = zeros & ones
+            fits = (ones ^ codes[:, None]) & ~several == 0  # (codes, units)
+            possible = fits & (zeros | ones).bool()
+            for i in possible.any(1).nonzero().flatten().tolist():
+                marks, unclear = reached[i]
+                marks[place] = possible[i]
+                reached[i] = marks, unclear or bool(several[possible[i]].any())
+        return reached
 
 
 def remove_marks(tensor: Tensor) -> Tensor:
@@ -290,9 +285,10 @@ class _Coupling(DisjointSets[_Node]):
         for name, layer in tracer.layers.items():
             for i in range(layer.outputs if layer.is_depthwise else 0):
                 self.join(("emitter", name, i), ("readers", name, i))
-        before_whole = tracer.layers_before_whole() if tracer.whole else {}
         numbers = tracer.number_units({name: torch.arange(n) for name, n in tracer.units.items()})
-        self._join_before_whole(before_whole, numbers)
+        before_whole = tracer.layers_before_whole() if tracer.whole else {}
+        if before_whole:
+            self._join_before_whole(before_whole, numbers)
         others = [name for name in tracer.emitters if name not in before_whole]
         for name, marks in self._arrivals(others).items():
             self._join_layer(name, marks, numbers)
@@ -312,12 +308,12 @@ class _Coupling(DisjointSets[_Node]):
 
     def _arrivals(self, names: list[str]) -> dict[str, _Marks]:
         """The places that the units of each of these layers reach."""
-        numbers, codes = self.tracer.number_layers(names), [self.tracer.codes[n] for n in names]
-        unique = numbers.unique_places()
-        arrivals = {name: unique.get(code, {}) for name, code in zip(names, codes, strict=True)}
-        candidates = zip(names, numbers.candidates(codes), strict=True)
-        unclear = {name: places for name, places in candidates if any(places.values())}
-        for group in _group_disjoint(unclear):
+        codes = torch.tensor([self.tracer.codes[n] for n in names], dtype=torch.long)
+        reached = dict(zip(names, self.tracer.number_layers(names).reach(codes), strict=True))
+        arrivals = {name: marks for name, (marks, _) in reached.items()}
+        for group in _group_disjoint(
+            {n: marks for n, (marks, unclear) in reached.items() if unclear}
+        ):
             marks = self.tracer.follow_layers(group)
             for name, places in group.items():
                 arrivals[name] = {place: marks[place] for place in places if place in marks}
@@ -415,12 +411,9 @@ class _Coupling(DisjointSets[_Node]):
         ]
 
 
-_Places = TypeVar("_Places", bound=Mapping[tuple[str, str], Any])
-
-
-def _group_disjoint(layers: Mapping[str, _Places]) -> list[dict[str, _Places]]:
+def _group_disjoint(layers: dict[str, _Marks]) -> list[dict[str, _Marks]]:
     """Groups of layers whose marks reach no common place."""
-    groups: list[tuple[dict[str, _Places], set[tuple[str, str]]]] = []
+    groups: list[tuple[dict[str, _Marks], set[tuple[str, str]]]] = []
     for name, places in layers.items():
         fitting = (group for group in groups if group[1].isdisjoint(places))
         if (chosen := next(fitting, None)) is None:

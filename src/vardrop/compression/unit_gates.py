@@ -72,7 +72,8 @@ class UnitGates(nn.Module):
         start = self.noise.initial(len(self.units))["logit"]
         self.logit = nn.Parameter(start.to(next(net.parameters()).device))
         layers, modules = affine_layers(net), unit_modules(net)
-        widths = {n: view.outputs for n, view in (*layers.items(), *modules.items())}
+        widths = {n: v.outputs for n, v in layers.items()}
+        widths |= {n: v.outputs for n, v in modules.items()}
         self._emitters = self._number(widths, lambda u: u.emitters)
         carriers = self._number(widths, lambda u: u.carriers)
         self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)

@@ -39,9 +39,8 @@ class Unrolled(nn.Module):
         self.suffixes = [names[0].removeprefix("weight_ih") for names in layer._all_weights]
         for end in self.suffixes:
             for name in ("ih", "hh", "hr") if layer.proj_size else ("ih", "hh"):
-                weight, bias = (
-                    getattr(layer, f"{t}_{name}{end}", None) for t in ("weight", "bias")
-                )
+                weight = getattr(layer, f"weight_{name}{end}")
+                bias = getattr(layer, f"bias_{name}{end}", None)
                 kind = nn.Linear if name == "ih" else Recurring
                 self.add_module(f"{name}{end}", dense(weight, bias, kind))
         self.train(layer.training)
@@ -89,12 +88,12 @@ class Unrolled(nn.Module):
     @property
     def hidden_size(self) -> int:
         """The number of units of the state before a projection."""
-        return int(self.get_submodule("ih_l0").out_features) // _GATES[self.mode]
+        return len(self.get_parameter("ih_l0.weight")) // _GATES[self.mode]
 
     @property
     def proj_size(self) -> int:
         """The number of units of a projected state, or 0 without projections."""
-        return int(self.get_submodule("hh_l0").in_features) if self.projections() else 0
+        return self.get_parameter("hh_l0.weight").shape[1] if self.projections() else 0
 
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit
