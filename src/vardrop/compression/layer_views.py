@@ -101,7 +101,7 @@ def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(module, name, tensor if buffer else nn.Parameter(tensor, trained))
 
 
-class Affine:
+class AffineView:
     """A view of an affine layer by its input and output units.
 
     `inputs` and `outputs` are their numbers, and `groups` is the number of independent blocks.
@@ -228,21 +228,21 @@ def settle_sizes(net: nn.Module) -> None:
             setattr(module, name, size(module))
 
 
-def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> Affine | Units:
+def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> AffineView | Units:
     """The view of a module with a layout."""
-    return Affine(module, layout) if isinstance(layout, AffineLayout) else Units(module, layout)
+    return AffineView(module, layout) if isinstance(layout, AffineLayout) else Units(module, layout)
 
 
-def affine(module: nn.Module) -> Affine | None:
+def affine(module: nn.Module) -> AffineView | None:
     """The view of an affine layer, or None for other types, also for subclasses."""
     layout = LAYOUTS.get(type(module))
-    return Affine(module, layout) if isinstance(layout, AffineLayout) else None
+    return AffineView(module, layout) if isinstance(layout, AffineLayout) else None
 
 
-def affine_layers(net: nn.Module) -> dict[str, Affine]:
+def affine_layers(net: nn.Module) -> dict[str, AffineView]:
     """The plain affine layers of a model by name."""
     named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
-    return {name: Affine(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
+    return {name: AffineView(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:

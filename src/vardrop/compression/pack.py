@@ -197,7 +197,7 @@ def _step_for(deviations: Tensor, tolerance: float) -> float:
     return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
 
 
-def _ordered_tensors(net: nn.Module) -> dict[str, Tensor]:
+def _sort_tensors(net: nn.Module) -> dict[str, Tensor]:
     """The state dict in an order that does not depend on when parameters were registered.
 
     For example, `torch.nn.utils.prune.remove` registers a weight again, after the bias.
@@ -243,7 +243,7 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
     coder = _Coder()
     codes: list[Any] = []
     exact, per_weight = [], {}
-    for name, original in _ordered_tensors(net).items():
+    for name, original in _sort_tensors(net).items():
         tensor, step = original.detach().cpu(), steps.get(name)
         if step is None and (tensor.is_floating_point() or tensor.is_complex()):
             codes.append(None)
@@ -316,7 +316,7 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
 
 
 def _decode(net: nn.Module, codes: list[Any], offset: int, content: bytes) -> dict[str, Tensor]:
-    coder, tensors, empty = _Coder(content[:offset]), {}, _ordered_tensors(net)
+    coder, tensors, empty = _Coder(content[:offset]), {}, _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "

@@ -16,7 +16,7 @@ from vardrop._core.calls import tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import TorchDispatchMode, tree_map_only
 from vardrop.compression.layer_views import (
-    Affine,
+    AffineView,
     affine_layers,
     join_name,
     settle_sizes,
@@ -85,7 +85,7 @@ def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tens
     return y.masked_fill(marks > 0.5, torch.nan)
 
 
-def _without_bias(layer: Any, weight: Tensor) -> Any:
+def _drop_bias(layer: Any, weight: Tensor) -> Any:
     """A layer with another weight, a zero bias and no hooks."""
     twin, bias = copy.copy(layer), layer.bias
     twin._parameters = {"weight": weight, "bias": None if bias is None else torch.zeros_like(bias)}
@@ -138,7 +138,7 @@ def data_flow(net: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
     mode, handles = _KeepMarks(marked), []
     seen: dict[str, list[Tensor]] = {}
     for name, view in affine_layers(net).items():
-        arrival = _without_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
+        arrival = _drop_bias(view.layer, view.weight.ne(0).to(view.weight.dtype))
         hook = partial(mode.pause, _pass_on, arrival, seen.setdefault(name, []))
         handles.append(view.layer.register_forward_hook(hook))
     for module in net.modules():
@@ -254,13 +254,13 @@ class Removal:
                 view.zero(read.get(name, []), fed.get(name, []))
 
 
-def _constant_effect(view: Affine, seen: Tensor, constant: list[int]) -> Tensor | None:
+def _constant_effect(view: AffineView, seen: Tensor, constant: list[int]) -> Tensor | None:
     """The sum that constant inputs add to each output, or None if positions differ."""
     index = torch.tensor(constant, device=seen.device)
     only = torch.zeros_like(seen).index_copy(
         view.axis % seen.dim(), index, seen.index_select(view.axis, index)
     )
-    y = _without_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
+    y = _drop_bias(view.layer, view.weight)(only).movedim(view.axis, 0).flatten(1)
     low, high = y.amin(1), y.amax(1)
     if bool((high - low > _UNIFORM * y.abs().max()).any()):
         return None
@@ -279,7 +279,7 @@ def keep_equal_widths(net: nn.Module, removed: list[Unit]) -> list[Unit]:
 
 
 def _unit_to_return(
-    layers: dict[str, Affine], unrolled: dict[str, Unrolled], gone: list[Unit]
+    layers: dict[str, AffineView], unrolled: dict[str, Unrolled], gone: list[Unit]
 ) -> Unit | None:
     read = {place: unit for unit in gone for place in unit.readers}
     fed = {place: unit for unit in gone for place in unit.emitters}

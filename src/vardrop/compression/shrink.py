@@ -150,7 +150,7 @@ class ShrinkPlan:
         rows = [("layer", "kind", *_QUANTITIES.values())]
         for r in self.layers:
             pairs = ((getattr(r.before, q), getattr(r.after, q)) for q in _QUANTITIES)
-            rows.append((r.name or "(model)", r.kind, *(f"{b} -> {a}" for b, a in pairs)))
+            rows.append((r.name or "(net)", r.kind, *(f"{b} -> {a}" for b, a in pairs)))
         rows.append(("total", "", totals["macs"], totals["bytes"], "", ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:

@@ -23,7 +23,7 @@ from vardrop._core.calls import tensors_in
 from vardrop.compression.costs import CountedPass
 from vardrop.compression.layer_views import (
     LAYOUTS,
-    Affine,
+    AffineView,
     Units,
     affine_layers,
     parameter_owners,
@@ -47,7 +47,7 @@ class _Tracer:
         self.layers, modules = affine_layers(net), unit_modules(net)
         self.carriers = {n: u for n, u in modules.items() if not u.layout.emits and u.outputs > 1}
         tables = {n: u for n, u in modules.items() if u.layout.emits}
-        self.emitters: dict[str, Affine | Units] = {**self.layers, **tables}
+        self.emitters: dict[str, AffineView | Units] = {**self.layers, **tables}
         self.units = {name: view.outputs for name, view in self.emitters.items()}
         # Gray codes: neighbours differ in one binary digit, and layers that meet are neighbours.
         self.codes = {name: i ^ (i >> 1) for i, name in enumerate(self.emitters)}
@@ -298,8 +298,8 @@ class _Coupling(DisjointSets[_Node]):
                 if name in blocks:
                     self._join_places(name, marks, *blocks[name], self._obstacle(name, marks))
                 else:
-                    where = numbers.mixed_at(marks)
-                    self._keep(name, marks, f"it mixes with other units before '{where}'")
+                    reader = numbers.mixed_at(marks)
+                    self._keep(name, marks, f"it mixes with other units before '{reader}'")
 
     def _fix_places(self, marks: _Marks, reason: str) -> None:
         for (role, name), mask in marks.items():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.layer_views import Affine, affine_layers, join_name, unit_modules
+from vardrop.compression.layer_views import AffineView, affine_layers, join_name, unit_modules
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.probes import Inputs, hooks
 from vardrop.compression.trace_units import trace_units
@@ -111,7 +111,7 @@ class UnitGates(nn.Module):
         with hooks(*handles):
             yield
 
-    def _multiplies(self, name: str, view: Affine) -> bool:
+    def _multiplies(self, name: str, view: AffineView) -> bool:
         """Inputs of a depthwise layer are not multiplied, because other layers read its outputs."""
         return bool(self._readers[name].any()) and not view.is_depthwise
 
@@ -125,7 +125,7 @@ class UnitGates(nn.Module):
             drawn = self.noise.unit_mean(tensors)
         self._factors = torch.cat([one, drawn])
 
-    def _multiply(self, name: str, view: Affine) -> Callable[..., Inputs]:
+    def _multiply(self, name: str, view: AffineView) -> Callable[..., Inputs]:
         axis, numbers = view.axis, self._readers[name].to(view.weight.device)
 
         def before(_: nn.Module, args: Inputs) -> Inputs:
@@ -160,7 +160,7 @@ class UnitGates(nn.Module):
         mask = torch.zeros(len(self.units), dtype=torch.bool)
         for emitters, gates in paths.items():
             all_gated = any(bool(self._emitters[n].all()) for n in emitters)
-            # The number of units of a layer that a gate has at least: those of a head, or one.
+            # The smallest number of units of a layer that belong to one gate: a head, or one unit.
             places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
             width = min(Counter(name for name, _ in places).values())
             step = multiple // math.gcd(multiple, width)
@@ -245,7 +245,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _removes_groups(view: Affine) -> bool:
+def _removes_groups(view: AffineView) -> bool:
     """Whether a layer loses whole groups, because one of its sides has one unit per group."""
     return view.groups > 1 and view.groups in (view.inputs, view.outputs)
 
@@ -279,7 +279,7 @@ def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]
     return [tuple(members) for members in joined.values()]
 
 
-def _with_fixed_groups(layers: dict[str, Affine], units: Sequence[Unit]) -> list[Unit]:
+def _with_fixed_groups(layers: dict[str, AffineView], units: Sequence[Unit]) -> list[Unit]:
     """Units of grouped layers that read the input of the model have to stay."""
     depthwise = {name for name, view in layers.items() if view.is_depthwise}
     fed = {p for u in units if any(n not in depthwise for n, _ in u.emitters) for p in u.readers}
@@ -296,7 +296,7 @@ def _with_fixed_groups(layers: dict[str, Affine], units: Sequence[Unit]) -> list
     ]
 
 
-def _ties(view: Affine) -> Iterator[list[tuple[bool, int]]]:
+def _ties(view: AffineView) -> Iterator[list[tuple[bool, int]]]:
     """Places of a grouped layer that are removed together: (whether an output, unit)."""
     if view.groups == 1:
         return
