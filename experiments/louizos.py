@@ -32,7 +32,7 @@ from vardrop.compression import (
     sparsify,
     unpack,
 )
-from vardrop.compression.probes import accuracy, time_interleaved
+from vardrop.compression.probes import time_interleaved
 from vardrop.conversion import convert
 from vardrop.export import export_onnx
 from vardrop.noisy import log_alpha
@@ -54,6 +54,11 @@ class Split:
     validation: Images
     test: Images
     mean: Tensor
+
+
+def accuracy(output: Tensor, target: Tensor) -> float:
+    """The fraction of examples whose largest output is at the target class."""
+    return float((output.argmax(1) == target).double().mean())
 
 
 def load_split(validation: int, examples: int) -> Split:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.refusals import assert_refused
 from tests.statistics import z_bound
 from vardrop._core.errors import VardropError
 from vardrop.export import export_program
@@ -51,9 +52,9 @@ def chain():
     )  # fmt: skip
 
 
-def trained(make, recipe=None):
+def trained(make):
     torch.manual_seed(0)
-    net = vd.convert(make(), recipe or vd.sparse_vd(log_sigma2=-3.0)).eval()
+    net = vd.convert(make(), vd.sparse_vd(log_sigma2=-3.0)).eval()
     return net, torch.randn(5, 2, 6, 6)
 
 
@@ -73,9 +74,15 @@ def assert_answers(found, predictor, expected, atol=1e-5):
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=atol, msg=name)
 
 
+def check_answers(path, predictor, x):
+    """The file answers as the predictor does."""
+    vd.export_onnx(predictor, path, x)
+    assert_answers(answers(path, x), predictor, predictor.outputs(x))
+
+
 @pytest.mark.parametrize("make", [Residual, pytest.param(chain, marks=pytest.mark.slow)])
 def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
-    net, x = trained(make, vd.sparse_vd(log_sigma2=-3.0))
+    net, x = trained(make)
     predictor = vd.freeze(net, mode="moments")
     size = vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1])
     assert size == (tmp_path / "net.onnx").stat().st_size
@@ -85,7 +92,9 @@ def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
         assert_answers(found, predictor, predictor.outputs(batch))
 
 
-@pytest.mark.parametrize("make", [Residual, Attending, pytest.param(chain, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", [Residual, *(pytest.param(m, marks=pytest.mark.slow) for m in (Attending, chain))]
+)
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
     net, x = trained(make)
     predictor = vd.freeze(net, samples=6)
@@ -125,7 +134,9 @@ ONE_LAYER = {
 }
 
 
-@pytest.mark.parametrize("name", ONE_LAYER)
+@pytest.mark.parametrize(
+    "name", ["alone", "before a norm", pytest.param("last", marks=pytest.mark.slow)]
+)
 def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
     make, where = ONE_LAYER[name]
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
@@ -186,13 +197,8 @@ def test_every_likelihood_answers(tmp_path, name):
     likelihood, outputs = LIKELIHOODS[name]
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
     net = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-3.0)).eval()
-    predictor, x = (
-        vd.freeze(net, samples=8, mode="moments", likelihood=likelihood),
-        torch.randn(5, 4),
-    )
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x)
-    found = answers(tmp_path / "net.onnx", x)
-    assert_answers(found, predictor, predictor.outputs(x))
+    predictor = vd.freeze(net, samples=8, mode="moments", likelihood=likelihood)
+    check_answers(tmp_path / "net.onnx", predictor, torch.randn(5, 4))
 
 
 def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
@@ -251,15 +257,13 @@ class Drawing(nn.Module):
 def test_functions_are_members_of_a_graph(tmp_path):
     whole, x = vd.bayes_by_backprop(estimator=vd.weight_sample), torch.randn(5, 4)
     predictor = vd.freeze(vd.convert(nn.Sequential(nn.Linear(4, 3)), whole).eval(), 4)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x)
-    assert_answers(answers(tmp_path / "net.onnx", x), predictor, predictor.outputs(x))
+    check_answers(tmp_path / "net.onnx", predictor, x)
 
 
 def test_an_output_may_have_the_name_of_an_operation(tmp_path):
     net = vd.convert(Averaging(), vd.sparse_vd()).eval()
-    predictor, x = vd.freeze(net, mode="moments", likelihood=vd.Gaussian(0.5)), torch.randn(5, 2, 4)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x)
-    assert_answers(answers(tmp_path / "net.onnx", x), predictor, predictor.outputs(x))
+    predictor = vd.freeze(net, mode="moments", likelihood=vd.Gaussian(0.5))
+    check_answers(tmp_path / "net.onnx", predictor, torch.randn(5, 2, 4))
 
 
 class Averaging(nn.Module):
@@ -277,21 +281,21 @@ def test_what_a_graph_cannot_hold(tmp_path):
     def predictor(net, recipe=None, **options):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
-    with pytest.raises(VardropError, match="depends on the other examples. Freeze with mode"):
-        vd.export_onnx(predictor(Dependent()), path, x)
-    with pytest.raises(VardropError, match="its code calls random functions of torch. Freeze"):
-        vd.export_onnx(predictor(Drawing()), path, x)
+    refused = "depends on the other examples. Freeze with mode"
+    assert_refused(refused, vd.export_onnx, predictor(Dependent()), path, x)
+    refused = "its code calls random functions of torch. Freeze"
+    assert_refused(refused, vd.export_onnx, predictor(Drawing()), path, x)
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), path, x)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
-    with pytest.raises(VardropError, match=r"known moments, but got '1' \(Lacking\)"):
-        vd.export_onnx(predictor(lacking, mode="moments"), path, x)
+    refused = r"known moments, but got '1' \(Lacking\)"
+    assert_refused(refused, vd.export_onnx, predictor(lacking, mode="moments"), path, x)
     with pytest.raises(VardropError, match=r"'0.gate' \(Gate\) draws noise of shape \(4,\) for"):
         vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), path, x)
-    with pytest.raises(VardropError, match="`outputs` to be one of 'probs', .* but got 'mean'"):
-        vd.export_onnx(predictor(nn.Linear(4, 3)), path, x, outputs=["mean"])
-    with pytest.raises(VardropError, match="Expected a predictor of vardrop.freeze with `outputs`"):
-        vd.export_onnx(nn.Linear(4, 3), path, x, outputs=["probs"])
+    refused = "`outputs` to be one of 'probs', .* but got 'mean'"
+    assert_refused(refused, vd.export_onnx, predictor(nn.Linear(4, 3)), path, x, outputs=["mean"])
+    refused = "`outputs` and `noise` require a predictor of vardrop.freeze"
+    assert_refused(refused, vd.export_onnx, nn.Linear(4, 3), path, x, outputs=["probs"])
     assert not path.exists()
 
 
@@ -330,8 +334,8 @@ def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
     net = vd.convert(nn.Linear(4, 3), vd.sparse_vd()).eval()
     predictor, x = vd.freeze(net, mode="moments"), torch.randn(2, 4)
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
-    with pytest.raises(VardropError, match="No working C\\+\\+ compiler found. It needs a C"):
-        vd.export_package(predictor, tmp_path / "net.pt2", x)
-    with pytest.raises(VardropError, match=r"`path` to end in .pt2, but got"):
-        vd.export_package(predictor, tmp_path / "net.so", x)
+    refused = "No working C\\+\\+ compiler found. This requires a C"
+    assert_refused(refused, vd.export_package, predictor, tmp_path / "net.pt2", x)
+    refused = r"`path` to end in .pt2, but got"
+    assert_refused(refused, vd.export_package, predictor, tmp_path / "net.so", x)
     assert not list(tmp_path.iterdir())

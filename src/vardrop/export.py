@@ -1,7 +1,7 @@
-"""A model as a file for other runtimes: a `torch.export` program, an AOTInductor package, ONNX.
+"""Export a model for other runtimes: a `torch.export` program, an AOTInductor package, ONNX.
 
-A shrunken net is plain torch, so int8 quantisation takes it as it is: in onnxruntime
-`quantize_dynamic` on the exported file, in torch `torchao.quantization.quantize_` on the net.
+A small model is plain torch, so int8 quantisation needs no special support: use `quantize_dynamic`
+of onnxruntime on the exported file, or `torchao.quantization.quantize_` on the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,6 @@ from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
 
 
-def _batched(inputs: Inputs) -> Inputs:
-    """Inputs with two examples at least: torch.export takes a batch of one for a constant."""
-    return tree_map_only(Tensor, lambda t: torch.cat([t, t]) if len(t) == 1 else t, inputs)
-
-
 def export_program(
     net: nn.Module,
     example_input: Any,
@@ -46,21 +41,24 @@ def export_program(
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
 ) -> ExportedProgram:
-    """The net as a `torch.export` program in evaluation mode, for a batch of any size.
+    """Export a model as a `torch.export` program in evaluation mode, for any batch size.
 
-    A noisy net is exported at its means; a predictor of `freeze` with its doubt, see `export_onnx`.
+    Args:
+        net: a plain model, a noisy model, which is exported at its means, or a predictor of
+            `freeze`, which returns predictions with uncertainty.
+        example_input: one input of the usual shape.
+        outputs: of a predictor, as in `export_onnx`.
+        noise: of a predictor, as in `export_onnx`.
+
+    Returns:
+        The program.
 
     >>> import torch
     >>> program = export_program(torch.nn.Linear(3, 2), torch.zeros(1, 3))
     >>> program.module()(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    if isinstance(net, Predictor):
-        return _answering(net, example_input, outputs, noise)[1]
-    _check_no_answers(outputs, noise)
-    inputs = _checked(net, example_input)
-    check_means(net, "to export")
-    return _program(to_dense(net)[0], inputs, batch_axes=None)
+    return _trace(net, example_input, outputs, noise)[0]
 
 
 def export_package(
@@ -71,101 +69,38 @@ def export_package(
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
 ) -> int:
-    """Compile a net ahead of time into an AOTInductor package, for C++ or Python with torch.
+    """Compile a model ahead of time into an AOTInductor package, for C++ or Python with torch.
 
-    `torch._inductor.aoti_load_package(path)` gives a function of the inputs; no Python code of the
-    net or of vardrop runs there. It needs a C++ compiler, and minutes the first time.
+    `torch._inductor.aoti_load_package(path)` returns a function of the inputs, which runs no Python
+    code of the model or of vardrop. Compiling requires a C++ compiler, and takes minutes the first
+    time.
 
     Args:
-        net: as of `export_program`: a plain net, or a predictor of `freeze`.
-        path: the file, which ends in .pt2; it is there whole or not at all.
+        net: a model as in `export_program`.
+        path: the file, which has to end in .pt2.
         example_input: one input of the usual shape.
-        outputs, noise: of a predictor, as of `export_onnx`.
+        outputs: of a predictor, as in `export_onnx`.
+        noise: of a predictor, as in `export_onnx`.
 
     Returns:
         The bytes on disk.
     """
     target = as_path(path)
     if target.suffix != ".pt2":
-        raise VardropError(f"Expected `path` to end in .pt2, but got {target}. Name it so.")
+        raise VardropError(f"Expected `path` to end in .pt2, but got {target}.")
     program = export_program(net, example_input, outputs=outputs, noise=noise)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = Path(folder) / "net.pt2"
+        package = Path(folder) / "net.pt2"
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(made))
-        except Exception as failure:
-            found = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-            raise VardropError(
-                f"Expected torch to compile the net, but got: {found}. It needs a C++ compiler "
-                "(CXX, or g++ on the path); where there is none, write vardrop.export_onnx."
-            ) from failure
-        raw = made.read_bytes()
-    write_atomically(target, raw)
-    return len(raw)
-
-
-def _answering(
-    net: Predictor, example_input: Any, outputs: Sequence[str] | None, noise: NoiseInput
-) -> tuple[Graph, ExportedProgram]:
-    """The graph of a predictor, and its program."""
-    (example,) = _batched((example_input,))
-    graph = net.graph(example, outputs, noise)
-    inputs = graph.arguments(example)
-    axes = tuple(int(name == "noise") for name in graph.input_names)
-    return graph, _program(graph, inputs, axes)
-
-
-def _check_no_answers(outputs: object, noise: object) -> None:
-    if outputs is not None or noise != "runtime":
-        raise VardropError(
-            "Expected a predictor of vardrop.freeze with `outputs` or `noise`, but got another "
-            "net. Freeze it first: it then answers with its doubt."
-        )
-
-
-def _checked(net: nn.Module, example_input: Any) -> Inputs:
-    """The arguments of a net with two examples at least, after a try."""
-    check_net(net)
-    inputs = to_arguments(example_input)
-    check_runs(net, inputs)
-    return _batched(inputs)
-
-
-def _program(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...] | None) -> ExportedProgram:
-    axes = batch_axes or (0,) * len(inputs)
-    batch = torch.export.Dim("batch")
-    args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
-    shapes: Any = {name: {0: batch} for name in kwargs}
-    if not kwargs:
-        shapes = _named(net, tuple({axis: batch} for axis in axes))
-    with torch.no_grad(), evaluating(net):
-        try:
-            return _traced(net, args, kwargs, shapes)
-        except VardropError:
-            raise
+            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
         except Exception as failure:
             raise VardropError(
-                f"Expected `net` to be exportable by torch.export, but got: {failure}"
+                f"Expected torch to compile the model, but got: {_first_line(failure)}. This "
+                "requires a C++ compiler (CXX, or g++ on the path). Without one, use "
+                "vardrop.export_onnx."
             ) from failure
-
-
-def _traced(net: nn.Module, args: Inputs, kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
-    """The program for any batch size.
-
-    A forward that asks for `len(x)` gets a Python number, which would fix the batch size to that of
-    the example. Only strict tracing, which is slower and follows less code, keeps it symbolic.
-    """
-    try:
-        return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
-    except torch._dynamo.exc.UserError:
-        return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
-
-
-def _named(net: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Shapes as torch.export wants them for `forward(*args)` and for named arguments."""
-    takes_any = inspect.signature(net.forward).parameters.values()
-    return (shapes,) if any(p.kind is p.VAR_POSITIONAL for p in takes_any) else shapes
+        return _write(target, package.read_bytes())
 
 
 def export_onnx(
@@ -176,13 +111,13 @@ def export_onnx(
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
 ) -> int:
-    """Write a net as ONNX in evaluation mode, for a batch of any size.
+    """Write a model as ONNX in evaluation mode, for any batch size.
 
     Args:
         net: a plain model, such as the result of `shrink`; a noisy model, which is written at its
             means; or a predictor of `freeze`, whose graph returns predictions with uncertainty
             under the names of its `output_names`.
-        path: the file; it is there whole or not at all.
+        path: the file. An existing file is replaced only by a complete one.
         example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
         outputs: of a predictor, which outputs and in which order; all by default. `draws` are the
             outputs of all draws, (samples, batch, ...).
@@ -191,55 +126,100 @@ def export_onnx(
             predictions.
 
     Returns:
-        The bytes on disk. The metadata of a predictor's file name what is in it.
+        The bytes on disk. The metadata of a predictor's file describe its outputs.
     """
     onnx = needed("onnx", "compress")
     needed("onnxscript", "compress")
     target = as_path(path)
-    if isinstance(net, Predictor):
-        graph, program = _answering(net, example_input, outputs, noise)
-        model = _converted(program, graph.input_names, list(graph.output_names))
-        onnx.helper.set_model_props(model, net.metadata())
-        return _written(model, target)
-    _check_no_answers(outputs, noise)
-    inputs = _checked(net, example_input)
-    dense: nn.Module = to_dense(net)[0]
-    check_means(net, "to export")
-    program = _program(dense, inputs, (0,) * len(inputs))
-    return _written(_converted(program, None, None), target)
+    program, graph = _trace(net, example_input, outputs, noise)
+    if graph is None:
+        model = _convert(program, None, None)
+    else:
+        model = _convert(program, graph.input_names, list(graph.output_names))
+        onnx.helper.set_model_props(model, cast(Predictor, net).metadata())
+    return _write(target, model.SerializeToString())
 
 
-def _written(model: Any, target: Path) -> int:
-    raw: bytes = model.SerializeToString()
+def _write(target: Path, raw: bytes) -> int:
     write_atomically(target, raw)
     return len(raw)
 
 
-def _converted(
-    program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
-) -> Any:
-    """A program as an ONNX model; an operation that ONNX lacks is named, with its module."""
+def _first_line(failure: BaseException) -> str:
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+
+
+def _trace(
+    net: nn.Module, example_input: Any, outputs: Sequence[str] | None, noise: NoiseInput
+) -> tuple[ExportedProgram, Graph | None]:
+    """The program of a model, and the graph of a predictor."""
+    if isinstance(net, Predictor):
+        (example,) = _with_two_examples((example_input,))
+        graph = net.graph(example, outputs, noise)
+        axes = tuple(int(name == "noise") for name in graph.input_names)
+        return _export(graph, graph.arguments(example), axes), graph
+    if outputs is not None or noise != "runtime":
+        raise VardropError(
+            "`outputs` and `noise` require a predictor of vardrop.freeze, but got another model. "
+            "Freeze it first, for predictions with uncertainty."
+        )
+    check_net(net)
+    inputs = to_arguments(example_input)
+    check_runs(net, inputs)
+    check_means(net, "to export")
+    return _export(to_dense(net)[0], _with_two_examples(inputs), (0,) * len(inputs)), None
+
+
+def _with_two_examples(inputs: Inputs) -> Inputs:
+    """Inputs with at least two examples, because torch.export treats a size of one as constant."""
+    return tree_map_only(Tensor, lambda t: torch.cat([t, t]) if len(t) == 1 else t, inputs)
+
+
+def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> ExportedProgram:
+    """The program for any batch size.
+
+    A forward that uses `len(x)` gets a Python number, which would fix the batch size. Only strict
+    tracing, which is slower and supports less code, keeps it symbolic.
+    """
+    batch = torch.export.Dim("batch")
+    args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
+    shapes: Any = {name: {0: batch} for name in kwargs}
+    if not kwargs:
+        shapes = tuple({axis: batch} for axis in batch_axes)
+        parameters = inspect.signature(net.forward).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            shapes = (shapes,)
+    with torch.no_grad(), evaluating(net):
+        try:
+            try:
+                return torch.export.export(net, args, kwargs, dynamic_shapes=shapes)
+            except torch._dynamo.exc.UserError:
+                return torch.export.export(net, args, kwargs, dynamic_shapes=shapes, strict=True)
+        except VardropError:
+            raise
+        except Exception as failure:
+            raise VardropError(
+                f"Expected `net` to be exportable by torch.export, but got: {failure}"
+            ) from failure
+
+
+def _convert(program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None) -> Any:
+    """A program as an ONNX model. The error for an unsupported operation names its module."""
     placeholders = None if outputs is None else [f"vardrop_{i}" for i in range(len(outputs))]
+    options: dict[str, Any] = {"input_names": inputs, "output_names": placeholders}
     try:
-        with _quiet():
-            exported = torch.onnx.export(
-                program,
-                (),
-                input_names=inputs,
-                output_names=placeholders,
-                dynamo=True,
-                verbose=False,
-            )
+        with _silence_exporter():
+            exported = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except Exception as failure:
         raise VardropError(
-            f"Expected operations that ONNX has, but got {_lacking(program, failure)}. "
-            "Write the net with vardrop.export_program, or put another operation in its place."
+            f"Expected operations that ONNX has, but got {_find_unsupported(program, failure)}. "
+            "Use vardrop.export_program, or replace the operation."
         ) from failure
     assert exported is not None
     model = exported.model_proto
     for node in model.graph.node:
-        del node.metadata_props[:]  # lines of source code, most of the bytes of a small net
-    # The optimizer leaves shapes of weights that it has transposed, which quantisers stumble over.
+        del node.metadata_props[:]  # lines of source code, most of the bytes of a small model
+    # The optimizer leaves shapes of weights that it has transposed, which break quantisation.
     del model.graph.value_info[:]
     if outputs is not None and placeholders is not None:
         _rename_outputs(model.graph, dict(zip(placeholders, outputs, strict=True)))
@@ -247,22 +227,22 @@ def _converted(
 
 
 def _rename_outputs(graph: Any, names: dict[str, str]) -> None:
-    """Give the outputs their names, and other names to values inside that have them already."""
-    renamed = {name: f"{name}_inside" for name in names.values()} | names
+    """Rename the outputs, and inner tensors that already have these names."""
+    new_names = {name: f"{name}_inside" for name in names.values()} | names
     for node in graph.node:
-        for values in (node.input, node.output):
-            values[:] = [renamed.get(value, value) for value in values]
-    for value in (*graph.initializer, *graph.output):
-        value.name = renamed.get(value.name, value.name)
+        for tensor_names in (node.input, node.output):
+            tensor_names[:] = [new_names.get(name, name) for name in tensor_names]
+    for tensor in (*graph.initializer, *graph.output):
+        tensor.name = new_names.get(tensor.name, tensor.name)
 
 
-def _lacking(program: ExportedProgram, failure: BaseException) -> str:
+def _find_unsupported(program: ExportedProgram, failure: BaseException) -> str:
     """The operation that failed, and the module that calls it."""
     while failure.__cause__ is not None:
         failure = failure.__cause__
     name = re.search(r"op='\w+\.(\w+)'", str(failure))
     if name is None:
-        return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        return _first_line(failure)
     for node in program.graph.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         if name[1] in str(node.target) and stack and stack[-1][0]:
@@ -271,8 +251,8 @@ def _lacking(program: ExportedProgram, failure: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's words about parts of itself and packages that are not installed."""
+def _silence_exporter() -> Iterator[None]:
+    """Hide the exporter's messages about its internals and about optional packages."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     log.setLevel(logging.ERROR)

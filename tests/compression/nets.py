@@ -83,6 +83,10 @@ NETS = {
 }
 
 
+def accuracy(output, target):
+    return float((output.argmax(1) == target).double().mean())
+
+
 @torch.no_grad()
 def sparsen(net, generator, share=0.5, units=0.3):
     """Zero a share of all weights, and all weights of some outputs and of some inputs."""

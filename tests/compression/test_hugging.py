@@ -14,80 +14,48 @@ fit_config = pytest.importorskip("vardrop.integrations.huggingface").fit_config
 WIDTH, HEADS, SIZE, FORWARD = 32, 4, 8, 48  # of a model, its heads, one head and the units after
 
 
-def bert(layers=2, width=WIDTH, forward=FORWARD):
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=forward,
-        max_position_embeddings=16,
-    )
-    return transformers.BertForSequenceClassification(config)
+def build(config, model, /, **sizes):
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+
+
+def sized(layers=2, width=WIDTH, forward=FORWARD, **others):
+    return {
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": HEADS,
+        "intermediate_size": forward, **others,
+    }  # fmt: skip
+
+
+def bert(*sizes):
+    options = sized(*sizes, vocab_size=50, max_position_embeddings=16)
+    return build("BertConfig", "BertForSequenceClassification", **options)
 
 
 def distilbert():
-    config = transformers.DistilBertConfig(
-        vocab_size=50,
-        dim=WIDTH,
-        n_layers=2,
-        n_heads=HEADS,
-        hidden_dim=FORWARD,
-        max_position_embeddings=16,
-    )
-    return transformers.DistilBertForSequenceClassification(config)
+    sizes = {"dim": WIDTH, "n_layers": 2, "n_heads": HEADS, "hidden_dim": FORWARD}
+    options = {"vocab_size": 50, "max_position_embeddings": 16}
+    return build("DistilBertConfig", "DistilBertForSequenceClassification", **sizes, **options)
 
 
-def llama(layers=2, width=WIDTH, forward=FORWARD):
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        intermediate_size=forward,
-        max_position_embeddings=16,
-    )
-    return transformers.LlamaForCausalLM(config)
+def llama(*sizes):
+    options = sized(*sizes, vocab_size=50, max_position_embeddings=16, num_key_value_heads=2)
+    return build("LlamaConfig", "LlamaForCausalLM", **options)
 
 
 def gpt2():
-    config = transformers.GPT2Config(
-        vocab_size=50,
-        n_embd=WIDTH,
-        n_layer=2,
-        n_head=HEADS,
-        n_inner=FORWARD,
-        n_positions=16,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.GPT2LMHeadModel(config)
+    sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_inner": FORWARD, "n_positions": 16}
+    options = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
+    return build("GPT2Config", "GPT2LMHeadModel", **sizes, **options)
 
 
 def vit():
-    config = transformers.ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        intermediate_size=FORWARD,
-        image_size=8,
-        patch_size=4,
-    )
-    return transformers.ViTForImageClassification(config)
+    options = sized(image_size=8, patch_size=4)
+    return build("ViTConfig", "ViTForImageClassification", **options)
 
 
 def t5():
-    config = transformers.T5Config(
-        vocab_size=50,
-        d_model=WIDTH,
-        d_kv=SIZE,
-        d_ff=FORWARD,
-        num_layers=2,
-        num_heads=HEADS,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config)
+    sizes = {"d_model": WIDTH, "d_kv": SIZE, "d_ff": FORWARD, "num_layers": 2, "num_heads": HEADS}
+    options = {"vocab_size": 50, "decoder_start_token_id": 0}
+    return build("T5Config", "T5ForConditionalGeneration", **sizes, **options)
 
 
 def tokens():
@@ -120,11 +88,24 @@ def kill(net, heads=(0, 1)):
                 weight[:, ::2] = 0
 
 
+def call(net, inputs):
+    with torch.no_grad():
+        return net(*(inputs if isinstance(inputs, tuple) else (inputs,))).logits
+
+
+def check_own_class(small, net, inputs, path):
+    """The class of a model reads its files, without vardrop."""
+    fit_config(small).save_pretrained(path)
+    again = type(net).from_pretrained(path).eval()
+    torch.testing.assert_close(call(again, inputs), call(net, inputs))
+    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in net.parameters())
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
     torch.manual_seed(0)
-    build, example = MODELS[model]
-    net, inputs = build().eval(), example()
+    make, example = MODELS[model]
+    net, inputs = make().eval(), example()
     kill(net)
     small, plan = vd.shrink(net, inputs)
     for layer in plan.layers:
@@ -133,26 +114,19 @@ def test_models_lose_heads_and_units_and_are_read_again(model, tmp_path):
             assert layer.after.outputs == layer.before.outputs
     assert "Equal on the example and on 5 random inputs" in plan.proof
     vd.save(small, tmp_path / "small.safetensors")
-    again = vd.load(tmp_path / "small.safetensors", into=build())
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.no_grad():
-        before, after = net(*arguments), again(*arguments)
-    torch.testing.assert_close(after.logits, before.logits)
+    again = vd.load(tmp_path / "small.safetensors", into=make())
+    torch.testing.assert_close(call(again, inputs), call(net, inputs))
+    if model in ("llama", "vit", "t5"):  # configs of the others cannot describe fewer heads
+        check_own_class(small, net, inputs, tmp_path / "own")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["bert", "distilbert", "gpt2"])
 def test_even_models_are_read_by_their_own_class(model, tmp_path):
     torch.manual_seed(0)
-    build, example = MODELS[model]
-    net, inputs = build().eval(), example()
-    kill(net, heads=(0, 1) if model in ("llama", "vit", "t5") else ())
-    small = fit_config(vd.shrink(net, inputs).net)
-    small.save_pretrained(tmp_path)
-    again = type(net).from_pretrained(tmp_path).eval()
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.no_grad():
-        torch.testing.assert_close(again(*arguments).logits, net(*arguments).logits)
-    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in net.parameters())
+    make, example = MODELS[model]
+    net, inputs = make().eval(), example()
+    kill(net, heads=())
+    check_own_class(vd.shrink(net, inputs).net, net, inputs, tmp_path)
 
 
 @pytest.mark.parametrize("heads", [(0,), ()])
@@ -161,8 +135,7 @@ def test_a_config_that_cannot_say_the_sizes_is_refused_and_stays(heads):
     net = bert().eval()
     kill(net, heads)
     if not heads:  # uneven layers instead
-        with torch.no_grad():
-            net.bert.encoder.layer[1].output.dense.weight[:, 1] = 0
+        net.bert.encoder.layer[1].output.dense.weight.data[:, 1] = 0
     small = vd.shrink(net, tokens()).net
     assert_refused(r"config of a bert model .* Use vardrop.save", fit_config, small)
     assert small.config.intermediate_size == FORWARD
@@ -176,8 +149,7 @@ def test_named_arguments_are_an_example(tmp_path):
     batch = transformers.BatchEncoding({"input_ids": tokens(), "attention_mask": mask})
     small = vd.shrink(net, batch).net
     assert small.bert.encoder.layer[1].attention.self.query.out_features == WIDTH // 2
-    with torch.no_grad():
-        torch.testing.assert_close(small(**batch).logits, net(**batch).logits)
+    torch.testing.assert_close(small(**batch).logits, net(**batch).logits)
     program = vd.export_program(small, batch)
     other = {name: value[:1].repeat(3, 1) for name, value in batch.items()}
     torch.testing.assert_close(program.module()(**other).logits, small(**other).logits)
@@ -213,11 +185,9 @@ def test_heads_that_a_shared_bias_of_positions_ties_go_together_or_stay():
     torch.manual_seed(0)
     net = t5().eval()
     inputs = MODELS["t5"][1]()
-    with torch.no_grad():
-        net.encoder.block[0].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
+    net.encoder.block[0].layer[0].SelfAttention.o.weight.data[:, :SIZE] = 0
     assert vd.shrink(net, inputs).net.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS
-    with torch.no_grad():
-        net.encoder.block[1].layer[0].SelfAttention.o.weight[:, :SIZE] = 0
+    net.encoder.block[1].layer[0].SelfAttention.o.weight.data[:, :SIZE] = 0
     small = vd.shrink(net, inputs).net
     assert small.encoder.block[0].layer[0].SelfAttention.n_heads == HEADS - 1
     assert small.decoder.block[0].layer[0].SelfAttention.n_heads == HEADS
@@ -233,11 +203,11 @@ def test_query_heads_that_share_a_dead_key_go_with_it_and_others_stay():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "build", [lambda: bert(6, 256, 1024), lambda: llama(12, 256, 688)], ids=["bert", "llama"]
+    "make", [lambda: bert(6, 256, 1024), lambda: llama(12, 256, 688)], ids=["bert", "llama"]
 )
-def test_large_models_are_shrunk_in_half_a_minute(build):
+def test_large_models_are_shrunk_in_half_a_minute(make):
     torch.manual_seed(0)
-    net = build().eval()
+    net = make().eval()
     kill(net)
     start = time.process_time()  # of one thread, whatever else runs
     plan = vd.shrink(net, tokens()).plan

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
+from tests.compression.nets import accuracy
 from vardrop.compression import choose_threshold, pack, shrink, unpack, zero_pruned_weights
-from vardrop.compression.probes import accuracy
 
 
 def digits():

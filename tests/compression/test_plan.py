@@ -9,7 +9,6 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan
 
 
@@ -54,16 +53,10 @@ def test_plan_refuses_a_net_that_it_was_not_made_for():
     trained = copy.deepcopy(net)
     with torch.no_grad():
         trained[2].log_sigma2.fill_(-12.0)  # what was dead is alive
-    assert_refused("Expected `net` to be the one that was planned for", plan.apply, trained)
-    with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules"):
-        plan.apply(vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
+    assert_refused("Expected `net` to be the model that was planned for", plan.apply, trained)
+    refused = "Expected `threshold` to name noisy modules"
+    assert_refused(refused, plan.apply, vd.convert(nn.Sequential(nn.Linear(5, 3)), vd.sparse_vd()))
     assert_refused("Expected `net` to be a torch.nn.Module, but got None", plan.apply, None)
-
-
-def test_threshold_of_a_net_without_a_rule_is_refused():
-    for net in (nn.Linear(3, 2), vd.convert(nn.Linear(3, 2), vd.binary_dropout(0.5))):
-        with pytest.raises(VardropError, match="to have a method that tells dead weights or units"):
-            vd.shrink(net, torch.zeros(1, 3), threshold=1.0)
 
 
 class Branching(nn.Module):
@@ -89,7 +82,7 @@ def test_unit_that_another_branch_needs_stays(way):
         for scale in (0.01, 1.0, 10.0, 100.0):
             x = scale * torch.randn(3, 4)
             assert torch.allclose(small(x), net(x), atol=1e-5 * scale)
-    assert "3 units of 'a' stay: taking it out changes the outputs." in plan.notes
+    assert "3 units of 'a' stay: removing it changes the outputs." in plan.notes
     assert plan.proof == "Equal on the example and on 5 random inputs of scale 0.01 to 100."
 
 
@@ -137,12 +130,10 @@ class OneHot(Table):
 @pytest.mark.parametrize("example", [[3, 1, 4], [2, 2, 2], [0, 0, 0]])
 def test_integers_are_data(kind, example):
     net = kind().eval()
-    with torch.no_grad():
-        net.b.weight[:, 0] = 0
+    net.b.weight.data[:, 0] = 0
     small = vd.shrink(net, torch.tensor(example)).net
     index = torch.arange(10)
-    with torch.no_grad():
-        assert torch.allclose(small(index), net(index), atol=1e-6)
+    assert torch.allclose(small(index), net(index), atol=1e-6)
 
 
 def test_a_net_that_takes_no_other_integers_is_proven_on_the_example():
@@ -179,15 +170,13 @@ def test_head_that_has_no_plain_twin_stays_and_is_named(tmp_path, write):
         return vd.convert(net, vd.dropmax()).eval()
 
     net, x = make(), torch.randn(3, 4)
-    with torch.no_grad():
-        net[0].weight[0, 0] = 0
+    net[0].weight.data[0, 0] = 0
     plan = vd.shrink(net, x).plan
-    assert "'2' (Head) stays noisy: it has no plain twin." in plan.notes
+    assert "'2' (Head) stays noisy: it has no plain equivalent." in plan.notes
     small = plan.apply(net)
     write(small, tmp_path / "net")
     again = (vd.load if write is vd.save else vd.unpack)(tmp_path / "net", into=make())
-    with torch.no_grad():
-        assert torch.allclose(again(x), small(x), atol=1e-6 if write is vd.save else 0.05)
+    assert torch.allclose(again(x), small(x), atol=1e-6 if write is vd.save else 0.05)
 
 
 def test_units_before_one_that_is_put_back_go_by_the_plan_too():

@@ -8,7 +8,6 @@ from torch import nn
 import vardrop as vd
 from tests.compression.nets import NETS, Residual, Separable, sparsen
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 from vardrop.compression import Select, ShrinkPlan, shrink
 
 
@@ -18,8 +17,7 @@ def generator(seed=0):
 
 def assert_equal(net, small, shape, tolerance=1e-5):
     x = torch.randn(16, *shape, generator=generator(1)).to(next(net.parameters()))
-    with torch.no_grad():
-        assert torch.allclose(net(x), small(x), rtol=0, atol=tolerance)
+    assert torch.allclose(net(x), small(x), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("drop_inputs", [False, True])
@@ -107,8 +105,7 @@ def test_average_over_padding_stops_a_constant():
 
 def test_layer_norm_keeps_its_units_and_says_so():
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with torch.no_grad():
-        net[2].weight[:, 1:] = 0
+    net[2].weight.data[:, 1:] = 0
     report = shrink(net, torch.zeros(1, 3)).plan
     assert "3 units of '0' stay: '1' (LayerNorm) takes its units together." in report.notes
     small = shrink(net, torch.zeros(1, 3), drop_inputs=True).net
@@ -119,8 +116,7 @@ def test_layer_norm_keeps_its_units_and_says_so():
 
 def test_softmax_between_layers_mixes_units():
     net = nn.Sequential(nn.Linear(3, 4), nn.Softmax(1), nn.Linear(4, 2))
-    with torch.no_grad():
-        net[2].weight[:, 1:] = 0
+    net[2].weight.data[:, 1:] = 0
     small, plan = shrink(net, torch.zeros(1, 3))
     assert small[0].out_features == 4
     assert "it mixes with other units before '2'" in str(plan)
@@ -154,7 +150,7 @@ def test_net_that_marks_cannot_be_followed_through_stays_whole():
     plan = shrink(net, torch.zeros(1, 3, 8, 8)).plan
     assert_equal(net, plan.apply(net), (3, 8, 8))
     assert all(r.before.outputs == r.after.outputs for r in plan.layers)
-    assert "marks cannot be followed through this net (a missing value)" in str(plan)
+    assert "marks cannot be followed through this model (a missing value)" in str(plan)
 
 
 def test_layer_that_runs_twice_and_tied_weights_stay():
@@ -175,15 +171,13 @@ def test_layer_that_runs_twice_and_tied_weights_stay():
     assert "'a' runs 2 times" in str(report)
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     tied[2].weight = tied[0].weight
-    with torch.no_grad():
-        tied[4].weight[:, 0] = 0
+    tied[4].weight.data[:, 0] = 0
     assert "'2' shares its weights" in str(shrink(tied, torch.zeros(1, 4)).plan)
 
 
 def test_depthwise_channel_goes_with_its_neighbours():
     net = Separable().eval()
-    with torch.no_grad():
-        net.deep.weight[:3] = 0
+    net.deep.weight.data[:3] = 0
     small = shrink(net, torch.zeros(1, 3, 8, 8)).net
     assert (small.stem.out_channels, small.deep.groups, small.point.in_channels) == (5, 5, 5)
     assert_equal(net, small, (3, 8, 8))
@@ -196,7 +190,7 @@ def test_groups_keep_equal_sizes():
         net[2].weight[3:, 3] = 0  # one input of the second
     small, plan = shrink(net, torch.zeros(1, 2, 6, 6))
     assert (small[0].out_channels, small[2].in_channels, small[2].groups) == (6, 6, 2)
-    assert "1 units stay to keep shapes whole." in plan.notes
+    assert "1 units stay to keep layers of equal width." in plan.notes
     assert_equal(net, small, (2, 6, 6))
 
 
@@ -234,8 +228,7 @@ def test_dead_net_keeps_one_unit_a_layer():
 
 def test_bare_layer_selects_its_inputs():
     net = nn.Linear(5, 2)
-    with torch.no_grad():
-        net.weight[:, ::2] = 0
+    net.weight.data[:, ::2] = 0
     small = shrink(net, torch.zeros(1, 5), drop_inputs=True).net
     assert small[0].index.tolist() == [1, 3]
     assert_equal(net, small, (5,))
@@ -243,8 +236,7 @@ def test_bare_layer_selects_its_inputs():
 
 def test_report_counts_what_is_there():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    with torch.no_grad():
-        net[3].weight[:, 4:] = 0
+    net[3].weight.data[:, 4:] = 0
     report = shrink(net, torch.zeros(1, 1, 4, 4)).plan
     assert isinstance(report, ShrinkPlan)
     conv, dense = report.layers
@@ -259,8 +251,7 @@ def test_report_counts_what_is_there():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_works_where_gradients_are_off(mode):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    with torch.no_grad():
-        net[2].weight[:, 1:] = 0
+    net[2].weight.data[:, 1:] = 0
     with mode():
         small = shrink(net, torch.zeros(1, 3)).net
     assert small[0].out_features == 1
@@ -309,7 +300,7 @@ def test_gates_of_tied_layers_fold_into_weights_of_their_own(recipe):
     never = {n: -1e9 if r.keep_above else 1e9 for n, r in vd.relevance(net).items()}
     plan = shrink(net, torch.zeros(1, 4), never).plan
     assert_equal(net, plan.apply(net), (4,))
-    assert "'2' gets weights of its own: its gate is folded in." in plan.notes
+    assert "'2' gets separate weights: its gate is folded in." in plan.notes
 
 
 def test_gate_on_its_own_becomes_a_scale_and_shrinks():
@@ -347,16 +338,6 @@ def test_deviations_of_bayesian_compression_are_those_of_the_product(kind, group
     error = squares.std(0) / draws**0.5
     off = (squares.mean(0) - found.standard_deviations["0.weight"].square()).abs() / error
     assert float(off.max()) < 7  # 48 weights at most, family-wise 1e-6
-
-
-def test_errors():
-    net = vd.convert(nn.Sequential(nn.Linear(2, 2)), vd.sparse_vd())
-    with pytest.raises(VardropError, match="Expected `threshold` to name noisy modules among"):
-        shrink(net, torch.zeros(1, 2), threshold={"1": 0.0})
-    two = nn.Sequential(nn.Linear(2, 2), vd.Gate(vd.gates.BetaBernoulli(), units=2))
-    vd.convert(two, vd.sparse_vd(), include="0")
-    with pytest.raises(VardropError, match="Expected one threshold for modules with one rule"):
-        shrink(two, torch.zeros(1, 2), threshold=1.0)
 
 
 def test_missing_package_is_named(monkeypatch, tmp_path):

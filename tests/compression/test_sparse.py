@@ -11,8 +11,7 @@ from vardrop.compression.probes import time_interleaved
 
 def sparse_layer(inputs=600, outputs=400, share=0.01, bias=True):
     layer = nn.Linear(inputs, outputs, bias=bias)
-    with torch.no_grad():
-        layer.weight[torch.rand(outputs, inputs) > share] = 0
+    layer.weight.data[torch.rand(outputs, inputs) > share] = 0
     return layer
 
 

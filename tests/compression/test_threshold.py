@@ -6,10 +6,8 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
+from tests.compression.nets import accuracy
 from vardrop.compression import Threshold, choose_threshold, shrink
-from vardrop.compression.probes import accuracy
 from vardrop.compression.trace_units import trace_units
 
 
@@ -90,23 +88,6 @@ def test_text_and_plot():
     line = t.plot().get_lines()[0]
     assert len(line.get_xdata()) == len(t.points)
     assert isinstance(t, Threshold)
-
-
-def test_errors():
-    net, data = net_and_data()
-    with pytest.raises(VardropError, match=r"Expected one of `max_drop`.*but got \[\]"):
-        choose_threshold(net, data, accuracy)
-    with pytest.raises(VardropError, match=r"but got \['max_drop', 'macs'\]"):
-        choose_threshold(net, data, accuracy, max_drop=0.1, macs=1)
-    with pytest.raises(VardropError, match="Expected a threshold with `bytes` within 1"):
-        choose_threshold(net, data, accuracy, bytes=1)
-    with pytest.raises(VardropError, match="Expected a threshold with `max_drop` within -1"):
-        choose_threshold(net, data, accuracy, max_drop=-1.0)
-    with pytest.raises(VardropError, match="Expected `net` to have a method that tells dead"):
-        choose_threshold(nn.Linear(10, 2), data, accuracy, sparsity=0.5)
-    with pytest.raises(VardropError, match="Expected inputs and targets of one length"):
-        choose_threshold(net, (data[0], data[1][:3]), accuracy, sparsity=0.5)
-    assert_refused("Expected data to score on", choose_threshold, net, [], accuracy, sparsity=0.5)
 
 
 def test_dead_weights_of_infinite_ratio_do_not_upset_the_sweep():

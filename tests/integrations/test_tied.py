@@ -70,7 +70,7 @@ def test_a_gate_that_differs_unties_the_head():
     model, x = vd.convert(qwen(), vd.concrete_dropout()), batch()
     small, plan = vd.shrink(model, x)
     assert small.lm_head.weight is not small.model.embed_tokens.weight
-    assert "'lm_head' gets weights of its own: its gate is folded in." in plan.notes
+    assert "'lm_head' gets separate weights: its gate is folded in." in plan.notes
 
 
 def test_a_tied_weight_is_noisy_in_both_places_or_in_none():

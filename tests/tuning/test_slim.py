@@ -360,7 +360,7 @@ def test_nets_that_cannot_be_slimmed_are_refused():
     _, (x, y) = case("mlp")
     with pytest.raises(VardropError, match="Expected `net` to be plain, but got noise"):
         quick(vd.convert(mlp(12, 8, 4), vd.sparse_vd()), (x, y), macs=0.5)
-    with pytest.raises(VardropError, match="hidden units that can be taken out, but got none"):
+    with pytest.raises(VardropError, match="hidden units that can be removed, but got none"):
         quick(mlp(12, 4), (x, y), macs=0.5)
     with pytest.raises(VardropError, match=r"Call net.requires_grad_\(\)"):
         quick(mlp(12, 8, 4).requires_grad_(False), (x, y), macs=0.5)
@@ -372,7 +372,7 @@ def test_nets_that_cannot_be_slimmed_are_refused():
 def test_what_has_to_stay_is_noted():
     net, data = case("widening")
     notes = quick(net, data, macs=0.5).notes
-    assert notes == ("3 units of 'first' stay: its groups read the input of the net.",)
+    assert notes == ("3 units of 'first' stay: its groups read the input of the model.",)
 
 
 def test_a_budget_out_of_reach_is_told():

@@ -1,4 +1,4 @@
-"""What the modules of a net cost at one example: multiplications, weights, bytes."""
+"""The costs of a model's modules for one example: multiplications (MACs), weights, bytes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vardrop.noisy import named_modules_of
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One module: weights that are not zero, units, multiplications per example, bytes.
+    """The nonzero weights, units, multiplications per example and bytes of one module.
 
-    A module that is no layer of a known kind has no units that could be counted.
+    Units are counted only for layers of a known type.
     """
 
     weights: int
@@ -35,11 +35,11 @@ class LayerCost:
 
 
 class CountedPass(TorchDispatchMode):
-    """One pass of an example: how often every module ran, and the multiplications of its own.
+    """One pass of an example that counts the calls and the multiplications of every module.
 
     A product belongs to the innermost module that runs it, so products in the code of any module
-    are counted: `torch.utils.flop_counter` has the rules. Fused kernels of recurrent layers have
-    none; decompose such a net first.
+    are counted by the rules of `torch.utils.flop_counter`. There are no rules for the fused kernels
+    of recurrent layers, so decompose such a model first.
     """
 
     def __init__(self, net: nn.Module, inputs: Inputs) -> None:
@@ -48,7 +48,7 @@ class CountedPass(TorchDispatchMode):
         self.calls: Counter[str] = Counter()
         self._macs: Counter[str] = Counter()
         self._running: list[str] = []
-        handles: list[Any] = []
+        handles = []
         for name, module in net.named_modules():
             handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
             handles.append(module.register_forward_hook(self._leave))
@@ -59,20 +59,20 @@ class CountedPass(TorchDispatchMode):
         self.calls[name] += 1
         self._running.append(name)
 
-    def _leave(self, module: nn.Module, args: Inputs, output: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         self._running.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        returned = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None and self._running:
-            flops = count(*args, **(kwargs or {}), out_val=result)
+            flops = count(*args, **(kwargs or {}), out_val=returned)
             self._macs[self._running[-1]] += flops // 2
-        return result
+        return returned
 
     def costs(self) -> dict[str, LayerCost]:
-        """The costs of the affine layers, then of other modules with products of their own."""
+        """The costs of the affine layers, then of other modules that multiply."""
         macs = self._macs.copy()
         for name in named_modules_of(self.net, SlimAttention):
             products = macs.pop(name, 0)  # of queries with keys, and of weights with values
@@ -96,5 +96,5 @@ class CountedPass(TorchDispatchMode):
 
 
 def layer_costs(net: nn.Module, inputs: Inputs) -> dict[str, LayerCost]:
-    """The costs of a net by module; attention and recurrent layers count as dense layers."""
+    """The costs of a model by module. Attention and recurrent layers count as dense layers."""
     return CountedPass(decompose_layers(copy.deepcopy(net)), inputs).costs()

@@ -1,12 +1,13 @@
-"""One table of layer kinds: where the units of a layer are, and how some of them are taken out.
+"""One table of layer types: where the units of a layer are, and how some of them are removed.
 
-Dense, convolutional, grouped, depthwise and transposed layers differ only in how they lay out the
-block (groups, outputs, inputs, *kernel), so rows (what an output unit reads) and columns (where an
-input unit goes) are found, zeroed and cut out in one way.
+Dense, convolutional, grouped, depthwise and transposed layers differ only in the layout of the
+block (groups, outputs, inputs, *kernel). Rows (the weights of an output unit) and columns (the
+weights that read an input unit) are found, zeroed and cut out in one way.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class AffineLayout:
 class UnitLayout:
     """A module that treats every unit separately: its tensors with one entry per unit.
 
-    An embedding emits units (`emits`). The others pass on what they are given.
+    An embedding emits units (`emits`). The other modules pass their inputs on.
     """
 
     sizes: tuple[str, ...]  # the last one counts the units
@@ -83,7 +84,7 @@ def register_affine(kind: type[nn.Module], layout: AffineLayout) -> None:
 
 
 def register_sizes(kind: type[nn.Module], **sizes: Callable[[Any], int]) -> None:
-    """Say which sizes a class keeps in addition to those of its layers.
+    """Register the sizes that a class keeps in addition to the sizes of its layers.
 
     Args:
         kind: the class, by exact type.
@@ -93,19 +94,19 @@ def register_sizes(kind: type[nn.Module], **sizes: Callable[[Any], int]) -> None
 
 
 def replace_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put another tensor in place of a parameter or a buffer."""
+    """Replace a parameter or a buffer."""
     old = getattr(module, name)
     buffer = name in dict(module.named_buffers(recurse=False))
     trained = old is None or old.requires_grad
     setattr(module, name, tensor if buffer else nn.Parameter(tensor, trained))
 
 
-class Affine:
-    """A view of an affine layer, by the units that it reads and those that it feeds.
+class AffineView:
+    """A view of an affine layer by its input and output units.
 
-    `inputs` and `outputs` count them, `groups` the blocks of inputs that do not see each other's
-    outputs; `axis` is where units run in the layer's input and output, counted from the end.
-    `weight` and `bias` are the tensors of the layer without their graph.
+    `inputs` and `outputs` are their numbers, and `groups` is the number of independent blocks.
+    `axis` is the axis of units in the layer's input and output, counted from the end. `weight` and
+    `bias` are the tensors of the layer without their graph.
     """
 
     def __init__(self, layer: Any, layout: AffineLayout) -> None:
@@ -125,12 +126,12 @@ class Affine:
         return tensor.view(self.groups, outputs, inputs, *tensor.shape[2:])
 
     def scale_inputs(self, factors: Tensor) -> None:
-        """Multiply what reads each input by a number, in place."""
+        """Multiply the weights of each input by a number, in place."""
         blocks = self.blocks(self.weight)
         blocks.mul_(factors.view(self.groups, 1, -1, *(1 for _ in blocks.shape[3:])))
 
     def zero(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Zero what reads these inputs and what feeds these outputs, in place."""
+        """Zero the weights of these inputs and of these outputs, in place."""
         blocks = self.blocks(self.weight)
         factors = self.weight.new_ones(self.inputs)
         factors[inputs] = 0
@@ -142,7 +143,7 @@ class Affine:
             self.bias[outputs] = 0
 
     def add_to_bias(self, effect: Tensor) -> None:
-        """Add to the bias, in place; a layer without one gets one if there is something to add."""
+        """Add to the bias, in place. A layer without a bias gets one if the effect is not zero."""
         if self.bias is None and bool(effect.any()):
             self.layer.bias = nn.Parameter(torch.zeros_like(effect))
             self.bias = self.layer.bias.detach()
@@ -173,7 +174,7 @@ class Affine:
             setattr(self.layer, name, size)
 
     def shapes(self, bias: bool) -> dict[str, tuple[int, ...] | None]:
-        """The shapes of its tensors by its sizes."""
+        """The shapes of its tensors, computed from its sizes."""
         pair = self.outputs, self.inputs
         first, second = reversed(pair) if self.layout.transposed else pair
         weight = first, second // self.groups, *getattr(self.layer, "kernel_size", ())
@@ -181,10 +182,10 @@ class Affine:
 
 
 class Units:
-    """A view of a module that treats every unit by itself.
+    """A view of a module that treats every unit separately.
 
-    `outputs` counts the units that it tells apart: one where they all have the same tensor. `axis`
-    is where they run in what it is given or gives, counted from the start or the end.
+    `outputs` is the number of units that it distinguishes, which is one if they share a tensor.
+    `axis` is the axis of units in its input or output, counted from the start or the end.
     """
 
     def __init__(self, layer: Any, layout: UnitLayout) -> None:
@@ -200,7 +201,7 @@ class Units:
                 yield name, tensor.detach()
 
     def zero(self, units: Sequence[int]) -> None:
-        """Zero what it has for these units, in place."""
+        """Zero the entries of these units, in place."""
         for _, tensor in self.tensors():
             tensor.index_fill_(self.layout.axis, torch.tensor(units, device=tensor.device), 0.0)
 
@@ -214,44 +215,54 @@ class Units:
         if self.layout.sizes:
             setattr(self.layer, self.layout.sizes[-1], int(keep.sum()))
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors by its sizes."""
+    def shapes(self, bias: bool = False) -> dict[str, tuple[int, ...] | None]:
+        """The shapes of its tensors, computed from its sizes."""
         shape = tuple(getattr(self.layer, name) for name in self.layout.sizes)
         return {name: shape for name, _ in self.tensors()}
 
 
 def settle_sizes(net: nn.Module) -> None:
-    """Set the sizes that modules keep in addition to their layers to those of the layers."""
+    """Update the sizes that modules keep in addition to the sizes of their layers."""
     for module in net.modules():
         for name, size in _SIZES.get(type(module), {}).items():
             setattr(module, name, size(module))
 
 
-def affine(module: nn.Module) -> Affine | None:
-    """The view of an affine layer; None for others, also for subclasses with other behaviour."""
+def view_of(module: nn.Module, layout: AffineLayout | UnitLayout) -> AffineView | Units:
+    """The view of a module with a layout."""
+    return AffineView(module, layout) if isinstance(layout, AffineLayout) else Units(module, layout)
+
+
+def affine(module: nn.Module) -> AffineView | None:
+    """The view of an affine layer, or None for other types, also for subclasses."""
     layout = LAYOUTS.get(type(module))
-    return Affine(module, layout) if isinstance(layout, AffineLayout) else None
+    return AffineView(module, layout) if isinstance(layout, AffineLayout) else None
 
 
-def affine_layers(net: nn.Module) -> dict[str, Affine]:
-    """The plain affine layers of a net by name."""
+def affine_layers(net: nn.Module) -> dict[str, AffineView]:
+    """The plain affine layers of a model by name."""
     named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
-    return {name: Affine(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
+    return {name: AffineView(m, lay) for name, m, lay in named if isinstance(lay, AffineLayout)}
 
 
 def unit_modules(net: nn.Module) -> dict[str, Units]:
-    """The modules of a net that treat every unit separately, by name."""
+    """The modules of a model that treat every unit separately, by name."""
     named = ((name, m, LAYOUTS.get(type(m))) for name, m in net.named_modules())
     return {name: Units(m, lay) for name, m, lay in named if isinstance(lay, UnitLayout)}
 
 
+def parameter_owners(net: nn.Module) -> Counter[int]:
+    """The number of modules that have a parameter, by its identity."""
+    return Counter(id(p) for m in net.modules() for p in m.parameters(recurse=False))
+
+
 def join_name(name: str, tensor: str) -> str:
-    """The name of a tensor or a part of a module in its net."""
+    """The full name of a tensor or a part of a module."""
     return f"{name}.{tensor}" if name else tensor
 
 
 def replace_module(net: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The net with one module put in place of another."""
+    """The model with one module replaced, in place unless it is the model itself."""
     if not name:
         return module
     net.set_submodule(name, module)

@@ -1,16 +1,17 @@
-"""Pack a net into few bytes: weights rounded as the posterior allows, then entropy-coded.
+"""Pack a model into few bytes: weights rounded as the posterior allows, then entropy-coded.
 
-A file is: magic and version, the header's length, the header (JSON, deflated), what is coded, the
-tensors that are kept as they are, and a BLAKE2 checksum of everything before it.
+A file contains the magic bytes and version, the length of the header, the header (JSON, deflated),
+the coded integers, the bytes of all other tensors, and a BLAKE2 checksum of everything before it.
 
-The integers of a tensor are coded by constriction's range coder under their own histogram, which
-is in the header: -log2(count / total) bits each, so zeros and coarse values are nearly free.
+The integers of a tensor are coded by constriction's range coder under their histogram, which is in
+the header. A value takes -log2(count / total) bits, so zeros and coarse values are nearly free.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, needed
 from vardrop._core.files import write_atomically
-from vardrop.compression.mask import grid_steps
+from vardrop.compression.layer_views import LAYOUTS, join_name
 from vardrop.compression.probes import Data, Metric, check_plain, score
 from vardrop.compression.save import (
     PACKED,
@@ -39,12 +40,14 @@ from vardrop.compression.shrink import Shrunk
 
 _MARK = PACKED + b"\x01"
 _CHECK = 16  # bytes of the checksum
-_EXACT = 2**53  # integers up to here survive in a double
+_EXACT = 2**53  # integers up to here are exact in a double
+_ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
+_GRID = 3  # significant digits of a step, so that it is short in a file
 
 
 @dataclass(frozen=True)
 class PackReport:
-    """Bytes on disk, against float32 at full size; bits a kept weight; scores where asked for."""
+    """The size of a packed file, bits per nonzero weight, and scores if they were requested."""
 
     bytes: int
     dense_bytes: int
@@ -54,7 +57,7 @@ class PackReport:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the file is than the dense float32 net."""
+        """The bytes of the dense float32 model, divided by the bytes of the file."""
         return self.dense_bytes / self.bytes
 
     def __str__(self) -> str:
@@ -74,24 +77,29 @@ def pack(
     *,
     standard_deviations: Mapping[str, Tensor] | None = None,
 ) -> PackReport:
-    """Write a small net with as many bits per weight as its posterior allows.
+    """Write a small model with as many bits per weight as its posterior requires.
 
     The weights of a layer are rounded to multiples of
 
-        step = tolerance (mean over its kept weights of 1 / sigma^2)^(-1/2)
+        step = tolerance (mean over its nonzero weights of 1 / sigma^2)^(-1/2)
 
     and coded with -log2(fraction of that value in its layer) bits each. Tensors without a
-    posterior, such as biases and those of BatchNorm, are kept as they are. The file is decoded and
-    compared before it is written, and it is there whole or not at all.
+    posterior, such as biases and BatchNorm statistics, are stored exactly. The file is decoded and
+    compared before it is written. An existing file is replaced only by a complete one.
 
     Args:
         model: the result of `shrink`, whose plan has the standard deviations and the size of the
-            net before; or a plain net, for which sigma is 1/32 of the root mean square of a layer's
-            weights.
-        path: the file; conventionally it ends in .vdp.
+            model before; or a plain model, for which sigma is 1/32 of the root mean square of a
+            layer's weights.
+        path: the file, which ends in .vdp by convention.
         tolerance: the step in posterior standard deviations.
-        validation, metric: data and `metric(output, target)` to score the decoded net on.
-        standard_deviations: of the posterior by parameter name, instead of those of the plan.
+        validation: data to score the model and the decoded model on.
+        metric: `metric(output, target)` for `validation`.
+        standard_deviations: posterior standard deviations by parameter name, instead of the
+            standard deviations of the plan.
+
+    Returns:
+        The bytes of the file, bits per weight, and the scores.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(20, 2), vd.sparse_vd(log_sigma2=-4.0))
@@ -113,7 +121,7 @@ def pack(
     dense, _ = to_dense(net)
     if standard_deviations is None:
         standard_deviations = plan.standard_deviations if plan else {}
-    steps = grid_steps(dense, standard_deviations, tolerance)
+    steps = _grid_steps(dense, standard_deviations, tolerance)
     raw, per_weight = _to_bytes(dense, steps)
     decoded = _from_bytes(raw, str(path), dense)
     _compare(dense, decoded, steps)
@@ -127,19 +135,93 @@ def pack(
 
 def count_packed_bytes(shrunk: Shrunk) -> int:
     """The size of the file that `pack` would write."""
-    return len(
-        _to_bytes(shrunk.net, grid_steps(shrunk.net, shrunk.plan.standard_deviations, 1.0))[0]
-    )
+    steps = _grid_steps(shrunk.net, shrunk.plan.standard_deviations, 1.0)
+    return len(_to_bytes(shrunk.net, steps)[0])
+
+
+def _grid_steps(
+    net: nn.Module, deviations: Mapping[str, Tensor], tolerance: float
+) -> dict[str, float]:
+    """The rounding step of every weight: `tolerance` posterior standard deviations.
+
+    If there are none, they are assumed to be a fraction of the root mean square of the weights.
+    """
+    tensors, steps = net.state_dict(), {}
+    if not deviations:
+        deviations = _assume_deviations(net)
+    if unknown := sorted(set(deviations) - set(tensors)):
+        raise VardropError(
+            f"Expected `standard_deviations` to name tensors of the model, but got "
+            f"{', '.join(unknown)}. Pack the result of vardrop.shrink unchanged."
+        )
+    for name, deviation in deviations.items():
+        weight = tensors[name]
+        if deviation.shape != weight.shape:
+            raise VardropError(
+                f"Expected the standard deviations of '{name}' to have the shape "
+                f"{tuple(weight.shape)}, but got {tuple(deviation.shape)}."
+            )
+        if not bool(weight.isfinite().all()):
+            raise VardropError(f"Expected '{name}' to hold finite numbers, but got NaN or inf.")
+        nonzero = deviation.to(weight.device)[weight != 0].double()
+        if not bool((nonzero.isfinite() & (nonzero > 0)).all()):
+            raise VardropError(
+                f"Expected the standard deviations of '{name}' to be positive and finite, but got "
+                f"{float(nonzero.min())} to {float(nonzero.max())}."
+            )
+        steps[name] = _step_for(nonzero, tolerance)
+    return steps
+
+
+def _assume_deviations(net: nn.Module) -> dict[str, Tensor]:
+    deviations = {}
+    for name, module in net.named_modules():
+        weight = module._parameters.get("weight")
+        if LAYOUTS.get(type(module)) is not None and weight is not None and weight.dim() > 1:
+            nonzero = weight.detach()[weight != 0].double()
+            size = float(nonzero.square().mean().sqrt()) if nonzero.numel() else 1.0
+            deviations[join_name(name, "weight")] = torch.full_like(weight, _ASSUMED * size)
+    return deviations
+
+
+def _step_for(deviations: Tensor, tolerance: float) -> float:
+    """The step of a uniform grid: `tolerance` times the standard deviation of nonzero weights.
+
+    With the harmonic mean of the variances, the mean of (step / deviation)^2 is tolerance^2.
+    """
+    if not deviations.numel():
+        return 1.0
+    # Relative to the smallest, so that no square exceeds the range of a double.
+    smallest = float(deviations.min())
+    mean = float((smallest / deviations).square().mean())
+    return float(f"{tolerance * smallest / math.sqrt(mean):.{_GRID}g}")
+
+
+def _sort_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """The state dict in an order that does not depend on when parameters were registered.
+
+    For example, `torch.nn.utils.prune.remove` registers a weight again, after the bias.
+    """
+    tensors = net.state_dict()
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+
+    def position(name: str) -> tuple[int, bool, bool, str]:
+        owner, _, key = name.rpartition(".")
+        is_buffer = name not in parameters
+        return owners.index(owner), is_buffer, "bias" in key, "" if is_buffer else key
+
+    return {name: tensors[name] for name in sorted(tensors, key=position)}
 
 
 def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> None:
-    """Refuse a file whose tensors are not those of the net within half a step."""
+    """Raise an error if a decoded tensor differs by more than half a step."""
     tensors = decoded.state_dict()
-    for name, value in net.state_dict().items():
-        tensor, back = value.detach().cpu(), tensors[name].cpu()
+    for name, original in net.state_dict().items():
+        tensor, back = original.detach().cpu(), tensors[name].cpu()
         if name in steps:
             off = (tensor.double() - back.double()).abs()
-            # Half a step, and what the tensor's own precision rounds away.
+            # Half a step, and the rounding of the tensor's precision.
             allowed = 0.5 * steps[name] + torch.finfo(tensor.dtype).eps * tensor.double().abs()
             same = bool((off <= 1.001 * allowed).all())
         else:
@@ -152,98 +234,93 @@ def _compare(net: nn.Module, decoded: nn.Module, steps: dict[str, float]) -> Non
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor: NaN equals itself there."""
+    """The bytes of a tensor, in which NaN equals NaN."""
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
-    needed("numpy", "compress")
+    """The file, and the bits per nonzero weight of every rounded tensor."""
+    coder = _Coder()
     codes: list[Any] = []
-    parts, plain, per_weight = [], [], {}
-    for name, value in net.state_dict().items():
-        tensor, step = value.detach().cpu(), steps.get(name)
+    exact, per_weight = [], {}
+    for name, original in _sort_tensors(net).items():
+        tensor, step = original.detach().cpu(), steps.get(name)
         if step is None and (tensor.is_floating_point() or tensor.is_complex()):
             codes.append(None)
-            plain.append(_raw(tensor).numpy().tobytes())
+            exact.append(_raw(tensor).numpy().tobytes())
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
-        values, counts = integers.flatten().unique(return_counts=True)
-        table = [_differences(values).tolist(), counts.tolist()]
-        codes.append([step, *table])
-        parts.append((integers, table))
+        levels, counts = integers.flatten().unique(return_counts=True)
+        codes.append([step, _differences(levels).tolist(), counts.tolist()])
+        coder.write(torch.searchsorted(levels, integers.flatten()), counts.tolist())
         if step is not None:
             count = counts.double()
             bits = abs(float((count * (count / count.sum()).log2()).sum()))
             per_weight[name] = bits / max(int(tensor.count_nonzero()), 1)
-    payload = _encode(parts)
+    payload = coder.to_bytes()
     header = [layer_sizes(net), codes, len(payload)]
     packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
-    body = _MARK + struct.pack("<I", len(packed)) + packed + payload + b"".join(plain)
+    body = _MARK + struct.pack("<I", len(packed)) + packed + payload + b"".join(exact)
     return body + hashlib.blake2b(body, digest_size=_CHECK).digest(), per_weight
 
 
 def unpack(path: str | PathLike[str], into: nn.Module) -> nn.Module:
-    """Read a net that `pack` wrote, given a net of the user's own class.
+    """Read a model that `pack` wrote.
 
     Args:
         path: the file.
-        into: a plain net of the class that was shrunken, at its full size; left as it is.
+        into: a plain model of the class that was shrunk, at its full size. It is left unchanged.
 
     Returns:
         A copy of `into` with the packed sizes and the rounded weights, in evaluation mode. A file
-        that is damaged, from elsewhere or of another version is an error.
+        that is corrupted, of another format or of another version raises an error.
     """
     check_net(into, "into")
     source = as_path(path)
     if not source.is_file():
-        raise VardropError(f"Expected the file {source}, but it is not there.")
+        raise VardropError(f"File not found: {source}.")
     return _from_bytes(source.read_bytes(), str(path), into)
 
 
 def _from_bytes(raw: bytes, path: str, into: nn.Module) -> nn.Module:
     start = raw[: len(_MARK)]
     if start != _MARK:
-        other = " Read what vardrop.save wrote with vardrop.load." if b"vardrop" in raw else ""
+        other = " Read files of vardrop.save with vardrop.load." if b"vardrop" in raw else ""
         raise VardropError(
             f"Expected {path} to be written by vardrop.pack in format 1, but got "
             f"{start!r} at its start.{other}"
         )
     body, check = raw[:-_CHECK], raw[-_CHECK:]
     if hashlib.blake2b(body, digest_size=_CHECK).digest() != check:
-        raise VardropError(
-            f"Expected the checksum of {path} to match, but got another. The file is damaged."
-        )
+        raise VardropError(f"{path} is corrupted (checksum mismatch).")
     with report_malformed_file(path):
         (length,) = struct.unpack_from("<I", body, len(start))
         begin = len(start) + 4
-        plan, *codes = json.loads(_inflate(body[begin : begin + length], into))
+        plan, codes, offset = json.loads(_inflate(body[begin : begin + length], into))
         net = resize_to(into, plan)
-        load_tensors(net, _decode(net, codes, body[begin + length :]))
+        load_tensors(net, _decode(net, codes, offset, body[begin + length :]))
     return net
 
 
 def _inflate(header: bytes, into: nn.Module) -> bytes:
-    """The header, at most as long as one that describes every number of `into` by itself."""
-    most = 1 << 16
-    most += sum(256 + 48 * t.numel() for t in into.state_dict().values())
+    """The header, at most as long as one that lists every number of `into`."""
+    limit = (1 << 16) + sum(256 + 48 * t.numel() for t in into.state_dict().values())
     inflater = zlib.decompressobj()
-    text = inflater.decompress(header, most)
+    text = inflater.decompress(header, limit)
     if inflater.unconsumed_tail:
         raise VardropError(
-            f"Expected a header of at most {most} bytes, but got a longer one. "
-            "Give a net of the class that was packed."
+            f"Expected a header of at most {limit} bytes, but got a longer one. "
+            "Pass a model of the class that was packed."
         )
     return text
 
 
-def _decode(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tensor]:
-    codes, offset = header
-    decoder, tensors = Decoder(content[:offset]), {}
-    empty = net.state_dict()
+def _decode(net: nn.Module, codes: list[Any], offset: int, content: bytes) -> dict[str, Tensor]:
+    coder, tensors, empty = _Coder(content[:offset]), {}, _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
             f"Expected the file to hold the {len(empty)} tensors of `into`, but got {len(codes)}. "
-            "Give a net of the class that was packed."
+            "Pass a model of the class that was packed."
         )
     for (name, like), code in zip(empty.items(), codes, strict=True):
         if code is None:
@@ -251,83 +328,81 @@ def _decode(net: nn.Module, header: list[Any], content: bytes) -> dict[str, Tens
             raw = torch.frombuffer(bytearray(content[start:offset]), dtype=like.dtype)
             tensors[name] = raw.view(like.shape)
             continue
-        step, *table = code
-        _check_histogram(name, table, like.numel())
+        step, differences, counts = code
+        _check_histogram(name, differences, counts, like.numel())
         if step is not None:
             check_number(f"the step of '{name}'", step, above=0)
-        integers = decoder.read(*table)
+        levels = torch.tensor(differences, dtype=torch.long).cumsum(0)
+        integers = levels[coder.read(counts)]
         numbers = integers.cumsum(0) if step is None else integers.double() * step
         tensors[name] = numbers.to(like.dtype).view(like.shape)
     return tensors
 
 
 def _quantise(name: str, tensor: Tensor, step: float) -> Tensor:
-    """The nearest multiples of a step, as integers; an error where they are none or all zero."""
+    """The nearest multiples of a step, as integers."""
     exact = tensor.detach().double()
-    if not step > 0 or float(exact.abs().max()) / step > _EXACT:
+    largest = float(exact.abs().max())
+    if not step > 0 or largest / step > _EXACT:
         raise VardropError(
-            f"Expected '{name}' to lie within 2^53 steps of {step:g}, but got a number of size "
-            f"{float(exact.abs().max()):g}. Raise `tolerance` or `standard_deviations`."
+            f"Expected '{name}' to be within 2^53 steps of {step:g}, but got a number of size "
+            f"{largest:g}. Raise `tolerance` or `standard_deviations`."
         )
     integers = (exact / step).round().long()
     if bool(exact.any()) and not bool(integers.any()):
         raise VardropError(
             f"Expected some weights of '{name}' to survive rounding, but got steps of {step:g} "
-            f"for numbers up to {float(exact.abs().max()):g}. Lower `tolerance`."
+            f"for numbers up to {largest:g}. Lower `tolerance`."
         )
     return integers
 
 
 def _differences(tensor: Tensor) -> Tensor:
-    """The first entry and the steps from one entry to the next."""
+    """The first entry, and the differences between consecutive entries."""
     flat = tensor.flatten()
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-def _check_histogram(name: str, table: list[Any], size: int) -> None:
-    """Refuse a table that is no histogram of so many integers, before anything is made of it."""
-    values, counts = table
-    integers = all(type(n) is int for n in (*values, *counts))
-    if not integers or len(values) != len(counts) or min(counts, default=1) < 1:
+def _check_histogram(name: str, differences: list[Any], counts: list[Any], size: int) -> None:
+    """Raise an error unless a table is a histogram of so many integers."""
+    integers = all(type(n) is int for n in (*differences, *counts))
+    if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:
         raise VardropError(f"Expected a histogram for '{name}', but got something else.")
     if sum(counts) != size:
         raise VardropError(
             f"Expected {size} values for '{name}', but got {sum(counts)}. "
-            "Give a net of the class that was packed."
+            "Pass a model of the class that was packed."
         )
 
 
-def _model(counts: list[int]) -> Any:
-    numpy = needed("numpy", "compress")
-    constriction = needed("constriction", "compress")
-    fractions = numpy.array(counts, dtype=numpy.float64) / sum(counts)
-    return constriction.stream.model.Categorical(fractions, perfect=False)
+class _Coder:
+    """A range coder of indices under histograms: writes them, or reads a payload in order."""
 
+    def __init__(self, payload: bytes | None = None) -> None:
+        self._numpy = needed("numpy", "compress")
+        stream = needed("constriction", "compress").stream
+        self._categorical = stream.model.Categorical
+        if payload is None:
+            self._queue = stream.queue.RangeEncoder()
+        else:
+            words = self._numpy.frombuffer(payload, dtype="<u4").astype(self._numpy.uint32)
+            self._queue = stream.queue.RangeDecoder(words)
 
-def _encode(parts: list[tuple[Tensor, list[list[int]]]]) -> bytes:
-    """Code integer tensors one after the other, each under its histogram."""
-    numpy = needed("numpy", "compress")
-    encoder = needed("constriction", "compress").stream.queue.RangeEncoder()
-    for integers, (steps, counts) in parts:
+    def _model(self, counts: list[int]) -> Any:
+        fractions = self._numpy.array(counts, dtype=self._numpy.float64) / sum(counts)
+        return self._categorical(fractions, perfect=False)
+
+    def write(self, index: Tensor, counts: list[int]) -> None:
+        """Code indices under their histogram. A constant takes no bits."""
         if len(counts) > 1:
-            values = torch.tensor(steps).cumsum(0)
-            index = torch.searchsorted(values, integers.flatten())
-            encoder.encode(index.numpy().astype(numpy.int32), _model(counts))
-    return bytes(encoder.get_compressed().astype("<u4").tobytes())
+            self._queue.encode(index.numpy().astype(self._numpy.int32), self._model(counts))
 
+    def to_bytes(self) -> bytes:
+        """The payload that was written so far."""
+        return bytes(self._queue.get_compressed().astype("<u4").tobytes())
 
-class Decoder:
-    """Reads back, in order, what `encode` wrote."""
-
-    def __init__(self, payload: bytes) -> None:
-        numpy = needed("numpy", "compress")
-        words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
-        self._decoder = needed("constriction", "compress").stream.queue.RangeDecoder(words)
-
-    def read(self, steps: list[int], counts: list[int]) -> Tensor:
-        """The next tensor, flat."""
-        values = torch.tensor(steps, dtype=torch.long).cumsum(0)
+    def read(self, counts: list[int]) -> Tensor:
+        """The next indices."""
         if len(counts) <= 1:
-            return values.expand(sum(counts))
-        index = self._decoder.decode(_model(counts), sum(counts))
-        return values[torch.from_numpy(index).long()]
+            return torch.zeros(sum(counts), dtype=torch.long)
+        return torch.from_numpy(self._queue.decode(self._model(counts), sum(counts))).long()

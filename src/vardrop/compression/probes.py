@@ -1,4 +1,4 @@
-"""Run a net: its arguments and mode, hooks for a while, its score, the clock, probes for two."""
+"""Run a model on examples: check its inputs, collect its outputs, time it, compare two models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import call, one_tensor, plain_batch, tensors_in, untouched
 from vardrop._core.checks import check_net, check_type, shown
@@ -24,10 +25,10 @@ from vardrop.noisy import Noisy, evaluating, named_modules_of
 
 Inputs = tuple[Any, ...]
 Metric = Callable[[Tensor, Tensor], Any]
-# Two tensors (inputs, targets), or an iterable of such batches, to be read more than once.
+# Two tensors (inputs, targets), or an iterable of such batches that can be read several times.
 Data = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
 
-# What the code of a net raises for inputs, or sizes of its layers, that it was not written for.
+# Errors that a model's code raises for inputs or layer sizes that it was not written for.
 CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -38,53 +39,45 @@ CODE_ERRORS = (
     ValueError,
 )
 _BATCH = 1000
-_BUDGET = 0.02  # seconds, of a call in a round of timing
+_BUDGET = 0.02  # seconds of one call in a round of timing
 _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
 
-class Removable(Protocol):
-    """A handle of a hook."""
-
-    def remove(self) -> None:
-        """Take the hook away."""
-
-
 def to_arguments(example_input: Any) -> Inputs:
-    """The arguments of a net: those of a tuple, or one, which may be a dictionary of named ones."""
+    """The arguments of a model: a tuple unchanged, and any other input as the only argument."""
     return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
 
 
 def first_rows(inputs: Inputs) -> Inputs:
-    """The first row of every tensor among the arguments."""
+    """The first example of every tensor among the arguments."""
     return tree_map_only(Tensor, lambda t: t[:1] if t.dim() else t, inputs)
 
 
 def check_plain(net: nn.Module) -> None:
-    """Refuse a net with noise that shrinking takes away; a head stays as it is."""
+    """Raise an error if a model has noise that `shrink` removes. Noise of a `Head` is allowed."""
     check_net(net)
     noisy = [n for n in named_modules_of(net, Noisy) if n not in named_modules_of(net, Head)]
     if noisy:
         raise VardropError(
-            f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Give the result of "
+            f"Expected `net` to be plain, but got noise in '{noisy[0]}'. Pass the result of "
             "vardrop.shrink(net, example_input)."
         )
 
 
 def check_runs(net: nn.Module, inputs: Inputs) -> None:
-    """Refuse an example that holds nothing or that the net cannot be called with."""
+    """Raise an error if an example is empty or not finite, or if the model does not take it."""
     tensors = tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
             f"at least one row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
         )
-    for tensor in tensors:
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
+    if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
+        raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
     try:
         returned = run(net, inputs)
-    except Exception as failure:  # named in one error, whatever the code of the net raises
+    except Exception as failure:  # any error of the model's code is reported in one form
         raise VardropError(
             f"Expected `net` to take `example_input`, but got {type(failure).__name__}: {failure}"
         ) from failure
@@ -96,8 +89,8 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
 
 
 @contextmanager
-def hooks(*handles: Removable) -> Iterator[None]:
-    """Remove hooks at the end, whatever happens."""
+def hooks(*handles: RemovableHandle) -> Iterator[None]:
+    """Remove hooks at the end of a block, also after an error."""
     try:
         yield
     finally:
@@ -106,9 +99,9 @@ def hooks(*handles: Removable) -> Iterator[None]:
 
 
 class PlainAttention(TorchFunctionMode):
-    """Attention by products and a softmax.
+    """Compute attention as matrix products and a softmax.
 
-    Fused kernels take a NaN among scores for hidden, and nothing counts their products.
+    Fused kernels treat a NaN score as masked, and their products are not counted.
     """
 
     def __torch_function__(
@@ -120,13 +113,13 @@ class PlainAttention(TorchFunctionMode):
 
 
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The tensors that a net returns in evaluation mode."""
+    """The tensors that a model returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
         return tensors_in(call(net, untouched(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
-    """Held-out data as a list of batches; an error where there are no rows."""
+    """Validation data as a list of batches."""
     check_type(name, data, Iterable, "two tensors or batches of (inputs, targets)")
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
         x, y = data
@@ -147,40 +140,31 @@ def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
 
 
 def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
-    """All outputs of a net in evaluation mode, and the targets."""
+    """All outputs of a model in evaluation mode, and the targets."""
     check_net(net)
     examples = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
-    return torch.cat(predicted), torch.cat([y for _, y in examples])
+        predictions = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
+    return torch.cat(predictions), torch.cat([y for _, y in examples])
 
 
 def score(net: nn.Module, data: Data, metric: Metric) -> float:
-    """The metric of a net's outputs against the targets."""
-    result = metric(*outputs(net, data))
+    """The metric of a model's outputs and the targets."""
+    returned = metric(*outputs(net, data))
     try:
-        value = float(result)
+        number = float(returned)
     except (TypeError, ValueError):
-        value = math.nan
-    if math.isnan(value):
-        raise VardropError(f"Expected `metric` to return a number, but got {result!r}.")
-    return value
-
-
-def accuracy(output: Tensor, target: Tensor) -> float:
-    """Fraction of examples whose largest output is at the target class.
-
-    >>> import torch
-    >>> accuracy(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1]))
-    0.5
-    """
-    return float((output.argmax(1) == target).double().mean())
+        number = math.nan
+    if math.isnan(number):
+        raise VardropError(f"Expected `metric` to return a number, but got {returned!r}.")
+    return number
 
 
 def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
-    """The best time of each of several calls, taken in turns so that other load hits all alike.
+    """The best time of each of several calls, in seconds.
 
-    In every round a call is tried at least five times, and as often as fits into 20 ms.
+    The calls alternate, so that other load on the machine affects all of them. In every round a
+    call runs at least five times, and as often as 20 ms allow.
     """
     best = dict.fromkeys(calls, math.inf)
     for name, function in [*calls.items()] * rounds:
@@ -195,10 +179,10 @@ def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -
 
 
 class Probes:
-    """The outputs of a net on an example and on random inputs of several scales, to compare with.
+    """The outputs of a model on an example and on random inputs of several scales.
 
-    Random integers are in the range of the example's. Probes that the net does not take are left
-    out.
+    Random integers are in the range of the example's integers. Random inputs for which the model
+    raises an error are left out.
     """
 
     def __init__(
@@ -208,32 +192,35 @@ class Probes:
         self.expected = [(example, run(net, example))]
         generator = torch.Generator().manual_seed(0)
         for scale in scales:
-            draw = partial(_random, scale=scale, generator=generator)
+            draw = partial(_draw_like, scale=scale, generator=generator)
             probe = tree_map_only(Tensor, draw, example)
             try:
                 self.expected.append((probe, run(net, probe)))
-            except CODE_ERRORS:  # some code takes no other integers
+            except CODE_ERRORS:  # some models take no other integers
                 continue
 
     def equal(self, other: nn.Module) -> bool:
-        """Whether another net agrees, in double precision where that of the net leaves doubt.
+        """Whether another model has the same outputs, up to rounding.
 
-        Large inputs can magnify rounding beyond the tolerance, but not that of doubles.
+        Large inputs can increase rounding errors beyond the tolerance. Such inputs are compared
+        again in double precision.
         """
-        try:  # whatever breaks the other net makes it another
+        try:
             for probe, expected in self.expected:
                 if _close(expected, run(other, probe)):
                     continue
-                wide = tree_map_only(Tensor, _to_double, probe)
+                wide = tree_map_only(
+                    Tensor, lambda t: t.double() if t.is_floating_point() else t, probe
+                )
                 nets = (copy.deepcopy(net).double() for net in (self.net, other))
                 if not _close(*(run(net, wide) for net in nets)):
                     return False
-        except CODE_ERRORS:
+        except CODE_ERRORS:  # a model that does not run is not equal
             return False
         return True
 
     def change(self, other: nn.Module) -> float:
-        """The largest difference between the outputs of both nets on the example."""
+        """The largest difference between the outputs of both models on the example."""
         pairs = zip(self.expected[0][1], run(other, self.example), strict=True)
         differences = [(a.double() - b.double()).abs() for a, b in pairs if a.is_floating_point()]
         return max((float(d.max()) for d in differences if d.numel()), default=0.0)
@@ -241,33 +228,29 @@ class Probes:
     def __str__(self) -> str:
         count = len(self.expected) - 1
         if not count:
-            return "Equal on the example alone: the net takes no random input like it."
-        words = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
-        integers = [t for t in tensors_in(self.example) if not t.is_floating_point()]
-        if integers:
-            low, high = min(int(t.min()) for t in integers), max(_largest(t) for t in integers)
-            words += f", integers from {low} to {high}"
-        return f"Equal on the example and on {count} random inputs {words}."
+            return "Equal on the example only: the model takes no random input of its shape."
+        text = f"of scale {min(_SCALES):g} to {max(_SCALES):g}"
+        ranges = [_range(t) for t in tensors_in(self.example) if not t.is_floating_point()]
+        if ranges:
+            lows, highs = zip(*ranges, strict=True)
+            text += f", integers from {min(lows)} to {max(highs)}"
+        return f"Equal on the example and on {count} random inputs {text}."
 
 
-def _to_double(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
-
-
-def _largest(integers: Tensor) -> int:
-    """The largest integer to try: one more than the example has, where all of its are the same."""
+def _range(integers: Tensor) -> tuple[int, int]:
+    """The smallest and the largest integer to draw. A constant example gets one integer more."""
     low, high = int(integers.min()), int(integers.max())
-    # On other devices an index out of range cannot be caught.
-    return high + 1 if low == high and integers.device.type == "cpu" else high
+    # On a GPU the error of an index out of range cannot be caught.
+    return low, high + 1 if low == high and integers.device.type == "cpu" else high
 
 
-def _random(value: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    if value.is_floating_point():
-        return (scale * torch.randn(value.shape, generator=generator)).to(value)
-    if value.is_complex():
-        return value
-    low, high = int(value.min()), _largest(value)
-    return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
+def _draw_like(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    if tensor.is_floating_point():
+        return (scale * torch.randn(tensor.shape, generator=generator)).to(tensor)
+    if tensor.is_complex():
+        return tensor
+    low, high = _range(tensor)
+    return torch.randint(low, high + 1, tensor.shape, generator=generator).to(tensor)
 
 
 def _close(expected: list[Tensor], actual: list[Tensor]) -> bool:

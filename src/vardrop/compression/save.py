@@ -1,7 +1,7 @@
-"""A small net as a file: safetensors and JSON without pickle.
+"""Save a small model as safetensors and JSON, without pickle.
 
-The description of a saved net holds numbers and names only. `resize_to` gives a copy of the user's
-own net those sizes, so that loading needs no code from a file.
+The description of a saved model contains only numbers and names. `resize_to` sets these sizes in a
+copy of the user's model, so that loading runs no code from a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -29,14 +29,12 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.integrations import load_integration
 from vardrop.compression.layer_views import (
     LAYOUTS,
-    Affine,
-    AffineLayout,
-    Units,
     affine,
     affine_layers,
     replace_module,
     replace_tensor,
     settle_sizes,
+    view_of,
 )
 from vardrop.compression.modules.attention import SlimAttention
 from vardrop.compression.modules.recurrent import resize_recurrent
@@ -50,14 +48,14 @@ _FORMAT = "vardrop net 1"
 
 
 def save(net: nn.Module, path: str | PathLike[str]) -> int:
-    """Write a plain net as safetensors, with the sizes of its layers in the metadata.
+    """Write a plain model as safetensors, with the sizes of its layers in the metadata.
 
-    Weights are written as they are, whatever they hold. The file is there whole or not at all, and
-    equal nets give equal bytes.
+    Weights are written unchanged. An existing file is replaced only by a complete one, and equal
+    models give equal bytes.
 
     Args:
-        net: a plain net, such as the result of `shrink` or `sparsify`.
-        path: the file; conventionally it ends in .safetensors.
+        net: a plain model, such as the result of `shrink` or `sparsify`.
+        path: the file, which ends in .safetensors by convention.
 
     Returns:
         The bytes on disk.
@@ -79,30 +77,30 @@ def save(net: nn.Module, path: str | PathLike[str]) -> int:
 
 
 def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
-    """Read a net that `save` wrote, given a net of the user's own class.
+    """Read a model that `save` wrote.
 
     Args:
         path: the file.
-        into: a plain net of the class that was shrunken, at its full size; left as it is.
+        into: a plain model of the class that was shrunk, at its full size. It is left unchanged.
 
     Returns:
         A copy of `into` with the saved sizes and tensors, in evaluation mode. A file that is
-        damaged, from elsewhere or of another version is an error.
+        corrupted, of another format or of another version raises an error.
     """
     check_net(into, "into")
     source = as_path(path)
     if source.is_file():
         with open(source, "rb") as file:
-            if file.read(len(PACKED)) == PACKED:
-                raise VardropError(
-                    f"Expected {path} to be written by vardrop.save, but it was packed. "
-                    "Read it with vardrop.unpack(path, into=net)."
-                )
+            is_packed = file.read(len(PACKED)) == PACKED
+        if is_packed:
+            raise VardropError(
+                f"{path} was written by vardrop.pack. Read it with vardrop.unpack(path, into=net)."
+            )
     tensors, plan = read_tensors(source)
     if not isinstance(plan, dict) or plan.get("format") != _FORMAT:
         raise VardropError(
             f"Expected {path} to be written by vardrop.save, but got another file. "
-            "Read what vardrop.save_noisy wrote with vardrop.load_noisy."
+            "Read files of vardrop.save_noisy with vardrop.load_noisy."
         )
     with report_malformed_file(str(path)):
         net = resize_to(into, plan)
@@ -114,27 +112,27 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
 
 
 def as_path(path: Any) -> Path:
-    """The path of a file; an error names what is none."""
+    """The path of a file."""
     check_type("path", path, (str, os.PathLike), "a path")
     return Path(path)
 
 
 @contextmanager
 def report_malformed_file(path: str) -> Iterator[None]:
-    """Turn what a forged description stumbles over into the library's error."""
+    """Report any error of a forged description as a `VardropError`."""
     try:
         yield
     except VardropError:
         raise
-    except Exception as failure:  # a forged description can make any code fail
+    except Exception as failure:  # a forged description can cause any error
         raise VardropError(
-            f"Expected the description in {path} to be sound, but got: {failure!r}. "
+            f"Expected a valid description in {path}, but got: {failure!r}. "
             "The file was not written by vardrop."
         ) from failure
 
 
 def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The net with its CSR layers dense again (a copy, if there are any), and their names."""
+    """The model with dense layers instead of CSR layers (then a copy), and their names."""
     names = list(named_modules_of(net, SparseLinear))
     if names:
         net = copy.deepcopy(net)
@@ -144,7 +142,7 @@ def to_dense(net: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 def layer_sizes(net: nn.Module) -> dict[str, Any]:
-    """The sizes of a plain net, and the modules that are none of its class."""
+    """The sizes of a plain model, and the modules that `shrink` added."""
     plan: dict[str, Any] = {"sizes": {}, "select": {}, "scale": {}, "identity": []}
     rare: dict[str, Any] = {"lookup": {}, "attention": [], "unfused": [], "recurrent": {}}
     for name, module in net.named_modules():
@@ -160,8 +158,8 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
         elif isinstance(module, Scale):
             plan["scale"][name] = [len(module.factor), module.axis]
         elif isinstance(module, nn.RNNBase):
-            sizes = module.input_size, module.hidden_size, module.proj_size, int(module.bias)
-            rare["recurrent"][name] = list(sizes)
+            sizes = [module.input_size, module.hidden_size, module.proj_size, int(module.bias)]
+            rare["recurrent"][name] = sizes
         elif isinstance(module, SlimAttention):
             rare["attention"].append(name)
         elif type(module) is nn.Identity:
@@ -172,9 +170,9 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
 
 
 def resize_to(into: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """A copy of `into` with the sizes of a description; its tensors still have to be loaded.
+    """A copy of `into` with the sizes of a description, before its tensors are loaded.
 
-    Nothing gets larger than it is in `into`, so a forged file cannot ask for memory.
+    No size can exceed the size in `into`, so a forged file cannot allocate memory.
     """
     net = copy.deepcopy(into).eval()
     for module in net.modules():
@@ -216,12 +214,12 @@ def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
         words = " or ".join(f"nn.{kind.__name__}" for kind in kinds) or "a plain torch layer"
         raise VardropError(
             f"Expected '{name}' of `into` to be {words}, but got {type(module).__name__}. "
-            "Give a net of the class that was saved."
+            "Pass a model of the class that was saved."
         )
 
 
 def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
-    """A recurrent layer with these sizes, none larger than before."""
+    """A recurrent layer with these sizes, which cannot be larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, projected, bias = sizes
     smaller = resize_recurrent(
@@ -238,9 +236,9 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
 def _prepend_selection(
     first: type[Select] | type[Lookup], name: str, module: nn.Module, count: Any, *axis: int
 ) -> nn.Module:
-    """A layer behind a `Select` of so many inputs, or an embedding behind a `Lookup`.
+    """A layer after a `Select` of so many inputs, or an embedding after a `Lookup`.
 
-    A layer that has one already, of a net that was shrunk twice, gets a smaller one.
+    In a model that was shrunk twice, an existing selection becomes smaller.
     """
     pair = selecting(module, first)
     layer: Any = module if pair is None else pair[1]
@@ -259,8 +257,8 @@ def _find(net: nn.Module, name: str) -> Any:
         return net.get_submodule(name)
     except AttributeError as missing:
         raise VardropError(
-            f"Expected `into` to have the module '{name}', but it has not. "
-            "Give a net of the class that was saved."
+            f"Expected `into` to have the module '{name}', but it does not. "
+            "Pass a model of the class that was saved."
         ) from missing
 
 
@@ -268,25 +266,21 @@ def _count(name: str, value: Any, most: int) -> int:
     if type(value) is not int or not 1 <= value <= most:
         raise VardropError(
             f"Expected a size of '{name}' to be an integer from 1 to {most}, but got {value!r}. "
-            "The file does not belong to this net."
+            "The file belongs to another model."
         )
     return value
 
 
 def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
-    """Set the sizes of a layer, never larger than before, and give it tensors of the shapes."""
+    """Set the sizes of a layer, which cannot be larger than before, and resize its tensors."""
     layout = LAYOUTS.get(type(module))
     if layout is None or not layout.sizes:
         _check_kind(name, module)
         return
-    for key, value in zip(layout.sizes, sizes, strict=False):
-        setattr(module, key, _count(name, value, getattr(module, key)))
-    shapes: Mapping[str, tuple[int, ...] | None]
-    if isinstance(layout, AffineLayout):
-        shapes = Affine(module, layout).shapes(bias=sizes[len(layout.sizes) :] == [1])
-    else:
-        shapes = Units(module, layout).shapes()
-    for key, shape in shapes.items():
+    for key, size in zip(layout.sizes, sizes, strict=False):
+        setattr(module, key, _count(name, size, getattr(module, key)))
+    has_bias = sizes[len(layout.sizes) :] == [1]
+    for key, shape in view_of(module, layout).shapes(has_bias).items():
         old = getattr(module, key)
         if shape is None:
             setattr(module, key, None)
@@ -294,14 +288,14 @@ def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
             if old is not None and math.prod(shape) > old.numel():
                 raise VardropError(
                     f"Expected '{name}.{key}' to have at most {old.numel()} entries, but got "
-                    f"{math.prod(shape)}. The file does not belong to this net."
+                    f"{math.prod(shape)}. The file belongs to another model."
                 )
             like = next(module.parameters()) if old is None else old
             replace_tensor(module, key, like.detach().new_empty(shape))
 
 
 def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Load all tensors of a file into a rebuilt net, none missing and none left over."""
+    """Load the tensors of a file into a resized model. The names have to be the same."""
     try:
         net.load_state_dict(tensors)
     except RuntimeError as mismatch:
@@ -311,9 +305,8 @@ def load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
         hint = ""
         if noise:
             hint = (
-                f" The file holds a noisy net (it has {noise[0]!r}): call "
-                "vardrop.convert(into, recipe) with its recipe before loading, or write it with "
-                "vardrop.save_noisy."
+                f" It contains a noisy model ({noise[0]!r}): call vardrop.convert(into, recipe) "
+                "with its recipe before loading, or write it with vardrop.save_noisy."
             )
         raise VardropError(
             f"Expected the tensors of the file to fit `into`, but got: {mismatch}{hint}"

@@ -1,4 +1,4 @@
-"""Sparse execution: dense layers as CSR where that is faster.
+"""Sparse execution: dense layers as CSR if that is faster.
 
 With 95% zeros and one thread, `SparseLinear` is 2.0 and 3.1 times as fast as `nn.Linear` for 300 x
 784 weights (1 and 256 examples), and 3.0 and 9.3 times for 1000 x 1000 weights.
@@ -28,7 +28,7 @@ from vardrop.compression.probes import (
 )
 from vardrop.noisy import evaluating
 
-_MARGIN = 0.95  # another way has to win clearly, so that a noisy clock does not choose it
+_MARGIN = 0.95  # CSR has to be clearly faster than dense, because the clock is noisy
 
 
 class SparseLinear(nn.Module):
@@ -61,7 +61,7 @@ class SparseLinear(nn.Module):
         self._ready: tuple[Tensor, Tensor | None] | None = None
 
     def _tensors(self) -> tuple[Tensor, Tensor | None]:
-        """The weight as a CSR tensor on the memory of the buffers, and the bias; built once."""
+        """The weight as a CSR tensor that shares memory with the buffers, and the bias."""
         size = (self.out_features, self.in_features)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -89,11 +89,11 @@ class SparseLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as a dense tensor, for code that asks a layer for it."""
+        """The weight as a dense tensor, for code that reads it."""
         return self._tensors()[0].to_dense()
 
     def dense(self) -> nn.Linear:
-        """The plain layer again."""
+        """A plain dense layer with the same weights."""
         layer = nn.Linear(self.in_features, self.out_features, device="meta")
         layer.weight = nn.Parameter(self.weight)
         bias = None if self.bias is None else nn.Parameter(self.bias.clone())
@@ -105,14 +105,17 @@ class SparseLinear(nn.Module):
 
 
 def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
-    """A copy of a plain net whose dense layers run as CSR where that is faster on this machine.
+    """Copy a plain model, with dense layers as CSR if that is faster on this machine.
 
-    Each `nn.Linear` is timed both ways at the example's batch size, then the whole net. The plain
-    net comes back if nothing is gained. For prediction on CPU.
+    Each `nn.Linear` is timed as dense and as CSR at the example's batch size, then the entire
+    model. If CSR is not faster, the copy is dense. For prediction on the CPU.
 
     Args:
-        net: a plain net, such as the result of `shrink`.
-        example_input: an input of the batch size that matters.
+        net: a plain model, such as the result of `shrink`.
+        example_input: an input with the batch size of later predictions.
+
+    Returns:
+        The copy in evaluation mode.
 
     >>> import torch
     >>> type(sparsify(torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.zeros(1, 4))[0])

@@ -1,9 +1,9 @@
-"""Gates on the units of a plain net: what the net costs by them, and the cut to a budget.
+"""Gates on the units of a plain model: its cost as a function of them, and the cut to a budget.
 
-Units that can only go together have one gate: the channels that a residual sum adds up, a channel
-and its depthwise filter, and the channels of a grouped convolution that keep its groups alike. A
-gate multiplies what the layers read of its units, which is exact whatever lies between (BatchNorm,
-a sum, any activation), and in the end is folded into their weights.
+Units that can only be removed together have one gate: the channels that a residual sum adds, a
+channel and its depthwise filter, and the channels of a grouped convolution that keep its groups
+equal. A gate multiplies the inputs that layers read from its units. This is exact for any operation
+in between (BatchNorm, a sum, any activation), and finally the gate is folded into their weights.
 """
 
 from __future__ import annotations
@@ -11,43 +11,39 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
-from vardrop.compression.layer_views import Affine, affine_layers, join_name, unit_modules
+from vardrop.compression.layer_views import AffineView, affine_layers, join_name, unit_modules
 from vardrop.compression.modules.recurrent import Unrolled
 from vardrop.compression.probes import Inputs, hooks
-from vardrop.compression.trace_units import (
-    TO_THE_OUTPUT,
-    DisjointSets,
-    Unit,
-    UnitGraph,
-    trace_units,
-)
+from vardrop.compression.trace_units import trace_units
+from vardrop.compression.units import TO_THE_OUTPUT, DisjointSets, Place, Unit, UnitGraph
 from vardrop.gates import HardConcrete
 from vardrop.gates.base import along
 from vardrop.noisy import named_modules_of
 
 Quantity = Literal["macs", "bytes"]
-_Gates = dict[str, dict[int, int]]  # the gate of every place, by module
-_START = 3.0  # the logit at which a gate begins: its mean is exactly one, and it is open in 99 %
-_LEAST = 0.1  # of a gate that is kept
+# For every module, the number of each unit's gate, counted from 1, or 0 for a unit without a gate.
+_GateNumbers = dict[str, Tensor]
+_START = 3.0  # the initial logit of a gate: its mean is exactly one, and it is open in 99% of draws
+_LEAST = 0.1  # the smallest factor of an open gate
 
 
 class UnitGates(nn.Module):
-    """Hard concrete gates on the units of a net that can be taken out; the net stays as it is.
+    """Hard concrete gates on the removable units of a model, which is left unchanged.
 
     Args:
-        net: a plain net.
-        example: its arguments, one row.
+        net: a plain model.
+        example: its arguments, one example.
 
-    `notes` says which units have no gate, and why.
+    `notes` are the reasons why units have no gate.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -62,97 +58,109 @@ class UnitGates(nn.Module):
         if graph.obstacle is not None:
             raise VardropError(
                 "Expected the units of `net` to be followed from layer to layer, but got: "
-                f"{graph.obstacle}. Its own code lets no mark through."
+                f"{graph.obstacle}. The code of the model raises an error for NaN."
             )
-        sets = _sets(net, graph.units)
+        sets = _join_tied(net, graph.units)
         self.units = [members for members in sets if all(u.reason is None for u in members)]
         self.notes = _notes(sets)
         if not self.units:
             raise VardropError(
-                "Expected `net` to have hidden units that can be taken out, but got none. "
+                "Expected `net` to have hidden units that can be removed, but got none. "
                 + " ".join(self.notes)
             )
         self.noise = HardConcrete(drop_rate=1 / (1 + math.exp(_START)))
         start = self.noise.initial(len(self.units))["logit"]
         self.logit = nn.Parameter(start.to(next(net.parameters()).device))
-        self._emitters = _by_module(self.units, lambda u: u.emitters)
-        self._readers = _by_module(self.units, lambda u: u.readers)
-        self._prices = _Prices(net, graph, self.units, self._emitters, self._readers)
+        layers, modules = affine_layers(net), unit_modules(net)
+        widths = {n: v.outputs for n, v in layers.items()}
+        widths |= {n: v.outputs for n, v in modules.items()}
+        self._emitters = self._number(widths, lambda u: u.emitters)
+        carriers = self._number(widths, lambda u: u.carriers)
+        self._readers = self._number({n: v.inputs for n, v in layers.items()}, lambda u: u.readers)
+        outputs = {n: self._emitters[n] + carriers[n] for n in widths}
+        self._costs = _Costs(net, graph, self._readers, outputs)
+        all_open = torch.ones(len(self.units))
+        self._full = {q: float(self._costs.total(all_open, q)) for q in ("macs", "bytes")}
         self._factors: Tensor | None = None
 
+    def _number(
+        self, widths: Mapping[str, int], places: Callable[[Unit], Sequence[Place]]
+    ) -> _GateNumbers:
+        numbers = {name: torch.zeros(width, dtype=torch.long) for name, width in widths.items()}
+        for number, members in enumerate(self.units, start=1):
+            for name, unit in (place for member in members for place in places(member)):
+                numbers[name][unit] = number
+        return numbers
+
     def expected_cost(self, quantity: Quantity) -> Tensor:
-        """The expected cost of the net, as a fraction of that of the whole one; differentiable."""
+        """The expected cost of the model, as a fraction of the full cost. It is differentiable."""
         open_probability = self.noise.open_probability({"logit": self.logit})
         return self.cost(open_probability, quantity).to(self.logit)
 
     def cost(self, open_gates: Tensor, quantity: Quantity = "macs") -> Tensor:
-        """The cost of a net with these gates (1) or parts of them, as a fraction of the whole."""
-        return self._prices.total(open_gates, quantity) / self._prices.whole[quantity]
+        """The cost of a model with open gates (1) or partly open gates, as a fraction."""
+        return self._costs.total(open_gates, quantity) / self._full[quantity]
 
     @contextmanager
     def acting(self, net: nn.Module) -> Iterator[None]:
-        """Let the gates act on a net: by draws in training mode, by their means otherwise."""
-        layers = affine_layers(net)
-        handles: list[Any] = [net.register_forward_pre_hook(self._draw)]
-        for name, places in self._places_to_gate(layers).items():
-            hook = self._multiply(layers[name], places)
-            handles.append(layers[name].layer.register_forward_pre_hook(hook))
+        """Apply the gates to a model: draws in training mode, means in evaluation mode."""
+        handles = [net.register_forward_pre_hook(self._draw)]
+        for name, view in affine_layers(net).items():
+            if self._multiplies(name, view):
+                handles.append(view.layer.register_forward_pre_hook(self._multiply(name, view)))
         with hooks(*handles):
             yield
 
-    def _places_to_gate(self, layers: dict[str, Affine]) -> dict[str, dict[int, int]]:
-        """What to multiply: not what a depthwise layer reads, which others read after it."""
-        return {n: p for n, p in self._readers.items() if not layers[n].is_depthwise}
+    def _multiplies(self, name: str, view: AffineView) -> bool:
+        """Inputs of a depthwise layer are not multiplied, because other layers read its outputs."""
+        return bool(self._readers[name].any()) and not view.is_depthwise
 
     def _draw(self, net: nn.Module, args: Inputs) -> None:
-        """One draw per batch: Adam then slows the gates that the loss feels, and closes others."""
+        """One draw per batch: Adam then slows gates that affect the loss, and closes others."""
         tensors = {"logit": self.logit}
-        one = torch.ones(1, device=self.logit.device)  # for what has no gate
+        one = torch.ones(1, device=self.logit.device)  # the factor of units without a gate
         if net.training:
             drawn = self.noise.multiplier(one.expand(len(self.units)), 0, tensors)
         else:
             drawn = self.noise.unit_mean(tensors)
         self._factors = torch.cat([one, drawn])
 
-    def _multiply(self, view: Affine, places: dict[int, int]) -> Callable[..., Inputs]:
-        index = torch.zeros(view.inputs, dtype=torch.long)
-        for place, gate in places.items():
-            index[place] = gate + 1
-        axis, column = view.axis, index.to(view.weight.device)
+    def _multiply(self, name: str, view: AffineView) -> Callable[..., Inputs]:
+        axis, numbers = view.axis, self._readers[name].to(view.weight.device)
 
         def before(_: nn.Module, args: Inputs) -> Inputs:
             assert self._factors is not None
             x: Tensor = args[0]
-            return (x * along(axis, x, self._factors[column].to(x.dtype)), *args[1:])
+            return (x * along(axis, x, self._factors[numbers].to(x.dtype)), *args[1:])
 
         return before
 
     def choose(self, fits: Callable[[Tensor], bool], multiple: int = 1) -> Tensor:
-        """The most gates that fit a budget, the most willing ones first; a bool per gate.
+        """The most gates that fit a budget, highest logits first, as a boolean mask.
 
-        Layers keep multiples of `multiple` units, as far as that fits them, and one at least, so
-        that what fits no more than that comes back too.
+        Layers keep multiples of `multiple` units if they have enough, and at least one unit. So the
+        mask may not fit if even the smallest one does not.
         """
         order = self.logit.detach().argsort(descending=True, stable=True).tolist()
-        ways: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for gate in order:  # gates of one way through the net go by their order
-            ways[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
-        low, high = 0, len(order)  # as many as `low` fit, or nothing does
+        paths: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for gate in order:  # gates with the same emitters are opened in this order
+            paths[tuple(sorted({n for u in self.units[gate] for n, _ in u.emitters}))].append(gate)
+        low, high = 0, len(order)  # `low` gates fit, or no number does
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(self._mask(set(order[:middle]), ways, multiple)):
+            if fits(self._mask(set(order[:middle]), paths, multiple)):
                 low = middle
             else:
                 high = middle - 1
-        return self._mask(set(order[:low]), ways, multiple)
+        return self._mask(set(order[:low]), paths, multiple)
 
     def _mask(
-        self, chosen: set[int], ways: dict[tuple[str, ...], list[int]], multiple: int
+        self, chosen: set[int], paths: dict[tuple[str, ...], list[int]], multiple: int
     ) -> Tensor:
         mask = torch.zeros(len(self.units), dtype=torch.bool)
-        for emitters, gates in ways.items():
-            all_gated = any(len(self._emitters[n]) == self._prices.outputs[n] for n in emitters)
-            # How many units of a layer a gate has at least: those of a head, or one.
+        for emitters, gates in paths.items():
+            all_gated = any(bool(self._emitters[n].all()) for n in emitters)
+            # The smallest number of units of a layer that belong to one gate: a head, or one unit.
             places = (p for u in self.units[gates[0]] for p in (*u.emitters, *u.readers))
             width = min(Counter(name for name, _ in places).values())
             step = multiple // math.gcd(multiple, width)
@@ -162,115 +170,90 @@ class UnitGates(nn.Module):
         return mask
 
     def evenly(self, fraction: float) -> Tensor:
-        """A mask that keeps this fraction of the units of every layer, and one at least."""
+        """A mask that keeps this fraction of the units of every layer, and at least one unit."""
         mask = torch.zeros(len(self.units), dtype=torch.bool)
-        for places in self._emitters.values():
-            gates = sorted(set(places.values()))
+        for numbers in self._emitters.values():
+            gates = (numbers[numbers > 0] - 1).unique()
             mask[gates[: max(1, round(fraction * len(gates)))]] = True
         return mask
 
     @torch.no_grad()
     def fold(self, net: nn.Module, open_gates: Tensor) -> None:
-        """Multiply the weights of a net by the gates' means, and by zero where one is not kept.
+        """Multiply the weights of a model by the means of open gates, and by zero if closed.
 
-        A gate that is kept passes a tenth at least, so that its unit can still learn.
+        The factor of an open gate is at least a tenth, so that its unit can still learn.
         """
         mean = self.noise.unit_mean({"logit": self.logit}).clamp(min=_LEAST)
-        layers = affine_layers(net)
-        gated, keep = self._places_to_gate(layers), open_gates.tolist()
-        for name, places in self._readers.items():
-            view = layers[name]
-            factors = view.weight.new_ones(view.inputs)
-            for place, gate in places.items():
-                open_mean = float(mean[gate]) if name in gated else 1.0
-                factors[place] = open_mean if keep[gate] else 0.0
-            view.scale_inputs(factors)
+        is_open = open_gates.to(mean)
+        one = torch.ones_like(mean[:1])
+        means, masks = torch.cat([one, mean * is_open]), torch.cat([one, is_open])
+        for name, view in affine_layers(net).items():
+            factors = means if self._multiplies(name, view) else masks
+            numbers = self._readers[name].to(mean.device)
+            if bool(numbers.any()):
+                view.scale_inputs(factors[numbers].to(view.weight))
 
 
-class _Prices:
-    """What the layers of a net cost by the units that they keep.
+class _Costs:
+    """The cost of a model as a function of its open gates.
 
-    A layer costs its price times the inputs times the outputs that are left. Where a layer's groups
-    go as a whole, its inputs go with its outputs and count once.
+    A layer costs its price times the remaining inputs times the remaining outputs. If whole groups
+    of a layer are removed, its inputs go with its outputs and count once.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        graph: UnitGraph,
-        units: list[tuple[Unit, ...]],
-        emitters: _Gates,
-        readers: _Gates,
+        self, net: nn.Module, graph: UnitGraph, readers: _GateNumbers, outputs: _GateNumbers
     ) -> None:
-        layers, modules, gates = affine_layers(net), unit_modules(net), len(units)
-        self.outputs = {n: v.outputs for n, v in layers.items()}
-        self.outputs |= {n: v.outputs for n, v in modules.items()}
-        inputs, outputs, macs, stored, by_group = torch.tensor(
-            [
-                (v.inputs, v.outputs, graph.costs[n].macs, _bytes(v.weight), _by_group(v))
-                for n, v in layers.items()
-            ],
-            dtype=torch.float64,
-        ).t()
-        self._in = _counts(layers, readers, gates) * (1 - by_group.unsqueeze(1))
-        self._out = _counts(layers, emitters, gates)
-        self._fixed_in, self._fixed_out = inputs - self._in.sum(1), outputs - self._out.sum(1)
-        pairs = (inputs * outputs).clamp_min(1)
-        self._price = {"macs": macs / pairs, "bytes": stored / pairs}
-        # The bytes per unit of all that is no weight of a layer.
-        tensors = {n: [v.bias] for n, v in layers.items() if v.bias is not None}
+        layers, modules = affine_layers(net), unit_modules(net)
+        inputs = {
+            n: torch.zeros_like(readers[n]) if _removes_groups(v) else readers[n]
+            for n, v in layers.items()
+        }
+        self._inputs, self._outputs = list(inputs.values()), [outputs[n] for n in layers]
+        sizes = torch.tensor([v.inputs * v.outputs for v in layers.values()]).clamp_min(1)
+        stored = torch.tensor([_bytes(v.weight) for v in layers.values()])
+        macs = torch.tensor([graph.costs[n].macs for n in layers])
+        self._price = {"macs": macs.double() / sizes, "bytes": stored.double() / sizes}
+        # The bytes per unit of all tensors that are no weight of a layer.
+        tensors = {n: [] if v.bias is None else [v.bias] for n, v in layers.items()}
         tensors |= {n: [t for _, t in v.tensors()] for n, v in modules.items()}
-        per_unit = {n: sum(map(_bytes, held)) / self.outputs[n] for n, held in tensors.items()}
-        each = [
-            sum(per_unit.get(n, 0.0) for u in members for n, _ in (*u.emitters, *u.carriers))
-            for members in units
-        ]
-        self._each = {"macs": torch.zeros(gates), "bytes": torch.tensor(each)}
-        rest = sum(map(_bytes, net.state_dict().values())) - float(stored.sum()) - sum(each)
+        units = [(sum(map(_bytes, held)), outputs[n]) for n, held in tensors.items()]
+        self._units = torch.cat([numbers for _, numbers in units])
+        each = [torch.full((len(n),), size / len(n), dtype=torch.float64) for size, n in units]
+        self._unit_bytes = torch.cat(each)
+        total = sum(map(_bytes, net.state_dict().values()))
         products = sum(cost.macs for name, cost in graph.costs.items() if name not in layers)
-        self._rest = {"macs": products, "bytes": rest}  # what no gate changes
-        self.whole = {q: float(self.total(torch.ones(gates), q)) for q in ("macs", "bytes")}
+        # The costs that do not depend on gates.
+        self._rest = {
+            "macs": float(products),
+            "bytes": total - float(stored.sum()) - float(self._unit_bytes.sum()),
+        }
 
-    def total(self, open_gates: Tensor, quantity: str) -> Tensor:
-        """The cost, differentiable by what is kept."""
-        part = open_gates.to(self._in)
-        inputs, outputs = self._fixed_in + self._in @ part, self._fixed_out + self._out @ part
-        pairs = self._price[quantity] * inputs * outputs
-        return pairs.sum() + self._each[quantity].to(part) @ part + self._rest[quantity]
+    def total(self, open_gates: Tensor, quantity: Quantity) -> Tensor:
+        """The cost of a model, differentiable with respect to the gates."""
+        gates = open_gates.to("cpu", torch.float64)
+        factors = torch.cat([torch.ones(1, dtype=torch.float64), gates])
+        inputs = torch.stack([factors[numbers].sum() for numbers in self._inputs])
+        outputs = torch.stack([factors[numbers].sum() for numbers in self._outputs])
+        cost = (self._price[quantity] * inputs * outputs).sum() + self._rest[quantity]
+        if quantity == "bytes":
+            cost = cost + self._unit_bytes @ factors[self._units]
+        return cost
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _counts(layers: dict[str, Affine], places: _Gates, gates: int) -> Tensor:
-    """How many places of each layer belong to each gate, (layers, gates)."""
-    counts = torch.zeros(len(layers), gates, dtype=torch.float64)
-    for row, name in enumerate(layers):
-        for gate in places.get(name, {}).values():
-            counts[row, gate] += 1
-    return counts
-
-
-def _by_module(units: list[tuple[Unit, ...]], places: Callable[[Unit], Any]) -> _Gates:
-    """The gate of every place, by module."""
-    gates_by_module: _Gates = defaultdict(dict)
-    for gate, members in enumerate(units):
-        for unit in members:
-            for name, place in places(unit):
-                gates_by_module[name][place] = gate
-    return dict(gates_by_module)
-
-
-def _by_group(view: Affine) -> bool:
-    """Whether the groups of a layer go as a whole: one of its sides has one unit per group."""
+def _removes_groups(view: AffineView) -> bool:
+    """Whether a layer loses whole groups, because one of its sides has one unit per group."""
     return view.groups > 1 and view.groups in (view.inputs, view.outputs)
 
 
-def _sets(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
-    """Units joined so that every grouped layer keeps as many units in each of its groups.
+def _join_tied(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
+    """Join units so that all groups of a layer keep equally many units.
 
-    Layers of a recurrent layer that have one size keep as many outputs each.
+    The parts of a recurrent layer that have one size keep equally many outputs.
     """
     layers = affine_layers(net)
     units = _with_fixed_groups(layers, traced)
@@ -296,8 +279,8 @@ def _sets(net: nn.Module, traced: Sequence[Unit]) -> list[tuple[Unit, ...]]:
     return [tuple(members) for members in joined.values()]
 
 
-def _with_fixed_groups(layers: dict[str, Affine], units: Sequence[Unit]) -> list[Unit]:
-    """Units of grouped layers that read the input of the net, which stays, have to stay too."""
+def _with_fixed_groups(layers: dict[str, AffineView], units: Sequence[Unit]) -> list[Unit]:
+    """Units of grouped layers that read the input of the model have to stay."""
     depthwise = {name for name, view in layers.items() if view.is_depthwise}
     fed = {p for u in units if any(n not in depthwise for n, _ in u.emitters) for p in u.readers}
     stay = {
@@ -306,19 +289,19 @@ def _with_fixed_groups(layers: dict[str, Affine], units: Sequence[Unit]) -> list
         if view.groups > 1 and not all((name, i) in fed for i in range(view.inputs))
         for i in range(view.outputs)
     }
-    why = "its groups read the input of the net"
+    why = "its groups read the input of the model"
     return [
         dataclasses.replace(u, reason=u.reason or why) if stay.intersection(u.emitters) else u
         for u in units
     ]
 
 
-def _ties(view: Affine) -> Iterator[list[tuple[bool, int]]]:
-    """Places of a grouped layer that go together: (is it an output, where)."""
+def _ties(view: AffineView) -> Iterator[list[tuple[bool, int]]]:
+    """Places of a grouped layer that are removed together: (whether an output, unit)."""
     if view.groups == 1:
         return
     sizes = view.inputs // view.groups, view.outputs // view.groups
-    if _by_group(view):
+    if _removes_groups(view):
         for g in range(view.groups):
             yield [(bool(s), g * n + i) for s, n in enumerate(sizes) for i in range(n)]
         return
@@ -328,7 +311,7 @@ def _ties(view: Affine) -> Iterator[list[tuple[bool, int]]]:
 
 
 def _notes(sets: list[tuple[Unit, ...]]) -> tuple[str, ...]:
-    """Why units have no gate, by layer; not those that the net returns."""
+    """The reasons why units have no gate, by layer, except for outputs of the model."""
     stays: Counter[tuple[str, str]] = Counter()
     for members in sets:
         reasons = [u.reason for u in members if u.reason is not None]

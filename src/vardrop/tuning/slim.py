@@ -327,7 +327,7 @@ class _Slimming:
         """The plain model with the means of the gates that are kept, without the other units."""
         folded = copy.deepcopy(net)
         gates.fold(folded, kept)
-        small, plan = shrink(folded, self.example)
+        small, plan = shrink(folded, self.example, progress=False)
         if any(p.dim() == 4 and _is_channels_last(p) for p in net.parameters()):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Shrunk(small, plan)

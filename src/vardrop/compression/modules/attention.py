@@ -1,4 +1,4 @@
-"""Plain attention of which some heads may be left out."""
+"""Plain attention with fewer heads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vardrop.layers.heads import SEPARATE, Heads, Triple, averaged
 
 
 class SlimAttention(Heads, nn.Module):
-    """Plain attention by separate projections, for as many heads as are left.
+    """Plain attention with separate projections and any number of heads.
 
-    What `shrink` puts in the place of an `nn.MultiheadAttention` that loses heads: torch ties the
-    number of heads to the width. Arguments and shapes are torch's; `need_weights` averages over
-    the heads that are left.
+    `shrink` replaces an `nn.MultiheadAttention` that loses heads by it, because torch ties the
+    number of heads to the width. Arguments and shapes are the same as in torch. `need_weights`
+    averages over the remaining heads.
 
     Args:
-        layer: the attention that it computes, without `add_bias_kv`.
+        layer: torch's attention, without `add_bias_kv`.
 
     >>> import torch
     >>> whole = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -29,7 +29,7 @@ class SlimAttention(Heads, nn.Module):
     True
     """
 
-    # What torch's encoder layers ask for before they take their fused path.
+    # Attributes that torch's encoder layers read before they choose the fast path.
     in_proj_weight = in_proj_bias = None
     _qkv_same_embed_dim = False
     bias_k = bias_v = None
@@ -51,16 +51,16 @@ class SlimAttention(Heads, nn.Module):
 
     @property
     def num_heads(self) -> int:
-        """How many heads are left."""
+        """The number of remaining heads."""
         return self.q_proj.out_features // self.head_dim
 
     def keep(self, units: Tensor) -> None:
-        """Note which heads stay: those with units of `q_proj` that are True."""
+        """Keep the heads that have a unit of `q_proj` that is True."""
         self.heads = self.heads[units.view(-1, self.head_dim).any(1).to(self.heads.device)]
 
     @torch.no_grad()
     def fold_constants(self) -> None:
-        """Add the values that are biases alone to the output's bias: attention averages them."""
+        """Move values that consist of a bias only to the output's bias: attention averages them."""
         bias = self.v_proj.bias
         constant = ~self.v_proj.weight.any(1)
         if bias is None or self.add_zero_attn or not bool((constant & bias.ne(0)).any()):
@@ -72,7 +72,7 @@ class SlimAttention(Heads, nn.Module):
         self.out_proj.weight[:, constant] = 0
 
     def recompose(self) -> nn.MultiheadAttention | None:
-        """Torch's layer with these weights, where no head and no unit around it is missing."""
+        """Torch's layer with these weights, or None if a head or a unit is missing."""
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.out_proj
         sizes = q.in_features, q.out_features, k.out_features, out.out_features
         if sizes != (self.embed_dim,) * 4:
@@ -93,10 +93,10 @@ class SlimAttention(Heads, nn.Module):
                 setattr(layer, name, part.weight)
         else:
             layer.in_proj_weight = join_parameters([p.weight for p in parts])
-        biases = [p.bias for p in parts]
-        zero = torch.zeros_like(q.weight[:, 0])
-        some = any(b is not None for b in biases)
-        in_proj_bias = join_parameters([zero if b is None else b for b in biases]) if some else None
+        in_proj_bias = None
+        if any(p.bias is not None for p in parts):
+            zero = torch.zeros_like(q.weight[:, 0])
+            in_proj_bias = join_parameters([zero if p.bias is None else p.bias for p in parts])
         layer.register_parameter("in_proj_bias", in_proj_bias)
         layer.out_proj.weight, layer.out_proj.bias = out.weight, out.bias
         return layer.train(self.training)
@@ -112,7 +112,7 @@ class SlimAttention(Heads, nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Torch's attention, without the heads that went."""
+        """Torch's attention, without the removed heads."""
         rate = self.dropout if self.training else 0.0
         y, weights = self._attended(
             (query, key, value), key_padding_mask, attn_mask, is_causal, need_weights, rate
@@ -134,6 +134,6 @@ class SlimAttention(Heads, nn.Module):
 
 
 def join_parameters(tensors: Sequence[Tensor]) -> nn.Parameter:
-    """One parameter of several, one after the other."""
+    """Concatenate tensors to one parameter."""
     trained = any(t.requires_grad for t in tensors)
     return nn.Parameter(torch.cat([t.detach() for t in tensors]), trained)

@@ -1,4 +1,4 @@
-"""Recurrent layers as plain dense layers, step by step, and back into those of torch."""
+"""Recurrent layers as plain dense layers, step by step, and back to torch's layers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Recurring(nn.Linear):
 class Unrolled(nn.Module):
     """A recurrent layer of torch as dense layers, step by step, so that its units can be followed.
 
-    For every layer and direction `ih` reads the input, `hh` the state and `hr`, where there is one,
-    projects it. Arguments and outputs are torch's, packed sequences included.
+    For every layer and direction, `ih` reads the input, `hh` reads the state, and `hr` projects it
+    if there is a projection. Arguments and outputs are the same as in torch, also for packed
+    sequences.
 
     Args:
         layer: an `nn.RNN`, `nn.LSTM` or `nn.GRU`.
@@ -37,14 +38,15 @@ class Unrolled(nn.Module):
         self.bidirectional, self.num_layers = layer.bidirectional, layer.num_layers
         self.suffixes = [names[0].removeprefix("weight_ih") for names in layer._all_weights]
         for end in self.suffixes:
-            self.add_module(f"ih{end}", _dense(layer, f"ih{end}", nn.Linear))
-            self.add_module(f"hh{end}", _dense(layer, f"hh{end}", Recurring))
-            if layer.proj_size:
-                self.add_module(f"hr{end}", _dense(layer, f"hr{end}", Recurring))
+            for name in ("ih", "hh", "hr") if layer.proj_size else ("ih", "hh"):
+                weight = getattr(layer, f"weight_{name}{end}")
+                bias = getattr(layer, f"bias_{name}{end}", None)
+                kind = nn.Linear if name == "ih" else Recurring
+                self.add_module(f"{name}{end}", dense(weight, bias, kind))
         self.train(layer.training)
 
     def equal_widths(self) -> list[list[str]]:
-        """Layers that have to keep as many outputs, because torch has one size for them all."""
+        """Layers that have to keep equally many outputs, because torch has one size for them."""
         return [[f"ih{end}" for end in self.suffixes], self.projections()]
 
     def projections(self) -> list[str]:
@@ -54,10 +56,9 @@ class Unrolled(nn.Module):
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
         parts: dict[str, Any] = dict(self.named_children())
-        first = parts["ih_l0"]
         layer = resize_recurrent(
             self,
-            input_size=first.in_features,
+            input_size=parts["ih_l0"].in_features,
             hidden_size=self.hidden_size,
             proj_size=self.proj_size,
             bias=any(part.bias is not None for part in parts.values()),
@@ -65,13 +66,12 @@ class Unrolled(nn.Module):
         for name, part in parts.items():
             setattr(layer, f"weight_{name}", part.weight)
             if hasattr(layer, f"bias_{name}"):
-                none = part.bias is None
-                bias = nn.Parameter(part.weight.detach().new_zeros(part.out_features))
-                setattr(layer, f"bias_{name}", bias if none else part.bias)
+                zeros = nn.Parameter(part.weight.detach().new_zeros(part.out_features))
+                setattr(layer, f"bias_{name}", zeros if part.bias is None else part.bias)
         return layer.train(self.training)
 
     def steps(self, output: Any) -> int:
-        """How many steps its outputs have."""
+        """The number of steps of its outputs."""
         if isinstance(output, PackedSequence):
             return len(output.batch_sizes)
         return output.shape[1 if self.batch_first and output.dim() == 3 else 0]
@@ -87,35 +87,24 @@ class Unrolled(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """How many units the state has before it is projected."""
-        return self._part("ih").out_features // _GATES[self.mode]
+        """The number of units of the state before a projection."""
+        return len(self.get_parameter("ih_l0.weight")) // _GATES[self.mode]
 
     @property
     def proj_size(self) -> int:
-        """How many units a projected state has; 0 without projections."""
-        return self._part("hh").in_features if self.projections() else 0
-
-    def _part(self, name: str) -> nn.Linear:
-        part = self.get_submodule(f"{name}_l0")
-        assert isinstance(part, nn.Linear)
-        return part
+        """The number of units of a projected state, or 0 without projections."""
+        return self.get_parameter("hh_l0.weight").shape[1] if self.projections() else 0
 
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight per unit
 
 
-def _dense(layer: nn.RNNBase, name: str, kind: type[nn.Linear]) -> nn.Linear:
-    """One weight of a recurrent layer, with its bias, as a dense layer."""
-    weight, bias = getattr(layer, f"weight_{name}"), getattr(layer, f"bias_{name}", None)
-    return dense(weight, bias, kind)
-
-
 def resize_recurrent(
     like: Any, *, input_size: int, hidden_size: int, proj_size: int, bias: bool
 ) -> nn.RNNBase:
-    """A recurrent layer of torch in other sizes, like another or one that is unrolled.
+    """A recurrent layer of torch with other sizes, and its tensors on the meta device.
 
-    Its tensors are on the meta device.
+    `like` is a recurrent layer or an unrolled one.
     """
     kind: Any = like.kind if isinstance(like, Unrolled) else type(like)
     options: dict[str, Any] = {"proj_size": proj_size} if like.mode == "LSTM" else {}

@@ -1,4 +1,4 @@
-"""Modules that choose or scale units: before a layer that reads fewer inputs, or after a gate."""
+"""Modules that select or scale units, before a layer that reads fewer inputs or after a gate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Select(nn.Module):
 
     Args:
         index: which units, (K,) integers.
-        axis: where they run, counted from the end.
+        axis: the axis of units, counted from the end.
 
     >>> import torch
     >>> Select(torch.tensor([0, 2]), axis=-1)(torch.tensor([[1.0, 2.0, 3.0]]))
@@ -35,7 +35,7 @@ class Select(nn.Module):
 
 
 class Lookup(nn.Module):
-    """Number the entries of a vocabulary anew: the ones that are left, and one for all others.
+    """Map the entries of a vocabulary to new numbers: one per remaining entry, one for all others.
 
     Args:
         index: the new number of every entry, (entries,) integers.
@@ -60,11 +60,11 @@ class Lookup(nn.Module):
 
 
 class Scale(nn.Module):
-    """Multiply every unit along one axis by a constant: what is left of a gate on its own.
+    """Multiply every unit along one axis by a constant: the mean of a gate between layers.
 
     Args:
         factor: one number per unit, (K,).
-        axis: where the units run, counted from the end.
+        axis: the axis of units, counted from the end.
 
     >>> import torch
     >>> Scale(torch.tensor([1.0, 0.5]), axis=-1)(torch.tensor([[4.0, 4.0]]))
@@ -89,7 +89,7 @@ class Scale(nn.Module):
 
 
 def selecting(module: nn.Module, kind: type[nn.Module]) -> tuple[Any, Any] | None:
-    """A `Select` or `Lookup` and the layer that it feeds, where a module is made of the two."""
+    """The `Select` or `Lookup` and its layer, if a module consists of the two."""
     if type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is kind:
         return module[0], module[1]
     return None

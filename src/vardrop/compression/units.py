@@ -1,0 +1,70 @@
+"""Units of a model: outputs and inputs of layers that can only be removed together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from vardrop.compression.costs import LayerCost
+
+Place = tuple[str, int]  # the name of a module and one of its units
+TO_THE_OUTPUT = "it reaches the output of the model"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A unit that can only be removed at all of its places together.
+
+    Args:
+        emitters: the outputs of layers that emit it.
+        readers: the inputs of layers that read it.
+        carriers: the entries of modules in between, such as norms.
+        reason: why it has to stay, or None if it can be removed.
+    """
+
+    emitters: tuple[Place, ...]
+    readers: tuple[Place, ...]
+    carriers: tuple[Place, ...] = ()
+    reason: str | None = None
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], ...]:
+        """The modules that it passes. Units of one shape take the same way through the model."""
+        parts = (self.emitters, self.readers, self.carriers)
+        return tuple(tuple(sorted({name for name, _ in p})) for p in parts)
+
+
+class UnitGraph(NamedTuple):
+    """The units of a model and the costs of its modules.
+
+    Args:
+        units: all units, in the order of the model.
+        costs: the costs of its modules by name.
+        obstacle: why no unit could be followed, or None.
+    """
+
+    units: tuple[Unit, ...]
+    costs: Mapping[str, LayerCost]
+    obstacle: str | None = None
+
+
+_Member = TypeVar("_Member", bound=Hashable)
+
+
+class DisjointSets(Generic[_Member]):
+    """Sets that are merged by joining pairs of members."""
+
+    def __init__(self) -> None:
+        self.parents: dict[_Member, _Member] = {}
+
+    def root(self, member: _Member) -> _Member:
+        """The representative of a member's set. A new member is a set by itself."""
+        while self.parents.setdefault(member, member) != member:
+            self.parents[member] = self.parents[self.parents[member]]
+            member = self.parents[member]
+        return member
+
+    def join(self, one: _Member, other: _Member) -> None:
+        """Merge the sets of two members."""
+        self.parents[self.root(one)] = self.root(other)
