@@ -99,7 +99,7 @@ def test_a_likelihood_of_ones_own_gets_all_of_the_output():
 
 def test_what_is_refused():
     net, wrong = noisy(), {**batch(), "second": torch.zeros(5, 2)}
-    assert_refused("one number of rows, but got 5 and 6", vd.predict, net, wrong)
+    assert_refused("one number of examples, but got 5 and 6", vd.predict, net, wrong)
     with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
         vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
     assert_refused("dictionaries of tensors.*but got str", vd.predict, net, ["text"])

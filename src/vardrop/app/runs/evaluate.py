@@ -23,7 +23,7 @@ from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.metrics.checks import averaged
+from vardrop.metrics.checks import weighted_mean
 from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _summarize_targets(run: Run) -> dict[str, Any]:
     if run.about.task == "classification":
         return {"counts": torch.bincount(rows.y, weight, len(run.about.classes)).tolist()}
     y = in_units(run, rows.y).double().flatten()
-    mean = float(averaged(y, weight))
-    return {"mean": mean, "std": float(averaged((y - mean).square(), weight).sqrt())}
+    mean = float(weighted_mean(y, weight))
+    return {"mean": mean, "std": float(weighted_mean((y - mean).square(), weight).sqrt())}
 
 
 def in_units(run: Run, y: Tensor) -> Tensor:
