@@ -1,4 +1,4 @@
-"""The one error of the library: a message that names the argument, the value and the remedy."""
+"""Errors of the library. Their messages name the argument, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnregisteredKLError(VardropError):
 
 
 def needed(module: str, extra: str = "app") -> Any:
-    """Import a package that only an extra of the library installs, or say which one.
+    """Import an optional package. The error for a missing one names the extra that installs it.
 
     >>> needed("json").dumps([1])
     '[1]'
