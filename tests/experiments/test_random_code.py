@@ -13,7 +13,7 @@ from experiments import random_code
 from experiments.random_code import RandomCode, coded_tensors, deviation
 from experiments.trainings import mlp
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 
 GAUSSIAN = vd.Recipe(vd.AdditiveGaussian(-4.0), vd.Normal(std=0.5, learned=True), noisy_bias=True)
 
