@@ -86,7 +86,7 @@ def stored_content(path):
 def estimator_content(path):
     model = VardropClassifier.load(path)
     rows = table(3).drop(columns=["y", "street", "day"])
-    return model.predict(rows), model.predict_proba(rows), model.predict_set(rows)
+    return model.predict_proba(rows), model.predict_set(rows)
 
 
 def noisy_content(path):
