@@ -5,7 +5,6 @@ import json
 import re
 import tomllib
 import zipfile
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,6 @@ from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
 BESIDE = ("py.typed", "app/report/page.html")
-
-
-def test_files_beside_the_code_are_found():
-    assert all(files("vardrop").joinpath(name).is_file() for name in BESIDE)
 
 
 def test_the_wheel_holds_them(tmp_path):

@@ -12,8 +12,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vardrop.metrics import Scheme, ece, reliability_curve
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 
 def predictions(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)

@@ -12,8 +12,6 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from vardrop import metrics
 from vardrop.metrics import nll, nll_from_log_probs
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 FROM_PROBS = [metrics.accuracy, nll, metrics.brier, metrics.ece, metrics.reliability_curve]
 
 
