@@ -97,7 +97,7 @@ def parts(x: Any, size: int) -> Iterator[Any]:
         yield mapped(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
 
 
-def mapped(function: Callable[[Tensor], Any], x: Any) -> Any:
+def mapped(function: Callable[..., Any], x: Any) -> Any:
     """Apply a function to each tensor of a batch."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 

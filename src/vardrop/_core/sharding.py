@@ -127,9 +127,11 @@ def shard_like(
     local = like.to_local().shape if same else torch.Size(shape)
 
     def join(part: Tensor) -> DTensor:
-        full = torch.empty(tuple(shape), device="meta")
-        layout = {"shape": full.shape, "stride": full.stride()}
-        return DTensor.from_local(part, mesh, placements, run_check=False, **layout)
+        size = torch.Size(shape)
+        stride = torch.empty(size, device="meta").stride()
+        return DTensor.from_local(
+            part, mesh, placements, run_check=False, shape=size, stride=stride
+        )
 
     return local, number, join
 
