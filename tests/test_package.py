@@ -54,7 +54,7 @@ def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
     extras = extras["optional-dependencies"]
     extras["app"] += extras["compress"]
     code = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
-    calls = re.findall(r'needed\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code.replace(">>> needed", ""))
+    calls = re.findall(r'(?<!>>> )import_optional\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code)
     assert {"safetensors", "pandas", "matplotlib"} <= {package for package, _ in calls}
     for package, extra in calls:
         brought = BROUGHT.get(package, NAMED.get(package, package))

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vardrop._core.calls import arguments
+from vardrop._core.calls import call_arguments
 from vardrop._core.checks import check_net
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
@@ -135,7 +135,7 @@ def _checked(net: nn.Module, example_input: Any) -> Inputs:
 def _program(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...] | None) -> ExportedProgram:
     axes = batch_axes or (0,) * len(inputs)
     batch = torch.export.Dim("batch")
-    args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
+    args, kwargs = (inputs, {}) if len(inputs) != 1 else call_arguments(net, inputs[0])
     shapes: Any = {name: {0: batch} for name in kwargs}
     if not kwargs:
         shapes = _named(net, tuple({axis: batch} for axis in axes))
@@ -193,8 +193,8 @@ def export_onnx(
     Returns:
         The bytes on disk. The metadata of a predictor's file name what is in it.
     """
-    onnx = needed("onnx", "compress")
-    needed("onnxscript", "compress")
+    onnx = import_optional("onnx", "compress")
+    import_optional("onnxscript", "compress")
     target = as_path(path)
     if isinstance(net, Predictor):
         graph, program = _answering(net, example_input, outputs, noise)

@@ -17,7 +17,7 @@ import vardrop as vd
 from tests.refusals import assert_refused
 from vardrop._core import files
 from vardrop._core.checks import printable
-from vardrop._core.files import unsealed
+from vardrop._core.files import verify_checksum
 
 
 def damages(raw, cases, seed=0):
@@ -81,18 +81,20 @@ def test_tensors_without_a_checksum_are_an_error(tmp_path, tensors):
 def test_no_damage_to_a_sealed_object_is_read_as_something_else(tmp_path):
     path = tmp_path / "c.json"
     value = {"version": 2, "where": None, "settings": {"lr": 1e-3, "seed": 0}, "drop": ["a", "ü"]}
-    files.write_json(path, files.sealed(value))
-    assert damages_told(path, lambda: unsealed(files.read_json(path), str(path)) == value) > 450
+    files.write_json(path, files.with_checksum(value))
+    assert (
+        damages_told(path, lambda: verify_checksum(files.read_json(path), str(path)) == value) > 450
+    )
 
 
 def test_an_object_without_its_seal_is_an_error():
-    whole = files.sealed({"epochs": 3})
-    assert unsealed(whole, "c.json") == {"epochs": 3}
+    whole = files.with_checksum({"epochs": 3})
+    assert verify_checksum(whole, "c.json") == {"epochs": 3}
     with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
-        unsealed({"epochs": 3}, "c.json")
+        verify_checksum({"epochs": 3}, "c.json")
     with pytest.raises(vd.VardropError, match="checksum of c.json to match its content, but it do"):
-        unsealed({**whole, "epochs": 4}, "c.json")
-    assert_refused("c.json to hold a JSON object, but got list", unsealed, [], "c.json")
+        verify_checksum({**whole, "epochs": 4}, "c.json")
+    assert_refused("c.json to hold a JSON object, but got list", verify_checksum, [], "c.json")
 
 
 def test_json_that_is_nested_too_deeply_is_told(tmp_path):
@@ -106,18 +108,18 @@ def test_json_that_is_nested_too_deeply_is_told(tmp_path):
 
 def test_numbers_that_are_not_finite_are_null_with_a_note(tmp_path):
     found = {"metrics": {"nll": math.inf, "ece": 0.5}, "curve": [{"metric": math.nan}]}
-    files.write_json(tmp_path / "r.json", files.sealed(found))
+    files.write_json(tmp_path / "r.json", files.with_checksum(found))
     stored = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
-    assert unsealed(stored, "r.json") == {
+    assert verify_checksum(stored, "r.json") == {
         "metrics": {"nll": None, "ece": 0.5},
         "curve": [{"metric": None}],
         "not_finite": {"metrics.nll": "inf", "curve.0.metric": "nan"},
     }
-    assert files.plain({"a": 1.5, "b": (1, 2)}) == {"a": 1.5, "b": [1, 2]}
+    assert files.to_json_safe({"a": 1.5, "b": (1, 2)}) == {"a": 1.5, "b": [1, 2]}
 
 
 def take(directory):
-    with files.locked(directory):
+    with files.lock_directory(directory):
         pass
 
 
@@ -135,7 +137,7 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
 
 
 def test_one_at_a_time_works_in_a_directory(tmp_path):
-    with files.locked(tmp_path):
+    with files.lock_directory(tmp_path):
         assert_refused("to be free, but another process is working in", take, tmp_path)
     take(tmp_path)
 
@@ -164,10 +166,10 @@ def test_what_killed_writes_left_is_removed_and_nothing_else(tmp_path):
 def test_an_output_is_no_input(tmp_path):
     (tmp_path / "in.csv").write_text("a")
     (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
-    files.check_apart(tmp_path / "out.csv", [tmp_path / "in.csv"])
+    files.check_not_in_use(tmp_path / "out.csv", [tmp_path / "in.csv"])
     for name in ("in.csv", "link.csv", f"../{tmp_path.name}/in.csv"):
         with pytest.raises(vd.VardropError, match="which is in use and would be lost. Choose"):
-            files.check_apart(tmp_path / name, [tmp_path / "in.csv"])
+            files.check_not_in_use(tmp_path / name, [tmp_path / "in.csv"])
 
 
 def test_names_do_not_steer_the_terminal():

@@ -19,20 +19,20 @@ from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
 
 
-def call(net: nn.Module, x: Any) -> Any:
+def call_net(net: nn.Module, x: Any) -> Any:
     """Compute net(x), net(*x) of a tuple, or net(**x) of a mapping if the model has these names.
 
     >>> import torch
-    >>> call(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
+    >>> call_net(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
     torch.Size([4, 1])
     """
     if isinstance(x, Tensor):
         return net(x)
-    args, kwargs = arguments(net, x)
+    args, kwargs = call_arguments(net, x)
     return net(*args, **kwargs)
 
 
-def arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional and the named arguments of a call with a batch."""
     if isinstance(x, tuple) and len(x) == 1 and isinstance(x[0], Mapping):
         x = x[0]
@@ -57,11 +57,11 @@ def tensors_in(x: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
-def rows(x: Any, name: str = "x") -> int:
+def num_examples(x: Any, name: str = "x") -> int:
     """The number of examples of a batch: the length of its tensors, which must agree.
 
     >>> import torch
-    >>> rows({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
+    >>> num_examples({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
     4
     """
     if isinstance(x, Tensor) and x.dim():
@@ -83,44 +83,44 @@ def rows(x: Any, name: str = "x") -> int:
 def check_named(x: Any) -> None:
     """Check named tensors: one number of examples, and the checks of integrations."""
     if isinstance(x, Mapping):
-        rows(x)
+        num_examples(x)
         for name, tensor in x.items():
             check_input(name, tensor)
 
 
-def parts(x: Any, size: int) -> Iterator[Any]:
+def split_batch(x: Any, size: int) -> Iterator[Any]:
     """Split a batch into parts of at most `size` examples."""
     if isinstance(x, Tensor):
         yield from x.split(size)
         return
-    for start in range(0, rows(x), size):
-        yield mapped(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
+    for start in range(0, num_examples(x), size):
+        yield map_tensors(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
 
 
-def mapped(function: Callable[..., Any], x: Any) -> Any:
+def map_tensors(function: Callable[..., Any], x: Any) -> Any:
     """Apply a function to each tensor of a batch."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 
 
-def untouched(x: Any) -> Any:
+def clone_batch(x: Any) -> Any:
     """A batch with copies of its tensors.
 
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
     change the batch of the caller, and every draw starts from the same inputs.
     """
-    return mapped(Tensor.clone, x)
+    return map_tensors(Tensor.clone, x)
 
 
-def shapes(x: Any) -> tuple[torch.Size, ...]:
+def example_shapes(x: Any) -> tuple[torch.Size, ...]:
     """The shapes of one example."""
     return tuple(t.shape[1:] for t in tensors_in(x))
 
 
-def one_tensor(output: Any) -> Tensor:
+def output_tensor(output: Any) -> Tensor:
     """The output of a model as one tensor: the output itself, or its `logits`.
 
     >>> import torch
-    >>> one_tensor({"logits": torch.zeros(2, 3), "loss": torch.zeros(())}).shape
+    >>> output_tensor({"logits": torch.zeros(2, 3), "loss": torch.zeros(())}).shape
     torch.Size([2, 3])
     """
     if isinstance(output, Tensor):
@@ -135,7 +135,7 @@ def one_tensor(output: Any) -> Tensor:
     )
 
 
-class Picked(nn.Module):
+class PickOutput(nn.Module):
     """A model with a function that picks one tensor from its output."""
 
     def __init__(self, net: nn.Module, pick: Callable[[Any], Any]) -> None:

@@ -61,14 +61,14 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         words = ", ".join(map(repr, choices))
-        hint = nearest(value, choices)
+        hint = suggest(value, choices)
         raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.{hint}")
 
 
-def nearest(value: Any, choices: Iterable[Any]) -> str:
+def suggest(value: Any, choices: Iterable[Any]) -> str:
     """Suggest the closest name, as the end of an error message. Empty if no name is close.
 
-    >>> nearest("sparse-VD", ("sparse_vd", "l0"))
+    >>> suggest("sparse-VD", ("sparse_vd", "l0"))
     " Did you mean 'sparse_vd'?"
     """
     names = {str(name).lower(): name for name in choices}
@@ -106,7 +106,7 @@ def check_tensor(name: str, value: Any, remedy: str = "") -> None:
     )
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe a value in an error message, in at most 80 characters."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
@@ -128,4 +128,4 @@ def printable(text: str) -> str:
 
 
 def _sentence(name: str, wanted: str, value: Any, remedy: str) -> str:
-    return f"Expected `{name}` to be {wanted}, but got {shown(value)}. {remedy}".rstrip()
+    return f"Expected `{name}` to be {wanted}, but got {describe_value(value)}. {remedy}".rstrip()

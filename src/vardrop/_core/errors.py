@@ -18,10 +18,10 @@ class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
 
 
-def needed(module: str, extra: str = "app") -> Any:
+def import_optional(module: str, extra: str = "app") -> Any:
     """Import an optional package. The error for a missing one names the extra that installs it.
 
-    >>> needed("json").dumps([1])
+    >>> import_optional("json").dumps([1])
     '[1]'
     """
     try:

@@ -15,19 +15,19 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
 LOCK = ".lock"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, sees the old or the new file."""
-    with writing(path, len(content)) as file:
+    with open_atomically(path, len(content)) as file:
         file.write(content)
 
 
 @contextmanager
-def writing(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
     """A file to write piece by piece. It gets its name if the block ends without an error.
 
     Args:
@@ -68,7 +68,7 @@ def _write_error(path: Path, size: int | None, failure: OSError) -> VardropError
     )
 
 
-def check_apart(path: Path, others: Iterable[Path]) -> None:
+def check_not_in_use(path: Path, others: Iterable[Path]) -> None:
     """Raise an error if an output would replace a file that is in use, such as an input."""
     if path.resolve() in {other.resolve() for other in others}:
         raise VardropError(
@@ -93,7 +93,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Lock an existing directory against every other process and thread.
 
     The operating system releases the lock when the process ends, also if it is killed. The empty
@@ -125,17 +125,17 @@ else:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically. See `plain` for numbers that are not finite."""
-    text = json.dumps(plain(value), indent=2, allow_nan=False)
+    """Write a value as indented JSON, atomically. `to_json_safe` replaces NaN and infinities."""
+    text = json.dumps(to_json_safe(value), indent=2, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
-def plain(value: Any) -> Any:
+def to_json_safe(value: Any) -> Any:
     """Convert a value for JSON: None for a number that is not finite.
 
     The entry `not_finite` of the outermost object then lists these numbers by their place.
 
-    >>> plain({"nll": float("inf"), "brier": 0.5})
+    >>> to_json_safe({"nll": float("inf"), "brier": 0.5})
     {'nll': None, 'brier': 0.5, 'not_finite': {'nll': 'inf'}}
     """
     replaced: dict[str, str] = {}
@@ -156,17 +156,17 @@ def plain(value: Any) -> Any:
     return converted
 
 
-def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """Add a checksum of its content to an object, for `unsealed`.
+def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
+    """Add a checksum of its content to an object, for `verify_checksum`.
 
-    >>> unsealed(sealed({"epochs": 3}), "config.json")
+    >>> verify_checksum(with_checksum({"epochs": 3}), "config.json")
     {'epochs': 3}
     """
-    content = plain(value)
+    content = to_json_safe(value)
     return {**content, "sha256": _checksum(content)}
 
 
-def unsealed(value: Any, source: str) -> dict[str, Any]:
+def verify_checksum(value: Any, source: str) -> dict[str, Any]:
     """Check the checksum of an object and return its content.
 
     Args:
@@ -208,7 +208,7 @@ def read_json(path: Path) -> Any:
 
 def digest(text: str, tensors: dict[str, Tensor]) -> str:
     """SHA-256 of a text and of the names, types, shapes and bytes of tensors."""
-    needed("numpy", "compress")
+    import_optional("numpy", "compress")
     checksum = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -224,7 +224,7 @@ def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """
     # Cloned, because safetensors does not accept tensors that share memory, such as tied weights.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    raw: bytes = needed("safetensors.torch", "compress").save(copies, metadata)
+    raw: bytes = import_optional("safetensors.torch", "compress").save(copies, metadata)
     start = 8 + int.from_bytes(raw[:8], "little")
     entries = json.loads(raw[8:start])
     del entries["__metadata__"]
@@ -246,7 +246,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
     A damaged file, or one without a checksum, is an error.
     """
-    library = needed("safetensors", "compress")
+    library = import_optional("safetensors", "compress")
     if not path.is_file():
         raise VardropError(f"Expected the file {path}, but it is not there. Train first.")
     try:

@@ -33,10 +33,10 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     return kind is not None and isinstance(tensor, kind)
 
 
-def is_spread(net: nn.Module) -> bool:
+def is_model_sharded(net: nn.Module) -> bool:
     """Whether the tensors of a model are sharded, by `fully_shard` or tensor parallelism.
 
-    >>> is_spread(nn.Linear(2, 1))
+    >>> is_model_sharded(nn.Linear(2, 1))
     False
     """
     if "torch.distributed.tensor" not in sys.modules:  # most models
@@ -49,7 +49,7 @@ def is_spread(net: nn.Module) -> bool:
     return wrapped or any(map(is_sharded, net.parameters()))
 
 
-def called_through(root: nn.Module, method: str) -> Callable[..., Any]:
+def forward_method(root: nn.Module, method: str) -> Callable[..., Any]:
     """A method of a module as a forward pass, for which a sharded module gathers its tensors."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
@@ -58,7 +58,7 @@ def called_through(root: nn.Module, method: str) -> Callable[..., Any]:
     return getattr(root, method)  # type: ignore[no-any-return]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The full tensor, on every process. Its gradient must be the same on all of them."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
@@ -93,7 +93,7 @@ def _placement(placement: Any, tensor: Tensor, like: Tensor) -> Any:
     return Shard(axis) if split else Replicate()
 
 
-def total(part: Tensor, over: DTensor) -> Tensor:
+def sum_over_shards(part: Tensor, over: DTensor) -> Tensor:
     """Sum the results of all processes for their parts of `over`.
 
     The gradient is that of the part of this process.
@@ -155,4 +155,4 @@ def square_sum(weight: Tensor) -> Tensor:
     """
     if not is_sharded(weight):
         return weight.square().sum()
-    return total(weight.to_local().square().sum(), weight)
+    return sum_over_shards(weight.to_local().square().sum(), weight)

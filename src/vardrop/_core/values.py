@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from vardrop._core.checks import check_type, shown
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import VardropError
 
 _TYPES: dict[str, type[Value]] = {}
@@ -81,7 +81,9 @@ def _check_field(name: str, value: Any, kind: Any) -> None:
     if not _fits(value, kind):
         large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
         why = " Its square is too large for single precision." if large else ""
-        raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.{why}")
+        raise VardropError(
+            f"Expected `{name}` to be {_words(kind)}, but got {describe_value(value)}.{why}"
+        )
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -158,14 +160,14 @@ def _build(data: Any) -> Value:
     cls, version = _find_type(fields.pop("type", None)), fields.pop("version", None)
     if type(version) is not int or version != cls.version:
         raise VardropError(
-            f"Expected `version` of {cls.__name__} to be {cls.version}, but got {shown(version)}. "
-            "The description was written by another release of the library."
+            f"Expected `version` of {cls.__name__} to be {cls.version}, but got "
+            f"{describe_value(version)}. Another release of the library wrote the description."
         )
     names = {f.name for f in dataclasses.fields(cls)}
     if unknown := [name for name in fields if name not in names]:
         raise VardropError(
             f"Expected the fields of {cls.__name__} to be among {sorted(names)}, "
-            f"but got {shown(unknown)}."
+            f"but got {describe_value(unknown)}."
         )
     if absent := sorted(names - set(fields)):
         raise VardropError(
@@ -186,7 +188,7 @@ def _find_type(name: Any) -> type[Value]:
     }
     if not isinstance(name, str) or name not in concrete:
         raise VardropError(
-            f"Expected `type` to be one of {sorted(concrete)}, but got {shown(name)}. "
+            f"Expected `type` to be one of {sorted(concrete)}, but got {describe_value(name)}. "
             "Import the package that defines it first (--import on the command line)."
         )
     return concrete[name]

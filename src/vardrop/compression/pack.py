@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_number
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop.compression.mask import grid_steps
 from vardrop.compression.probes import Data, Metric, check_plain, score
@@ -157,7 +157,7 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
-    needed("numpy", "compress")
+    import_optional("numpy", "compress")
     codes: list[Any] = []
     parts, plain, per_weight = [], [], {}
     for name, value in net.state_dict().items():
@@ -298,16 +298,16 @@ def _check_histogram(name: str, table: list[Any], size: int) -> None:
 
 
 def _model(counts: list[int]) -> Any:
-    numpy = needed("numpy", "compress")
-    constriction = needed("constriction", "compress")
+    numpy = import_optional("numpy", "compress")
+    constriction = import_optional("constriction", "compress")
     fractions = numpy.array(counts, dtype=numpy.float64) / sum(counts)
     return constriction.stream.model.Categorical(fractions, perfect=False)
 
 
 def _encode(parts: list[tuple[Tensor, list[list[int]]]]) -> bytes:
     """Code integer tensors one after the other, each under its histogram."""
-    numpy = needed("numpy", "compress")
-    encoder = needed("constriction", "compress").stream.queue.RangeEncoder()
+    numpy = import_optional("numpy", "compress")
+    encoder = import_optional("constriction", "compress").stream.queue.RangeEncoder()
     for integers, (steps, counts) in parts:
         if len(counts) > 1:
             values = torch.tensor(steps).cumsum(0)
@@ -320,9 +320,9 @@ class Decoder:
     """Reads back, in order, what `encode` wrote."""
 
     def __init__(self, payload: bytes) -> None:
-        numpy = needed("numpy", "compress")
+        numpy = import_optional("numpy", "compress")
         words = numpy.frombuffer(payload, dtype="<u4").astype(numpy.uint32)
-        self._decoder = needed("constriction", "compress").stream.queue.RangeDecoder(words)
+        self._decoder = import_optional("constriction", "compress").stream.queue.RangeDecoder(words)
 
     def read(self, steps: list[int], counts: list[int]) -> Tensor:
         """The next tensor, flat."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from vardrop._core.calls import call, one_tensor, plain_batch, tensors_in, untouched
-from vardrop._core.checks import check_net, check_type, shown
+from vardrop._core.calls import call_net, clone_batch, output_tensor, plain_batch, tensors_in
+from vardrop._core.checks import check_net, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
@@ -76,8 +76,9 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
     tensors = tensors_in(inputs)
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
-            "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
-            f"at least one row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
+            "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, "
+            "with at least one row, but got "
+            f"{describe_value(inputs[0] if len(inputs) == 1 else inputs)}."
         )
     for tensor in tensors:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -122,7 +123,7 @@ class PlainAttention(TorchFunctionMode):
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a net returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(call(net, untouched(inputs)))
+        return tensors_in(call_net(net, clone_batch(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -151,7 +152,9 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     check_net(net)
     examples = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predicted = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
+        predicted = [
+            output_tensor(call_net(net, clone_batch(to_arguments(x)))) for x, _ in examples
+        ]
     return torch.cat(predicted), torch.cat([y for _, y in examples])
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, untouched
+from vardrop._core.calls import call_net, clone_batch
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import disable_encoder_fastpath, update_encoder_fastpath
 from vardrop._core.errors import VardropError
@@ -225,7 +225,9 @@ def shrink_traced(
     graph: UnitGraph | None = None,
 ) -> Shrunk:
     """`shrink` with the units of a graph that was traced before, if there is one."""
-    inputs = untouched(inputs)  # a copy, because tensors that were made in inference mode stay such
+    inputs = clone_batch(
+        inputs
+    )  # a copy, because tensors that were made in inference mode stay such
     for name, parameter in net.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise VardropError(
@@ -264,7 +266,7 @@ def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[floa
     """The best time of a call of both nets."""
     nets = {"before": plain, "after": small}
     with torch.no_grad(), evaluating(plain), evaluating(small):
-        calls = {key: partial(call, net, untouched(inputs)) for key, net in nets.items()}
+        calls = {key: partial(call_net, net, clone_batch(inputs)) for key, net in nets.items()}
         times = time_interleaved(calls, rounds=1)
     return times["before"], times["after"]
 

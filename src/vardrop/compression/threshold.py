@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vardrop._core.checks import check_integer, check_net, check_number
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
 from vardrop.compression.probes import Data, Metric, batches, first_rows, score, to_arguments
@@ -56,7 +56,7 @@ class Threshold:
     def plot(self, ax: Any = None) -> Any:
         """Score against the fraction of weights that are left; returns the matplotlib axes."""
         if ax is None:
-            ax = needed("matplotlib.figure").Figure().subplots()
+            ax = import_optional("matplotlib.figure").Figure().subplots()
         left = [max(1 - p.sparsity, 1e-6) for p in self.points]
         ax.semilogx(left, [p.score for p in self.points], marker=".")
         ax.axhline(self.reference, linestyle=":")

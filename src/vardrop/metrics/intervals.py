@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from vardrop._core.errors import needed
+from vardrop._core.errors import import_optional
 
 WeightedScore = Callable[[Tensor], Tensor]
 LEVEL = 0.95
@@ -151,7 +151,7 @@ def bootstrap(
     return {name: torch.cat(chunks) for name, chunks in resampled.items()}
 
 
-def estimated(value: float, draws: Tensor) -> Estimate:
+def bootstrap_estimate(value: float, draws: Tensor) -> Estimate:
     """A value with the standard error and the interval of its resamples.
 
     The ends are quantiles of 1000 resamples. With fewer they are quantiles of a normal
@@ -167,7 +167,7 @@ def estimated(value: float, draws: Tensor) -> Estimate:
     return Estimate(value, error, *ends.tolist())
 
 
-def repeated(
+def repetition_estimate(
     values: Sequence[float],
     ratio: float = 0.0,
     bounds: tuple[float, float] = (-math.inf, math.inf),
@@ -185,7 +185,7 @@ def repeated(
     Returns:
         The estimate, without error and interval if there is one value or if one is not finite.
 
-    >>> repeated([1.0, 2.0, 3.0]).error
+    >>> repetition_estimate([1.0, 2.0, 3.0]).error
     0.5773502691896258
 
     Nadeau & Bengio 2003, "Inference for the generalization error", sec. 3.
@@ -195,7 +195,7 @@ def repeated(
     if count < 2 or not bool(tensor.isfinite().all()):
         return Estimate(mean)
     std = float(tensor.std())
-    quantile = float(needed("scipy.stats").t.ppf((1 + LEVEL) / 2, count - 1))
+    quantile = float(import_optional("scipy.stats").t.ppf((1 + LEVEL) / 2, count - 1))
     half = quantile * std * math.sqrt(1 / count + ratio)
     low, high = max(bounds[0], mean - half), min(bounds[1], mean + half)
     return Estimate(mean, std / math.sqrt(count), low, high)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
-from vardrop._core.checks import check_integer, check_type, shown
+from vardrop._core.calls import call_arguments, clone_batch, output_tensor, plain_batch
+from vardrop._core.checks import check_integer, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
@@ -141,7 +141,8 @@ def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor):
             raise VardropError(
-                f"Expected `loader` to yield pairs (x, y) of tensors, but got {shown(batch)}."
+                "Expected `loader` to yield pairs (x, y) of tensors, "
+                f"but got {describe_value(batch)}."
             )
         yield batch[0], batch[1]
 
@@ -151,6 +152,6 @@ def called_with(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
 
     A loss of the user's own gets any other output as it is.
     """
-    args, kwargs = arguments(net, untouched(plain_batch(x)))
+    args, kwargs = call_arguments(net, clone_batch(plain_batch(x)))
     found = functional_call(net, tensors, args, kwargs)
-    return one_tensor(found) if hasattr(found, "logits") else found
+    return output_tensor(found) if hasattr(found, "logits") else found

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
-    call,
+    call_net,
     check_named,
-    mapped,
-    one_tensor,
-    parts,
+    map_tensors,
+    num_examples,
+    output_tensor,
     plain_batch,
-    rows,
+    split_batch,
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import called_through, is_spread
+from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
@@ -137,7 +137,7 @@ class Predictor(nn.Module):
         model, meaning = net_and_likelihood(net, likelihood)
         pick = getattr(net, "output", None) if output is None else output
         # The user's model is no submodule: moving or copying the predictor leaves it alone.
-        self.__dict__.update(net=model, source=net, pick=pick or one_tensor)
+        self.__dict__.update(net=model, source=net, pick=pick or output_tensor)
         self.likelihood = meaning.fixed()
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
@@ -157,7 +157,7 @@ class Predictor(nn.Module):
         self._loop: LoopDraws | None = None
         self._members: MemberDraws | None = None
         self.__dict__["_snapshot"] = None
-        self._unchecked = self.mode != "mean" and not is_spread(self.net)
+        self._unchecked = self.mode != "mean" and not is_model_sharded(self.net)
 
     def _check_net(self) -> None:
         if self.mode != "mean":
@@ -216,8 +216,8 @@ class Predictor(nn.Module):
         with source, torch.no_grad():
             self._check_dropout(x)
             strategy = self.strategy_for(x, call)
-            size, count = strategy.max_examples(x, self.samples), rows(x)
-            batches = (x,) if size >= count else parts(x, size)
+            size, count = strategy.max_examples(x, self.samples), num_examples(x)
+            batches = (x,) if size >= count else split_batch(x, size)
             return join([self._reduce(strategy, part) for part in batches])
 
     def _reduce(self, strategy: DrawStrategy, x: Any) -> Prediction:
@@ -226,7 +226,7 @@ class Predictor(nn.Module):
             output = strategy.propagate(x)
             return self._to_units(self.reduce(strategy.draw_output(output, self.samples), output))
         keep = self.samples if self.keep is None else min(self.keep, self.samples)
-        reduction, count = Reduction(self.likelihood, keep), rows(x)
+        reduction, count = Reduction(self.likelihood, keep), num_examples(x)
         for block in strategy.draws(x, self.samples):
             reduction.add(_check_examples(block, count))
             if reduction.settled(self.tolerance):
@@ -252,7 +252,7 @@ class Predictor(nn.Module):
     def _check_dropout(self, x: Any) -> None:
         """Raise an error at the first batch if the model has dropout that draws would lack."""
         if self._unchecked:
-            check_functional_dropout(self.net, next(parts(x, rows(x))))
+            check_functional_dropout(self.net, next(split_batch(x, num_examples(x))))
             self._unchecked = False
 
     def strategy_for(self, x: Any, call: _Call | None = None) -> DrawStrategy:
@@ -278,14 +278,14 @@ class Predictor(nn.Module):
     @property
     def _model(self) -> nn.Module:
         """The model, or in a predictor that is kept its state at the first call."""
-        if not self.is_kept or "net" in self._modules or is_spread(self.net):
+        if not self.is_kept or "net" in self._modules or is_model_sharded(self.net):
             return self.net
         if self._snapshot is None:
             self.__dict__["_snapshot"] = copy_tensors(self.net)
         return self._snapshot  # type: ignore[return-value]
 
     def _make_strategy(self) -> DrawStrategy:
-        if is_spread(self.net):
+        if is_model_sharded(self.net):
             return self._make_sharded()
         if self.mode == "moments":
             return MomentDraws(self._model, self.pick, self.memory)
@@ -316,9 +316,9 @@ class Predictor(nn.Module):
             )
         source = self.source
         run = (
-            called_through(source, "outputs")
+            forward_method(source, "outputs")
             if hasattr(source, "outputs")
-            else partial(call, self.net)
+            else partial(call_net, self.net)
         )
         return ShardedDraws(self.net, lambda x: self.pick(run(x)), self.mode == "sample")
 
@@ -435,7 +435,7 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
             )
         _check_values(x)
         count += 1
-        yield x if device is None else mapped(lambda t: t.to(device), x)
+        yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if count == 0:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
@@ -443,7 +443,7 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
 def _check_values(x: Any) -> None:
     if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
-    if rows(x) == 0:
+    if num_examples(x) == 0:
         raise VardropError("Expected `x` to have rows, but got none.")
     check_named(x)
     named = x if isinstance(x, Mapping) else {"x": x}

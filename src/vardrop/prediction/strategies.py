@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
+from vardrop._core.calls import call_net, clone_batch, example_shapes, num_examples, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.noisy import evaluating, sampling
@@ -87,7 +87,7 @@ class RowDraws:
 
     def plan(self, x: Any) -> RowPlan:
         """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
-        key = shapes(x)
+        key = example_shapes(x)
         with self._lock:
             if key not in self.plans:
                 self.plans[key] = make_plan(clone_modules(self.net), x, self.pick)
@@ -112,11 +112,11 @@ class RowDraws:
         return max(1, limit)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        plan, count = self.plan(x), rows(x)
+        plan, count = self.plan(x), num_examples(x)
         block = self._block(plan, tensors_in(x)[0].is_cpu)
         traced = not plan.note and plan.noise is not None  # its operations are known
         with nullcontext() if traced else use_call_generator(self.net):
-            values = plan.split.prefix(untouched(x))
+            values = plan.split.prefix(clone_batch(x))
             for size in split_evenly(samples, self.most or samples):
                 blocks = []
                 for start in range(0, count, block):
@@ -158,12 +158,12 @@ class LoopDraws:
         )
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)  # examples may depend on each other
+        return num_examples(x)  # examples may depend on each other
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         with use_call_generator(self.net):
             for size in split_evenly(samples if self.noise else 1, _STACK):
-                passes = (self.pick(call(self.net, untouched(x))) for _ in range(size))
+                passes = (self.pick(call_net(self.net, clone_batch(x))) for _ in range(size))
                 yield torch.stack(list(passes))
 
 
@@ -180,12 +180,12 @@ class ShardedDraws:
         return "one pass per draw, because its tensors are sharded over processes"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
+        return num_examples(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         with evaluating(self.net), sampling(self.net, self.noise), use_call_generator(self.net):
             for _ in range(samples if self.noise else 1):
-                yield self.run(untouched(x)).unsqueeze(0)
+                yield self.run(clone_batch(x)).unsqueeze(0)
 
 
 class FunctionDraws:
@@ -198,7 +198,7 @@ class FunctionDraws:
         return "whole functions, one set of weights per draw"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
+        return num_examples(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         seeds = function_seeds(noise_source().seed or 0, samples)
@@ -231,7 +231,7 @@ class MemberDraws:
         return f"{len(self.members)} members"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
+        return num_examples(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         for start in range(0, len(self.members), _STACK):
@@ -239,6 +239,6 @@ class MemberDraws:
 
     def _draw(self, member: nn.Module | StrategyFor, x: Any) -> Tensor:
         if isinstance(member, nn.Module):
-            y = self.pick(call(member, untouched(x)))
+            y = self.pick(call_net(member, clone_batch(x)))
             return y.unsqueeze(0).expand(self.each, *y.shape)
         return torch.cat(list(member(x).draws(x, self.each)))

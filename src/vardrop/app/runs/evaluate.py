@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically, write_tensors
 from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
@@ -236,7 +236,7 @@ def _rows_with_target(
     table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    there = table.rows.get(columns.target, needed("pandas").Series(dtype=float)).notna()
+    there = table.rows.get(columns.target, import_optional("pandas").Series(dtype=float)).notna()
     if not bool(there.any()):
         raise VardropError(
             f"Expected values in the target column '{columns.target}' of {table.name} to score by, "

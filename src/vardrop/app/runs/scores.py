@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vardrop import metrics
-from vardrop._core.errors import needed
+from vardrop._core.errors import import_optional
 from vardrop.functional.normal import LOG_2PI
 from vardrop.metrics.checks import weighted_mean
 
@@ -61,7 +61,7 @@ def class_scores(
     if weight is not None and bool((weight > 0).any()):  # a row of weight 0 is not there
         counts = weight > 0
         probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
-    notes, sklearn = _absent(y, classes), needed("sklearn.metrics")
+    notes, sklearn = _absent(y, classes), import_optional("sklearn.metrics")
     truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
     share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
     present = y.unique().tolist()
