@@ -130,7 +130,7 @@ def output_tensor(output: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(
-        f"Expected the net to return one tensor or an output with `logits`, but got "
+        f"Expected the model to return one tensor or an output with `logits`, but got "
         f"{type(output).__name__}. Pass output=, a function that picks the tensor."
     )
 

@@ -217,28 +217,24 @@ def digest(text: str, tensors: dict[str, Tensor]) -> str:
     return checksum.hexdigest()
 
 
-def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same content.
+def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
+    """Write tensors, and plain values in the metadata of the same safetensors file, atomically.
 
-    safetensors writes the metadata in random order, so the header is written again.
+    The same content gives the same bytes. safetensors writes the metadata in random order, so the
+    header is written again.
     """
+    text = json.dumps(values)
+    metadata = {"sha256": digest(text, tensors), "values": text}
     # Cloned, because safetensors does not accept tensors that share memory, such as tied weights.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     raw: bytes = import_optional("safetensors.torch", "compress").save(copies, metadata)
     start = 8 + int.from_bytes(raw[:8], "little")
     entries = json.loads(raw[8:start])
     del entries["__metadata__"]
-    header = {"__metadata__": dict(sorted(metadata.items())), **dict(sorted(entries.items()))}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + raw[start:]
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
-    """Write tensors, and plain values in the metadata of the same file, atomically."""
-    text = json.dumps(values)
-    metadata = {"values": text, "sha256": digest(text, tensors)}
-    write_atomically(path, tensor_bytes(tensors, metadata))
+    header = {"__metadata__": metadata, **dict(sorted(entries.items()))}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    write_atomically(path, len(encoded).to_bytes(8, "little") + encoded + raw[start:])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:

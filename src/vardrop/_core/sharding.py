@@ -96,7 +96,7 @@ def _placement(placement: Any, tensor: Tensor, like: Tensor) -> Any:
 def sum_over_shards(part: Tensor, over: DTensor) -> Tensor:
     """Sum the results of all processes for their parts of `over`.
 
-    The gradient is that of the part of this process.
+    Every process gets the gradient of its own part only.
     """
     from torch.distributed import all_reduce
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
 )
 
-# Batches are nested tuples, lists and dictionaries; torch.utils has no public functions for them.
+# For batches of nested tuples, lists and dictionaries. torch.utils has no public functions.
 from torch.utils._pytree import (
     tree_leaves as tree_leaves,
     tree_map as tree_map,

@@ -181,14 +181,15 @@ def _build(data: Any) -> Value:
 
 
 def _find_type(name: Any) -> type[Value]:
-    concrete = {
-        known: cls
-        for known, cls in _TYPES.items()
-        if ABC not in cls.__bases__ and not inspect.isabstract(cls)
-    }
-    if not isinstance(name, str) or name not in concrete:
+    cls = _TYPES.get(name) if isinstance(name, str) else None
+    if cls is None or _is_abstract(cls):
+        names = sorted(name for name, cls in _TYPES.items() if not _is_abstract(cls))
         raise VardropError(
-            f"Expected `type` to be one of {sorted(concrete)}, but got {describe_value(name)}. "
+            f"Expected `type` to be one of {names}, but got {describe_value(name)}. "
             "Import the package that defines it first (--import on the command line)."
         )
-    return concrete[name]
+    return cls
+
+
+def _is_abstract(cls: type[Value]) -> bool:
+    return ABC in cls.__bases__ or inspect.isabstract(cls)

@@ -59,7 +59,7 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
     truth, predicted = one_hot(y, classes).double(), one_hot(probs.argmax(1), classes).double()
     correct = truth * predicted
 
-    def balanced(weights: Tensor) -> Tensor:
+    def balanced_accuracy(weights: Tensor) -> Tensor:
         return (weights @ correct / (weights @ truth)).nanmean(1)
 
     def f1(weights: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
 
     return {
         "accuracy": average(correct.sum(1)),
-        "balanced_accuracy": balanced,
+        "balanced_accuracy": balanced_accuracy,
         "auroc": auroc,
         "f1": f1,
         "nll": average(-log_probs),

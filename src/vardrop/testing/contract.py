@@ -217,7 +217,7 @@ class _Objective(nn.Module):
             torch.manual_seed(0)
             return functional_call(self, dict(zip(self.names, parameters, strict=True)), ())
 
-    def moved(self, step: float) -> list[Tensor]:
+    def point(self, step: float) -> list[Tensor]:
         """The start, moved by a step in the direction."""
         pairs = zip(self.start, self.direction, strict=True)
         return [(p + step * d).requires_grad_() for p, d in pairs]
@@ -239,7 +239,7 @@ def check_forward_mode(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
         return  # the two modes of torch's own embedding differ at the padding index
     start, direction = tuple(objective.start), tuple(objective.direction)
     forwards = torch.func.jvp(objective.at, start, direction)[1]
-    backwards = objective.slope(objective.gradient(objective.moved(0)))
+    backwards = objective.slope(objective.gradient(objective.point(0)))
     torch.testing.assert_close(forwards, backwards, rtol=1e-8, atol=1e-10)
 
 
@@ -249,10 +249,10 @@ def check_second_derivatives(make: Make, inputs: Inputs, recipe: BaseRecipe) -> 
     gate = objective.layer.gate
     if not objective.start or (gate is not None and gate.noise.input_dependent):
         return  # such a gate reads features without a gradient, so that differences disagree
-    start = objective.moved(0)
+    start = objective.point(0)
     slope = objective.slope(objective.gradient(start, create_graph=True))
     second = torch.autograd.grad(slope, start, materialize_grads=True)
-    points = [objective.gradient(objective.moved(k * step)) for k in (-2, -1, 1, 2)]
+    points = [objective.gradient(objective.point(k * step)) for k in (-2, -1, 1, 2)]
     for mine, a, b, c, d in zip(second, *points, strict=True):
         expected = (8 * (c - b) - (d - a)) / (12 * step)
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
