@@ -262,15 +262,6 @@ def test_a_forged_size_is_refused_before_memory_is_taken(folder):
     (folder / "forged.safetensors").unlink()
 
 
-def test_forged_recipes_are_an_error_or_another_recipe():
-    generator = random.Random(0)
-    for recipe in (vd.sparse_vd(), vd.bayes_by_backprop(prior=vd.Normal(learned=True)), vd.l0()):
-        value = vd.to_json(recipe)
-        for path in [*places(value)] * 4:
-            with suppress(vd.VardropError):
-                vd.from_json(changed(value, path, generator))
-
-
 def test_a_link_in_the_place_of_a_file_is_read_but_never_written_through(folder, tmp_path):
     """A run whose results.json points elsewhere: writing replaces the link, not what it points to."""
     shutil.copytree(folder / "run", tmp_path / "run")

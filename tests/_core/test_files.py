@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,23 +19,12 @@ from vardrop._core.checks import printable
 from vardrop._core.files import verify_checksum
 
 
-def damages(raw, cases, seed=0):
-    """The file cut at fifty places, then with bits, bytes and runs of bytes changed or shifted."""
-    chance, n = random.Random(seed), len(raw)
-    yield from (raw[: k * n // 50] for k in range(50))
-    for _ in range(cases):
-        kind, p, q = chance.randrange(4), chance.randrange(n), chance.randrange(n)
-        length = min(chance.randrange(1, 64), n - p)
-        found = {
-            0: raw[:p] + bytes([raw[p] ^ 1 << chance.randrange(8)]) + raw[p + 1 :],
-            1: raw[:p] + bytes([chance.randrange(256)]) + raw[p + 1 :],
-            2: raw[:p] + chance.randbytes(length) + raw[p + length :],
-            3: raw[:q]
-            + chance.randbytes(chance.randrange(0, 16))
-            + raw[q + chance.randrange(1, 16) :],
-        }[kind]
-        if found != raw:
-            yield found
+def damages(raw):
+    """The file cut off, with one bit changed and with one byte more, at every second place."""
+    for k in range(0, len(raw), 2):
+        yield raw[:k]
+        yield raw[:k] + bytes([raw[k] ^ 1 << k // 2 % 8]) + raw[k + 1 :]
+        yield raw[:k] + b"0" + raw[k:]
 
 
 @pytest.fixture
@@ -44,17 +32,17 @@ def tensors():
     return {"net.weight": torch.randn(9, 7), "net.bias": torch.randn(9), "n": torch.tensor(3)}
 
 
-def damages_told(path, unchanged):
-    """How many damaged versions of a file are told; others must be read as what was written."""
-    told = []
-    for data in damages(path.read_bytes(), 500):
-        path.write_bytes(data)
+def share_reported(path, unchanged):
+    """The share of damages that raise an error; with others the same content must be read."""
+    messages, versions = [], list(damages(path.read_bytes()))
+    for content in versions:
+        path.write_bytes(content)
         try:
-            assert unchanged()  # blanks of the header, and the like
+            assert unchanged()  # a blank of the header, and the like
         except vd.VardropError as error:
-            told.append(str(error))
-    assert all(str(path) in text for text in told)
-    return len(told)
+            messages.append(str(error))
+    assert all(str(path) in text for text in messages)
+    return len(messages) / len(versions)
 
 
 def test_no_damage_to_tensors_is_read_as_something_else(tmp_path, tensors):
@@ -66,7 +54,7 @@ def test_no_damage_to_tensors_is_read_as_something_else(tmp_path, tensors):
         same = all(torch.equal(found[k], tensors[k]) for k in tensors)
         return same and (again, found.keys()) == (values, tensors.keys())
 
-    assert damages_told(path, unchanged) > 520
+    assert share_reported(path, unchanged) > 0.9
 
 
 def test_tensors_without_a_checksum_are_an_error(tmp_path, tensors):
@@ -82,9 +70,8 @@ def test_no_damage_to_a_sealed_object_is_read_as_something_else(tmp_path):
     path = tmp_path / "c.json"
     value = {"version": 2, "where": None, "settings": {"lr": 1e-3, "seed": 0}, "drop": ["a", "ü"]}
     files.write_json(path, files.with_checksum(value))
-    assert (
-        damages_told(path, lambda: verify_checksum(files.read_json(path), str(path)) == value) > 450
-    )
+    read = lambda: verify_checksum(files.read_json(path), str(path))
+    assert share_reported(path, lambda: read() == value) > 0.8
 
 
 def test_an_object_without_its_seal_is_an_error():
