@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, untouched
+from vardrop._core.calls import call_net, clone_batch
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
 from vardrop.estimators import Estimator, LocalReparameterization, check_estimator
@@ -329,7 +329,7 @@ def noise_level(net: nn.Module, x: Tensor, activation: Activation = "relu") -> d
     ]
     try:
         with evaluating(net), sampling(net):
-            call(net, untouched(x))
+            call_net(net, clone_batch(x))
     finally:
         for handle in handles:
             handle.remove()
@@ -541,14 +541,16 @@ def accuracies(net: nn.Module, loader: Loader, samples: int = 20) -> Accuracies:
     with evaluating(net):
         for x, y in batches(loader):
             with sampling(net, on=False):
-                mean = call(net, untouched(x))
+                mean = call_net(net, clone_batch(x))
             if y.shape != mean.shape[:-1]:
                 raise VardropError(
                     f"Expected class indices of shape {tuple(mean.shape[:-1])} in `loader`, but "
                     f"got {tuple(y.shape)}: broadcasting would mix examples. Reshape them."
                 )
             with sampling(net):
-                draws = torch.stack([call(net, untouched(x)).softmax(-1) for _ in range(samples)])
+                draws = torch.stack(
+                    [call_net(net, clone_batch(x)).softmax(-1) for _ in range(samples)]
+                )
             right[0] += (mean.argmax(-1) == y).sum()
             right[1] += (draws.argmax(-1) == y).sum() / samples
             right[2] += (draws.mean(0).argmax(-1) == y).sum()

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vardrop._core.calls import arguments, one_tensor, plain_batch, rows, untouched
+from vardrop._core.calls import (
+    call_arguments,
+    clone_batch,
+    num_examples,
+    output_tensor,
+    plain_batch,
+)
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
@@ -166,13 +172,13 @@ def unlabelled_kappa(
     keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
 
     def curvature(leaves: Sequence[Tensor]) -> list[Tensor]:
-        given = untouched(plain_batch(x))
-        args, kwargs = arguments(quiet, given)
-        output = one_tensor(
+        given = clone_batch(plain_batch(x))
+        args, kwargs = call_arguments(quiet, given)
+        output = output_tensor(
             functional_call(quiet, dict(zip(keys, leaves, strict=True)), args, kwargs)
         )
         score = _score(output.detach(), meaning, counted)
-        return [-f / rows(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
+        return [-f / num_examples(x) for f in diagonal_fisher(output, leaves, score, _PROBES)]
 
     with torch.enable_grad(), draw_from(GeneratorNoise(resolve_seed(seed))):
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.trainings import Watch
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data import DATASETS, data_directory, read_table
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.runs import Run, fit, load_run, resume
@@ -108,7 +108,7 @@ def _scores(run: Run) -> dict[str, float]:
 
 def _mlp(run: Run, seed: int) -> dict[str, float]:
     """scikit-learn's net on the rows that the run trained on, but those of validation."""
-    nets, numpy = needed("sklearn.neural_network"), needed("numpy")
+    nets, numpy = import_optional("sklearn.neural_network"), import_optional("numpy")
     (x, y), (held_x, held_y), (test_x, test_y) = (
         (part.x.flatten(1).double().numpy(), part.y.flatten().numpy())
         for part in (run.data.train, run.data.validation, run.data.test)

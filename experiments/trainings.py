@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.files import sealed, write_atomically
+from vardrop._core.files import with_checksum, write_atomically
 from vardrop.app.data import Images, load_images
 from vardrop.app.runs import Recorder, read_history
 from vardrop.app.store import CHECKPOINT, HISTORY
@@ -145,6 +145,6 @@ class Watch:
         folder = self.directory / name
         folder.mkdir(parents=True, exist_ok=True)
         # The curve first: what it has beyond the checkpoint is cut off on the way back.
-        lines = "".join(json.dumps(sealed(record)) + "\n" for record in curve)
+        lines = "".join(json.dumps(with_checksum(record)) + "\n" for record in curve)
         write_atomically(folder / HISTORY, lines.encode())
         Recorder(folder).save(loop)

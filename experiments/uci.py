@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from experiments.trainings import Watch, learned
 from vardrop import metrics
-from vardrop._core.errors import NotFiniteError, VardropError, needed
+from vardrop._core.errors import NotFiniteError, VardropError, import_optional
 from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import data_directory
 from vardrop.app.store import CHECKPOINT
@@ -235,7 +235,7 @@ def split_table(name: str) -> tuple[Tensor, Tensor, list[list[int]]]:
             f"Expected the file {root / f'{name}.csv'}, but it is not there. Set VARDROP_DATA to "
             f"the directory that holds uci/{name}.csv."
         )
-    rows = torch.from_numpy(needed("numpy").loadtxt(found[0], delimiter=",", skiprows=1))
+    rows = torch.from_numpy(import_optional("numpy").loadtxt(found[0], delimiter=",", skiprows=1))
     tests = json.loads(gzip.decompress((root / f"{name}.test-rows.json.gz").read_bytes()))
     x, y = rows[:, :-1], rows[:, -1:]
     return x[:, x.std(0) > 0], y, tests

@@ -7,7 +7,7 @@ from scipy import integrate
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean
+from tests.z_scores import assert_mean
 from vardrop.divergence import kl_divergence, register_kl
 from vardrop.posteriors import Axes, Bernoulli
 

@@ -12,7 +12,7 @@ from torch.nn import functional as TF
 import vardrop as vd
 from experiments.diagnostics import noise_level
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop.estimators import LocalReparameterization
 
 DRAWS = 4000

@@ -11,7 +11,6 @@ COMMANDS = {
     "fsdp2": (TORCHRUN, "torch", r"rank 1: 70914 of 141828 parameters, KL \d+, accuracy 0\.9"),
     "accelerate_loop": (TORCHRUN, "accelerate", r"2 processes, accuracy 0\.9"),
     "lightning_ddp": ((), "lightning", r"'val_nll': 0\.\d+, 'sparsity': 0\.\d+"),
-    "smoke": ((), "onnxruntime", r"all well"),
     "ray_train": ((), "ray", r"'nll': 0\.\d+"),
 }
 

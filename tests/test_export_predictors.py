@@ -10,7 +10,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import z_bound
+from tests.z_scores import z_bound
 from vardrop._core.errors import VardropError
 from vardrop.export import export_program
 

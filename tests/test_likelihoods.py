@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop.likelihoods import Likelihood, net_and_likelihood
 
 CASES = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vardrop as vd
 from vardrop._core.modules import clone_modules
-from vardrop._core.sharding import called_through, is_spread
+from vardrop._core.sharding import forward_method, is_model_sharded
 
 
 def net() -> nn.Module:
@@ -197,8 +197,8 @@ def test_a_half_imported_module_of_another_thread_is_no_error(monkeypatch) -> No
     for name in ("torch.distributed.tensor", "torch.distributed.fsdp"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     model = net()
-    assert not is_spread(model)
-    assert called_through(model, "forward") == model.forward
+    assert not is_model_sharded(model)
+    assert forward_method(model, "forward") == model.forward
     assert torch.equal(clone_modules(model)(torch.ones(1, 4)), model(torch.ones(1, 4)))
 
 

@@ -1,10 +1,10 @@
 """What is shipped: files beside the code, public names."""
 
 import ast
+import json
 import re
 import tomllib
 import zipfile
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,6 @@ from vardrop import recipes
 
 ROOT = Path(__file__).parent.parent
 BESIDE = ("py.typed", "app/report/page.html")
-
-
-def test_files_beside_the_code_are_found():
-    assert all(files("vardrop").joinpath(name).is_file() for name in BESIDE)
 
 
 def test_the_wheel_holds_them(tmp_path):
@@ -58,7 +54,7 @@ def test_a_package_that_is_missing_is_sought_in_an_extra_that_has_it():
     extras = extras["optional-dependencies"]
     extras["app"] += extras["compress"]
     code = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
-    calls = re.findall(r'needed\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code.replace(">>> needed", ""))
+    calls = re.findall(r'(?<!>>> )import_optional\("(\w+)[\w.]*"(?:, "(\w+)")?\)', code)
     assert {"safetensors", "pandas", "matplotlib"} <= {package for package, _ in calls}
     for package, extra in calls:
         brought = BROUGHT.get(package, NAMED.get(package, package))
@@ -73,27 +69,12 @@ def test_every_dependency_of_an_extra_has_a_lower_bound():
     assert all(">=" in line or line.startswith("vardrop[") for line in lines)
 
 
-LATER = ("transformers", "torch._dynamo", "sympy", "safetensors", "pandas", "sklearn")
-LATER += ("matplotlib", "rich", "typer", "jinja2")
-
-
-def test_the_import_waits_for_nothing_that_few_need():
-    code = f"import sys, vardrop; print([m for m in {LATER} if m in sys.modules])"
-    assert python("-c", code).stdout == "[]\n"
-
-
 def test_type_checkers_are_told_the_same_names():
     source = ast.parse((ROOT / "src" / "vardrop" / "__init__.py").read_text())
     (checked,) = (s for s in source.body if isinstance(s, ast.If))  # TYPE_CHECKING
     imports = [s for s in (*source.body, *checked.body) if isinstance(s, ast.ImportFrom)]
     told = [a.asname for s in imports for a in s.names if a.asname]
     assert sorted([*told, *recipes.__all__]) == vd.__all__
-
-
-def test_a_prompt_completes_every_public_name_before_it_is_used():
-    code = "import vardrop as vd; print({*vd.__all__, '__version__'} ^ set(dir(vd)))"
-    assert python("-c", code).stdout == "set()\n"
-    assert {"fit", "load_run", "resume", "sparse_vd", "register_method"} <= set(vd.__all__)
 
 
 def test_the_version_is_written_alike_everywhere():
@@ -105,46 +86,74 @@ def test_the_version_is_written_alike_everywhere():
 
 
 MAIN = "__import__('vardrop.app.cli', fromlist=['main']).main"
-INSTALLED = [
-    # What is missing, what is called, and the extra that brings it.
+MISSING = [
+    # The missing package, the call, and the extra that installs the package.
     ("typer", f"{MAIN}()", "app"),
     ("typer", "__import__('runpy').run_module('vardrop', run_name='__main__')", "app"),
+    ("matplotlib", "__import__('vardrop.app.report')", "app"),
+    ("jinja2", f"{MAIN}(['report', 'x'])", "app"),
+    ("rich", f"{MAIN}(['methods'])", "app"),
+    ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
+    ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
+    ("transformers", "__import__('vardrop.integrations.trainer')", "huggingface"),
+]
+MISSING_SLOW = [
     ("sklearn", "vd.fit('iris')", "app"),
     ("pandas", "vd.fit(([[1.0], [2.0]] * 20, [0, 1] * 20))", "app"),
     ("safetensors", "vd.fit('iris')", "app"),
     ("sklearn", "vd.load_dataset('iris')", "app"),
     ("sklearn", "__import__('vardrop.sklearn')", "app"),
     ("pandas", "__import__('vardrop.sklearn')", "app"),
-    ("matplotlib", "__import__('vardrop.app.report')", "app"),
-    ("jinja2", f"{MAIN}(['report', 'x'])", "app"),
-    ("rich", f"{MAIN}(['methods'])", "app"),
     ("safetensors", f"{MAIN}(['fit', 'iris', '--epochs', '1', '--out', 'x'])", "app"),
     ("safetensors", "vd.save_noisy(vd.Linear(2, 2), 'x')", "compress"),
-    ("numpy", "vd.pack(torch.nn.Linear(2, 2), 'x')", "compress"),
-    ("transformers", "__import__('vardrop.integrations.huggingface')", "huggingface"),
-    ("transformers", "__import__('vardrop.integrations.trainer')", "huggingface"),
 ]
+# What the import adds, then every call in a fork of this process, without its package.
+FRESH = """
+import json, os, sys
+import torch, vardrop as vd
+print(json.dumps([sorted(sys.modules), dir(vd)]), flush=True)
+for number, (package, call, _) in enumerate(json.loads(sys.argv.pop())):
+    if os.fork() == 0:
+        os.mkdir(f"{number}")
+        os.dup2(os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY), 2)
+        os.chdir(f"{number}")
+        sys.modules[package] = None
+        exec(call)
+    else:
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
 
 
-# The others cost 3 s each and are slow.
-ALWAYS = {"typer", "rich", "jinja2", "matplotlib", "numpy", "transformers"}
-MARKS = [[] if package in ALWAYS else pytest.mark.slow for package, *_ in INSTALLED]
-ROWS = [pytest.param(*row, marks=m) for row, m in zip(INSTALLED, MARKS, strict=True)]
+def check_missing(calls, folder):
+    """Make the calls in one fresh process; return the modules and names after the import."""
+    done = python("-c", FRESH, json.dumps(calls), cwd=folder, check=True)
+    first, *codes = map(json.loads, done.stdout.splitlines())
+    assert codes == [1] * len(calls)
+    for number, (package, call, extra) in enumerate(calls):
+        stderr = (folder / f"{number}.txt").read_text()
+        message = stderr.strip().splitlines()[-1]
+        assert f"Expected the package {package} to be installed" in message
+        assert f"pip install 'vardrop[{extra}]'" in message
+        assert list((folder / str(number)).iterdir()) == []
+        assert stderr.count("\n") == 1 or "main" not in call  # the program: one line
+    return first
 
 
-@pytest.mark.parametrize("package, call, extra", ROWS)
-def test_what_needs_an_extra_names_it(tmp_path, package, call, extra):
-    code = f"import sys, torch, vardrop as vd; sys.modules[{package!r}] = None; {call}"
-    done = python("-c", code, cwd=tmp_path)
-    assert done.returncode == 1
-    told = done.stderr.strip().splitlines()[-1]
-    assert f"Expected the package {package} to be installed" in told
-    assert f"pip install 'vardrop[{extra}]'" in told
-    assert list(tmp_path.iterdir()) == []
-    assert done.stderr.count("\n") == 1 or "main" not in call  # the program: one line
+def test_a_missing_package_is_reported_with_its_extra_and_the_import_is_light(tmp_path):
+    modules, names = check_missing(MISSING, tmp_path)
+    later = ("transformers", "torch._dynamo", "sympy", "safetensors", "pandas", "sklearn")
+    assert not {*later, "matplotlib", "rich", "typer", "jinja2"} & set(modules)
+    assert set(names) == {*vd.__all__, "__version__"}  # before they are used
+    assert not [name for name in vd.__all__ if name.startswith("_")]
+
+
+@pytest.mark.slow
+def test_a_missing_package_is_reported_by_fit_and_files(tmp_path):
+    check_missing(MISSING_SLOW, tmp_path)
 
 
 def test_public_names_are_there_and_once():
+    assert {"fit", "load_run", "resume", "sparse_vd", "register_method"} <= set(vd.__all__)
     assert len(set(vd.__all__)) == len(vd.__all__)
     assert all(hasattr(vd, name) for name in vd.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import vardrop as vd
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop.testing import HEADS, RECIPES
 
 NARROW = (torch.bfloat16, torch.float16)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vardrop import functional as F
-from vardrop._core.checks import check_type, shown
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import UnregisteredKLError, VardropError
 from vardrop.posteriors import (
     AdditiveGaussian,
@@ -68,7 +68,8 @@ def register_kl(
     for name, given, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
         if not (isinstance(given, type) and issubclass(given, kind)):
             raise VardropError(
-                f"Expected `{name}` to be a subclass of {kind.__name__}, but got {shown(given)}."
+                f"Expected `{name}` to be a subclass of {kind.__name__}, "
+                f"but got {describe_value(given)}."
             )
 
     def register(formula: Formula) -> Formula:

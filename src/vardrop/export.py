@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vardrop._core.calls import arguments
+from vardrop._core.calls import call_arguments
 from vardrop._core.checks import check_net
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop._core.torch_private import tree_map_only
 from vardrop.compression.mask import check_means
@@ -128,8 +128,8 @@ def export_onnx(
     Returns:
         The bytes on disk. The metadata of a predictor's file describe its outputs.
     """
-    onnx = needed("onnx", "compress")
-    needed("onnxscript", "compress")
+    onnx = import_optional("onnx", "compress")
+    import_optional("onnxscript", "compress")
     target = as_path(path)
     program, graph = _trace(net, example_input, outputs, noise)
     if graph is None:
@@ -182,7 +182,7 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
     tracing, which is slower and supports less code, keeps it symbolic.
     """
     batch = torch.export.Dim("batch")
-    args, kwargs = (inputs, {}) if len(inputs) != 1 else arguments(net, inputs[0])
+    args, kwargs = (inputs, {}) if len(inputs) != 1 else call_arguments(net, inputs[0])
     shapes: Any = {name: {0: batch} for name in kwargs}
     if not kwargs:
         shapes = tuple({axis: batch} for axis in batch_axes)

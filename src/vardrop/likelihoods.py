@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.checks import check_number, check_tensor, check_type, shown
+from vardrop._core.checks import check_number, check_tensor, check_type, describe_value
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import whole
+from vardrop._core.sharding import full_tensor
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
 
@@ -171,7 +171,7 @@ class Categorical(_OfClasses):
         super().__init__(temperature)
         if class_axis not in (1, -1):
             raise VardropError(
-                f"Expected `class_axis` to be 1 or -1, but got {shown(class_axis)}. "
+                f"Expected `class_axis` to be 1 or -1, but got {describe_value(class_axis)}. "
                 "Move the classes of the output to one of them."
             )
         check_type("ignore_index", ignore_index, int, "an integer")
@@ -362,7 +362,7 @@ class Gaussian(Likelihood):
     @property
     def std(self) -> Tensor:
         """The standard deviation of the targets as it is now, detached."""
-        return whole(self.log_std.detach()).exp().squeeze()
+        return full_tensor(self.log_std.detach()).exp().squeeze()
 
     def parts(self, draws: Tensor) -> Parts:
         """The draws, and std^2 for each."""
@@ -381,7 +381,7 @@ class Gaussian(Likelihood):
     def fixed(self) -> Gaussian:
         """A Gaussian with the present std."""
         found = Gaussian()
-        found.log_std = whole(self.log_std.detach()).clone()
+        found.log_std = full_tensor(self.log_std.detach()).clone()
         return found
 
     def scaled(self, factor: float) -> Gaussian:
@@ -546,13 +546,13 @@ def net_and_likelihood(
         model = model.net
     if not isinstance(model, nn.Module):
         raise VardropError(
-            f"Expected `net` to be a torch.nn.Module or an ELBO, but got {shown(net)}."
+            f"Expected `net` to be a torch.nn.Module or an ELBO, but got {describe_value(net)}."
         )
     if given is None:
         given = Categorical()
     if not isinstance(given, Likelihood):
         raise VardropError(
             "Expected `likelihood` to be one of vardrop's, such as vardrop.Categorical(), but got "
-            f"{shown(given)}. Pass likelihood= what the output means."
+            f"{describe_value(given)}. Pass likelihood= what the output means."
         )
     return model, given

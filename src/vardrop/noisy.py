@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import is_sharded, local_part, total
+from vardrop._core.sharding import is_sharded, local_part, sum_over_shards
 from vardrop._core.torch_private import in_transform
 from vardrop.divergence import kl_divergence, shared_in_step
 from vardrop.functional import gaussian_output
@@ -133,7 +133,7 @@ class NoisyTensor:
             return None
         if is_sharded(self.mean):
             part = self._local(self.mean).kl(value)
-            return part if part is None or not value else total(part, self.mean)
+            return part if part is None or not value else sum_over_shards(part, self.mean)
         shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
         if shared is not None:
             return shared.kl(value)

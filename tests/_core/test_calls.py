@@ -10,7 +10,7 @@ from torch import nn
 import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from vardrop._core.calls import parts, rows
+from vardrop._core.calls import num_examples, split_batch
 
 
 @dataclass
@@ -99,7 +99,7 @@ def test_a_likelihood_of_ones_own_gets_all_of_the_output():
 
 def test_what_is_refused():
     net, wrong = noisy(), {**batch(), "second": torch.zeros(5, 2)}
-    assert_refused("one number of rows, but got 5 and 6", vd.predict, net, wrong)
+    assert_refused("one number of examples, but got 5 and 6", vd.predict, net, wrong)
     with pytest.raises(vd.VardropError, match="`first` to be finite, but got 24"):
         vd.predict(net, {**batch(), "first": torch.full((6, 4), torch.nan)})
     assert_refused("dictionaries of tensors.*but got str", vd.predict, net, ["text"])
@@ -127,6 +127,6 @@ def test_a_net_that_takes_the_dictionary_itself_gets_it():
 
 
 def test_rows_and_parts():
-    assert rows((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
-    assert [rows(p) for p in parts(batch(7), 3)] == [3, 3, 1]
-    assert_refused("examples along axis 0, but got dict", rows, {"flag": True})
+    assert num_examples((torch.zeros(3, 1), {"a": [torch.zeros(3)], "b": None})) == 3
+    assert [num_examples(p) for p in split_batch(batch(7), 3)] == [3, 3, 1]
+    assert_refused("examples along axis 0, but got dict", num_examples, {"flag": True})

@@ -1,5 +1,7 @@
 """States of torch's generators on any device."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -19,29 +21,15 @@ class Generators:
         self.states[device] = state
 
 
-class Fresh:
-    """A fresh generator of such a device: its state is its seed."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def manual_seed(self, seed):
-        self.seed = seed
-        return self
-
-    def get_state(self):
-        return torch.tensor([self.seed])
-
-
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs that hold nothing but generators."""
-    found = Generators()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: found)
-    real = torch.Generator
-    fresh = lambda device="cpu": real() if device == "cpu" else Fresh(device)
+    """Two GPUs that hold nothing but generators. The state of a fresh generator is its seed."""
+    generators, real = Generators(), torch.Generator
+    monkeypatch.setattr(torch, "get_device_module", lambda device: generators)
+    seeded = lambda seed: SimpleNamespace(get_state=lambda: torch.tensor([seed]))
+    fresh = lambda device="cpu": real() if device == "cpu" else SimpleNamespace(manual_seed=seeded)
     monkeypatch.setattr(rng.torch, "Generator", fresh)
-    return found
+    return generators
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])

@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 from dataclasses import dataclass
 
@@ -21,15 +22,6 @@ def test_a_recipe_is_a_value(name):
     assert hash(recipe) == hash(pickle.loads(pickle.dumps(recipe)))
     assert vd.from_json(vd.to_json(recipe)) == recipe
     assert type(recipe).__name__ in repr(recipe)
-
-
-@pytest.mark.parametrize("data, match", [
-    ({"type": "Nonsense", "version": 1}, "`type` to be one of"),
-    ({"type": "ARD", "version": 9}, "`version` of ARD to be 1, but got 9"),
-    ({"type": "ARD", "version": 1, "x": 2}, r"fields of ARD to be among \[\], but got \['x'\]"),
-])  # fmt: skip
-def test_bad_descriptions(data, match):
-    assert_refused(match, vd.from_json, data)
 
 
 def test_type_names_are_distinct():
@@ -68,9 +60,10 @@ def test_initial_alpha_of_the_authors():
 
 
 def test_student_and_mixture_densities_integrate_to_one():
-    w = torch.linspace(-4000, 4000, 8_000_001, dtype=torch.float64)
+    angle = torch.linspace(-math.pi / 2, math.pi / 2, 200_003, dtype=torch.float64)[1:-1]
+    w, step = angle.tan(), angle.cos().square()
     for prior in (vd.Normal(0.5, 2.0), vd.ScaleMixture(0.3, 2.0, 0.1), vd.StudentT(3.0, 0.5)):
-        total = torch.trapezoid(prior.log_prob(w, {}).exp(), w)
+        total = torch.trapezoid(prior.log_prob(w, {}).exp() / step, angle)
         assert float(total) == pytest.approx(1.0, abs=1e-6)
 
 
@@ -132,6 +125,9 @@ def test_deep_descriptions():
 
 
 @pytest.mark.parametrize("data, match", [
+    ({"type": "Nonsense", "version": 1}, "`type` to be one of"),
+    ({"type": "ARD", "version": 9}, "`version` of ARD to be 1, but got 9"),
+    ({"type": "ARD", "version": 1, "x": 2}, r"fields of ARD to be among \[\], but got \['x'\]"),
     (None, "`data` to be a dictionary that vardrop.to_json made, but got None"),
     ("{}", "`data` to be a dictionary"),
     ({"type": "Posterior", "version": 1}, "`type` to be one of.*but got 'Posterior'"),

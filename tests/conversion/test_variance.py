@@ -9,7 +9,7 @@ from torch.distributions import Normal as TorchNormal, kl_divergence
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import z_bound
+from tests.z_scores import z_bound
 from vardrop.conversion.to_variance import to_variance
 from vardrop.gates import FeatureNoise
 from vardrop.layers import Variational

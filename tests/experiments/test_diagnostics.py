@@ -25,7 +25,7 @@ from experiments.diagnostics import (
 )
 from tests.refusals import assert_refused
 
-WEIGHTS, BATCH, SIGMA, SPREAD = 20, 5, 0.7, 1.3
+WEIGHTS, BATCH, SIGMA, SPREAD = 100, 5, 0.7, 1.3
 ESTIMATORS = (vd.weight_sample, vd.per_example, vd.local_reparameterization, vd.flipout)
 
 
@@ -67,7 +67,7 @@ PER_EXAMPLE = (SIGMA**2 + SPREAD**2) / BATCH
 ])  # fmt: skip
 def test_gradient_variance_is_in_the_interval(estimator, noise, spread, name, expected):
     # Ten comparisons share the error rate of 1e-6.
-    data = noisy_targets(1000, spread)
+    data = noisy_targets(200, spread)
     result = gradient_variance(linear(WEIGHTS), data, half_square, estimator, noise)[name]
     low, high = result.interval(1 - 1e-7)
     assert low < expected < high

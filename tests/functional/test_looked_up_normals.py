@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import poisson
 
-from tests.statistics import FAMILY_WISE, assert_mean, assert_variance
+from tests.z_scores import FAMILY_WISE, assert_mean, assert_variance
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 from vardrop.functional.fast.normal import _NORMALS, _TAIL, MIN_COUNT
 

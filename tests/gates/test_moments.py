@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop.functional import concrete_mean_ratio
 
 N = 100_000

@@ -17,7 +17,7 @@ from torch.nn import functional
 import vardrop as vd
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, z_bound
+from tests.z_scores import assert_mean, z_bound
 from vardrop import heads, recipes
 from vardrop.heads import ClassRule, DropMaxRule, Head, SoftmaxRule
 from vardrop.heads.base import Branches

@@ -38,9 +38,9 @@ def both_refuse(net, batch, match, **options):
 
 def test_rows_of_different_length():
     short = {**batch_of("bert"), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
-    both_refuse(noisy(), short, "tensors of `x` to have one number of rows, but got 2 and 3")
+    both_refuse(noisy(), short, "tensors of `x` to have one number of examples, but got 2 and 3")
     ragged = {"input_ids": [torch.ones(n, dtype=torch.long) for n in (3, 4, 4)]}
-    both_refuse(noisy(), ragged, "tensors of `x` to have one number of rows, but got 3 and 4")
+    both_refuse(noisy(), ragged, "tensors of `x` to have one number of examples, but got 3 and 4")
     both_refuse(noisy(), {"input_ids": [[1, 2, 3], [1, 2], [1]]}, "Expected .* to be .*tensors")
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from tests.integrations.models import MODELS, batch_of, one_row
 from tests.running import python
-from tests.statistics import z_bound
+from tests.z_scores import z_bound
 from vardrop.integrations import huggingface
 from vardrop.integrations.huggingface import from_pretrained, save_pretrained
 

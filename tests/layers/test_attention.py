@@ -8,7 +8,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop.compression import zero_pruned_weights
 from vardrop.noisy import noisy_modules
 

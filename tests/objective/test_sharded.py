@@ -60,7 +60,7 @@ def shard(elbo, ways, policy=None, mesh=None):
 
 
 def together(tensors):
-    return {n: sharded.whole(t).detach().clone() for n, t in tensors.items()}
+    return {n: sharded.full_tensor(t).detach().clone() for n, t in tensors.items()}
 
 
 def of_layers(rank, name):

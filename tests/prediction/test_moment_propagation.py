@@ -13,7 +13,7 @@ from torch.nn import functional
 import vardrop as vd
 from experiments.trainings import mlp
 from tests.prediction.nets import Wrapped
-from tests.statistics import assert_mean, assert_variance
+from tests.z_scores import assert_mean, assert_variance
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
 from vardrop.prediction.moments import RULES, Moments, RandomTensor, propagate

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from tests.prediction.nets import Wrapped
-from tests.statistics import assert_mean, assert_variance, z_bound
+from tests.z_scores import assert_mean, assert_variance, z_bound
 from vardrop.functional import GeneratorNoise, draw_from
 from vardrop.prediction import predict
 

@@ -1,1 +1,1 @@
-"""What every part of the library needs: errors, checks, files, values, calls, sharding."""
+"""Code that every package needs: errors, checks, files, values, calls, sharding."""

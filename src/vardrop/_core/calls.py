@@ -1,12 +1,13 @@
-"""Calls of a net: what it takes and what it gives.
+"""Calls of a model: its batches and its outputs.
 
-A batch is a tensor, a tuple of arguments, or a dictionary of named ones (a `BatchEncoding` too),
-with examples along axis 0 of each tensor. An output is a tensor, or an object with `logits`.
+A batch is a tensor, a tuple of arguments, or a dictionary of named arguments (or another mapping,
+such as a `BatchEncoding`), with examples along axis 0 of each tensor. An output is a tensor, or an
+object with `logits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
@@ -18,39 +19,34 @@ from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
 
 
-def call(net: nn.Module, x: Any) -> Any:
-    """net(x), net(*x) of a tuple, net(**x) of a mapping whose names the net has.
+def call_net(net: nn.Module, x: Any) -> Any:
+    """Compute net(x), net(*x) of a tuple, or net(**x) of a mapping if the model has these names.
 
     >>> import torch
-    >>> call(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
+    >>> call_net(torch.nn.Bilinear(2, 3, 1), (torch.zeros(4, 2), torch.zeros(4, 3))).shape
     torch.Size([4, 1])
     """
     if isinstance(x, Tensor):
         return net(x)
-    args, kwargs = arguments(net, x)
+    args, kwargs = call_arguments(net, x)
     return net(*args, **kwargs)
 
 
-def arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the named arguments that a batch is."""
+def call_arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments of a call with a batch."""
     if isinstance(x, tuple) and len(x) == 1 and isinstance(x[0], Mapping):
         x = x[0]
-    if isinstance(x, Mapping):
-        return ((), dict(x)) if _has_names(net, x) else ((x,), {})
-    return (x if isinstance(x, tuple) else (x,)), {}
-
-
-def _has_names(net: nn.Module, x: Mapping[str, Any]) -> bool:
-    """Whether the forward of a net takes these arguments; else it takes the mapping itself."""
+    if not isinstance(x, Mapping):
+        return (x if isinstance(x, tuple) else (x,)), {}
     try:
         signature(net.forward).bind(**x)
-    except TypeError:
-        return False
-    return True
+    except TypeError:  # the model takes the mapping itself
+        return (x,), {}
+    return (), dict(x)
 
 
 def plain_batch(x: Any) -> Any:
-    """A batch with dictionaries in the place of other mappings, such as a `BatchEncoding`."""
+    """A batch with a dictionary instead of another mapping, such as a `BatchEncoding`."""
     return dict(x) if isinstance(x, Mapping) else x
 
 
@@ -61,90 +57,91 @@ def tensors_in(x: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
-def rows(x: Any, name: str = "x") -> int:
-    """How many examples a batch has: the length of its tensors, which must agree.
+def num_examples(x: Any, name: str = "x") -> int:
+    """The number of examples of a batch: the length of its tensors, which must agree.
 
     >>> import torch
-    >>> rows({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
+    >>> num_examples({"a": torch.zeros(4, 2), "b": torch.zeros(4), "flag": True})
     4
     """
     if isinstance(x, Tensor) and x.dim():
         return x.shape[0]
-    found = sorted({t.shape[0] for t in tensors_in(x) if t.dim()})
-    if not found:
+    lengths = sorted({t.shape[0] for t in tensors_in(x) if t.dim()})
+    if not lengths:
         raise VardropError(
             f"Expected `{name}` to be a tensor, or a tuple or dictionary of tensors, with "
             f"examples along axis 0, but got {type(x).__name__}."
         )
-    if len(found) > 1:
+    if len(lengths) > 1:
         raise VardropError(
-            f"Expected the tensors of `{name}` to have one number of rows, but got "
-            f"{' and '.join(map(str, found))}. Pad or cut them to the same examples."
+            f"Expected the tensors of `{name}` to have one number of examples, but got "
+            f"{' and '.join(map(str, lengths))}. Pad or cut them to the same examples."
         )
-    return found[0]
+    return lengths[0]
 
 
 def check_named(x: Any) -> None:
-    """Refuse named tensors of other numbers of rows, and what an integration refuses."""
+    """Check named tensors: one number of examples, and the checks of integrations."""
     if isinstance(x, Mapping):
-        rows(x)
-        for name, value in x.items():
-            check_input(name, value)
+        num_examples(x)
+        for name, tensor in x.items():
+            check_input(name, tensor)
 
 
-def parts(x: Any, size: int) -> Iterator[Any]:
-    """A batch in parts of at most so many rows."""
+def split_batch(x: Any, size: int) -> Iterator[Any]:
+    """Split a batch into parts of at most `size` examples."""
     if isinstance(x, Tensor):
         yield from x.split(size)
         return
-    for start in range(0, rows(x), size):
-        yield mapped(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
+    for start in range(0, num_examples(x), size):
+        yield map_tensors(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
 
 
-def mapped(function: Any, x: Any) -> Any:
-    """A batch with a function of each of its tensors."""
+def map_tensors(function: Callable[..., Any], x: Any) -> Any:
+    """Apply a function to each tensor of a batch."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 
 
-def untouched(x: Any) -> Any:
+def clone_batch(x: Any) -> Any:
     """A batch with copies of its tensors.
 
-    A net that begins in place (`Dropout(inplace=True)`, `x += 1`) then leaves the caller's alone,
-    and every draw begins with the same.
+    A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
+    change the batch of the caller, and every draw starts from the same inputs.
     """
-    return x.clone() if isinstance(x, Tensor) else tree_map_only(Tensor, Tensor.clone, x)
+    return map_tensors(Tensor.clone, x)
 
 
-def shapes(x: Any) -> tuple[torch.Size, ...]:
+def example_shapes(x: Any) -> tuple[torch.Size, ...]:
     """The shapes of one example."""
     return tuple(t.shape[1:] for t in tensors_in(x))
 
 
-def one_tensor(output: Any) -> Tensor:
-    """The output as one tensor: itself, or its `logits`.
+def output_tensor(output: Any) -> Tensor:
+    """The output of a model as one tensor: the output itself, or its `logits`.
 
     >>> import torch
-    >>> one_tensor({"logits": torch.zeros(2, 3), "loss": torch.zeros(())}).shape
+    >>> output_tensor({"logits": torch.zeros(2, 3), "loss": torch.zeros(())}).shape
     torch.Size([2, 3])
     """
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(found, Tensor):
-        return found
+    is_mapping = isinstance(output, Mapping)
+    logits = output.get("logits") if is_mapping else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
     raise VardropError(
-        f"Expected the net to return one tensor or an output with `logits`, but got "
+        f"Expected the model to return one tensor or an output with `logits`, but got "
         f"{type(output).__name__}. Pass output=, a function that picks the tensor."
     )
 
 
-class Picked(nn.Module):
-    """A net whose output a function turns into one tensor."""
+class PickOutput(nn.Module):
+    """A model with a function that picks one tensor from its output."""
 
-    def __init__(self, net: nn.Module, pick: Any) -> None:
+    def __init__(self, net: nn.Module, pick: Callable[[Any], Any]) -> None:
         super().__init__()
         self.net, self.pick = net, pick
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function picks."""
+        """Call the model and pick from its output."""
         return self.pick(self.net(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""Checks of arguments that every room needs: one sentence form, the remedy where there is one."""
+"""Checks of arguments. Every error names the argument, the value and, if there is one, a remedy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import difflib
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
 from types import UnionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from vardrop._core.errors import VardropError
+
+_LIMITS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
 def check_number(
@@ -24,39 +27,26 @@ def check_number(
     at_most: float | None = None,
     remedy: str = "",
 ) -> None:
-    """Refuse all but a finite real number within the bounds.
+    """Raise an error unless a value is a finite real number within the limits.
 
     >>> check_number("drop_rate", 0.5, at_least=0, below=1)
     """
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (
-            ("above", above),
-            ("at least", at_least),
-            ("below", below),
-            ("at most", at_most),
-        )
-        if bound is not None
-    ]
-    wanted = " and ".join(["a finite number", *bounds])
+    limits = zip(_LIMITS, (above, at_least, below, at_most), strict=True)
+    active = [(word, fits, limit) for (word, fits), limit in limits if limit is not None]
     real = isinstance(value, Real) and not isinstance(value, bool)
     try:
         number = float(value) if real else math.nan
     except OverflowError:  # an integer that no float can hold
         number = math.inf
-    fits = (
-        math.isfinite(number)
-        and (above is None or number > above)
-        and (at_least is None or number >= at_least)
-        and (below is None or number < below)
-        and (at_most is None or number <= at_most)
-    )
-    if not fits:
-        raise VardropError(_sentence(name, wanted, value, remedy))
+    if not math.isfinite(number) or not all(fits(number, limit) for _, fits, limit in active):
+        bounds = [f"{word} {limit:g}" for word, _, limit in active]
+        raise VardropError(
+            _sentence(name, " and ".join(["a finite number", *bounds]), value, remedy)
+        )
 
 
 def check_integer(name: str, value: Any, at_least: int = 1, remedy: str = "") -> None:
-    """Refuse all but an integer that is large enough; a bool is none.
+    """Raise an error unless a value is an integer of at least `at_least`. A bool is not an integer.
 
     >>> check_integer("samples", 8)
     """
@@ -64,33 +54,32 @@ def check_integer(name: str, value: Any, at_least: int = 1, remedy: str = "") ->
         raise VardropError(_sentence(name, f"an integer of at least {at_least}", value, remedy))
 
 
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse a value that is none of the known words.
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise an error unless a value is one of the choices.
 
     >>> check_choice("per", "weight", ("weight", "layer"))
     """
-    if not isinstance(value, str) or value not in known:
-        words = ", ".join(repr(word) for word in known)
-        raise VardropError(
-            f"Expected `{name}` to be one of {words}, but got {value!r}.{nearest(value, known)}"
-        )
+    if not isinstance(value, str) or value not in choices:
+        words = ", ".join(map(repr, choices))
+        hint = suggest(value, choices)
+        raise VardropError(f"Expected `{name}` to be one of {words}, but got {value!r}.{hint}")
 
 
-def nearest(value: Any, known: Iterable[Any]) -> str:
-    """The end of an error about a name: what was probably meant; empty where nothing is near.
+def suggest(value: Any, choices: Iterable[Any]) -> str:
+    """Suggest the closest name, as the end of an error message. Empty if no name is close.
 
-    >>> nearest("sparse-VD", ("sparse_vd", "l0"))
+    >>> suggest("sparse-VD", ("sparse_vd", "l0"))
     " Did you mean 'sparse_vd'?"
     """
-    names = {str(name).lower(): name for name in known}
-    found = difflib.get_close_matches(str(value).lower(), names, 1) if value else []
-    return f" Did you mean {names[found[0]]!r}?" if found else ""
+    names = {str(name).lower(): name for name in choices}
+    matches = difflib.get_close_matches(str(value).lower(), names, 1) if value else []
+    return f" Did you mean {names[matches[0]]!r}?" if matches else ""
 
 
 def check_type(
     name: str, value: Any, kind: type | UnionType | tuple[type, ...], wanted: str, remedy: str = ""
 ) -> None:
-    """Refuse a value of another type; `wanted` says in words what is expected.
+    """Raise an error unless a value has a type, which `wanted` describes.
 
     >>> check_type("on", True, bool, "True or False")
     """
@@ -99,7 +88,7 @@ def check_type(
 
 
 def check_net(net: Any, name: str = "net") -> None:
-    """Refuse all but a module.
+    """Raise an error unless a value is a module.
 
     >>> check_net(nn.Linear(2, 1))
     """
@@ -107,30 +96,28 @@ def check_net(net: Any, name: str = "net") -> None:
 
 
 def check_tensor(name: str, value: Any, remedy: str = "") -> None:
-    """Refuse all but a tensor.
+    """Raise an error unless a value is a tensor.
 
     >>> import torch
     >>> check_tensor("x", torch.zeros(2))
     """
-    if not isinstance(value, Tensor):
-        remedy = remedy or f"Convert it with torch.as_tensor({name})."
-        raise VardropError(_sentence(name, "a tensor", value, remedy))
+    check_type(
+        name, value, Tensor, "a tensor", remedy or f"Convert it with torch.as_tensor({name})."
+    )
 
 
-def shown(value: Any) -> str:
-    """A value as an error message shows it: short, whatever it is."""
+def describe_value(value: Any) -> str:
+    """Describe a value in an error message, in at most 80 characters."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, nn.Module):
-        return f"a {type(value).__name__}"
     text = repr(value)
-    if "\n" in text:  # of tensors, say
+    if isinstance(value, nn.Module) or "\n" in text:
         return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def printable(text: str) -> str:
-    """A text as a terminal may show it: characters that would steer the terminal are spelt out.
+    """Escape the characters of a text that would control the terminal.
 
     >>> print(printable("red \\x1b[31m"))
     red \\x1b[31m
@@ -141,4 +128,4 @@ def printable(text: str) -> str:
 
 
 def _sentence(name: str, wanted: str, value: Any, remedy: str) -> str:
-    return f"Expected `{name}` to be {wanted}, but got {shown(value)}. {remedy}".rstrip()
+    return f"Expected `{name}` to be {wanted}, but got {describe_value(value)}. {remedy}".rstrip()

@@ -18,21 +18,18 @@ def update_encoder_fastpath(net: nn.Module, noisy: type[nn.Module]) -> None:
     for module in net.modules():
         if not isinstance(module, tuple(_FLAGS)):
             continue
-        if any(isinstance(m, noisy) or not _has_torch_attention(m) for m in module.modules()):
+        attention = [
+            m.self_attn for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer)
+        ]
+        replaced = any(not isinstance(a, nn.MultiheadAttention) for a in attention)
+        if replaced or any(isinstance(m, noisy) for m in module.modules()):
             disable_encoder_fastpath(module)
-        elif is_encoder_fastpath_disabled(module):
-            vars(module).update(vars(module).pop("_fastpath"))
-
-
-def _has_torch_attention(module: nn.Module) -> bool:
-    """True for other modules than encoder layers too."""
-    if not isinstance(module, nn.TransformerEncoderLayer):
-        return True
-    return isinstance(module.self_attn, nn.MultiheadAttention)
+        else:
+            vars(module).update(vars(module).pop("_fastpath", {}))
 
 
 def disable_encoder_fastpath(module: nn.Module) -> None:
-    """Disable the fast path of one module; other modules than encoders are left unchanged."""
+    """Disable the fast path of one module. Modules that are not encoders are left unchanged."""
     for kind, flag in _FLAGS.items():
         if isinstance(module, kind) and getattr(module, flag):
             vars(module)["_fastpath"] = {flag: getattr(module, flag)}

@@ -1,4 +1,4 @@
-"""The one error of the library: a message that names the argument, the value and the remedy."""
+"""Errors of the library. Their messages name the argument, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class UnregisteredKLError(VardropError):
     """No KL divergence is registered for this pair of posterior and prior."""
 
 
-def needed(module: str, extra: str = "app") -> Any:
-    """Import a package that only an extra of the library installs, or say which one.
+def import_optional(module: str, extra: str = "app") -> Any:
+    """Import an optional package. The error for a missing one names the extra that installs it.
 
-    >>> needed("json").dumps([1])
+    >>> import_optional("json").dumps([1])
     '[1]'
     """
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside and renamed, with a checksum, without pickle."""
+"""Files that are complete or absent: written to a temporary name, with a checksum, no pickle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,69 +15,70 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
 LOCK = ".lock"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old or the new one."""
-    with writing(path, len(data)) as file:
-        file.write(data)
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash at any moment, sees the old or the new file."""
+    with open_atomically(path, len(content)) as file:
+        file.write(content)
 
 
 @contextmanager
-def writing(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write piece by piece, which takes its name when the block ends without an error.
+def open_atomically(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write piece by piece. It gets its name if the block ends without an error.
 
-    Its size, where it is known, is for the error.
+    Args:
+        path: of the file.
+        size: for the error, if it is known in advance.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with open(aside, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except BaseException as failure:
-        with suppress(OSError):  # where the directory is read-only there is nothing to remove
-            aside.unlink(missing_ok=True)
+        with suppress(OSError):  # in a read-only directory there is nothing to remove
+            temporary.unlink(missing_ok=True)
         if isinstance(failure, OSError):
-            raise _unwritten(path, size, failure) from failure
+            raise _write_error(path, size, failure) from failure
         raise
 
 
-def append(path: Path, data: bytes) -> None:
-    """Write at the end of a file; a crash may leave a part of it."""
+def append(path: Path, content: bytes) -> None:
+    """Write at the end of a file. A crash may leave a part of the content."""
     try:
         with open(path, "ab") as file:
-            file.write(data)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as failure:
-        raise _unwritten(path, len(data), failure) from failure
+        raise _write_error(path, len(content), failure) from failure
 
 
-def _unwritten(path: Path, size: int | None, failure: OSError) -> VardropError:
-    what = "" if size is None else f"{size} bytes "
+def _write_error(path: Path, size: int | None, failure: OSError) -> VardropError:
+    amount = "" if size is None else f"{size} bytes "
     return VardropError(
-        f"Expected to write {what}to {path}, but got: {failure.strerror}. "
-        "Whatever the file held before is still there."
+        f"Expected to write {amount}to {path}, but got: {failure.strerror}. "
+        "The previous content of the file is unchanged."
     )
 
 
-def check_apart(path: Path, others: Iterable[Path]) -> None:
-    """Refuse to write to a file that is in use: one that is read, or one of a run."""
-    target = path.resolve()
-    if any(target == other.resolve() for other in others):
+def check_not_in_use(path: Path, others: Iterable[Path]) -> None:
+    """Raise an error if an output would replace a file that is in use, such as an input."""
+    if path.resolve() in {other.resolve() for other in others}:
         raise VardropError(
-            f"Expected a file of its own for the output, but got {path}, which is in use and would "
+            f"Expected a separate file for the output, but got {path}, which is in use and would "
             "be lost. Choose another name."
         )
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as failure:
@@ -86,27 +86,23 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what writes left behind that were killed half way; nobody else may be writing."""
-    for path in directory.glob(".*.new"):
-        if re.fullmatch(r"\..+\.\d+\.new", path.name):
+    """Remove temporary files of killed writes. No other process may be writing."""
+    for path in directory.glob(".?*.*.new"):
+        if path.name.split(".")[-2].isdecimal():  # the process
             remove(path)
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keep every other process and thread out of a directory that exists.
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock an existing directory against every other process and thread.
 
-    The lock is the operating system's, so it ends with the process, however that ends; the empty
-    file that carries it stays.
+    The operating system releases the lock when the process ends, also if it is killed. The empty
+    lock file stays.
     """
-    path = directory / LOCK
-    try:
-        file = open(path, "ab")  # noqa: SIM115  closed below, where the lock is given back
-    except OSError as failure:
-        raise _unwritten(path, 0, failure) from failure
-    with file:
+    append(directory / LOCK, b"")
+    with open(directory / LOCK, "ab") as file:
         try:
-            _take(file.fileno())
+            _lock(file.fileno())
         except OSError as taken:
             raise VardropError(
                 f"Expected {directory} to be free, but another process is working in it. Wait for "
@@ -118,64 +114,67 @@ def locked(directory: Path) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _take(descriptor: int) -> None:
+    def _lock(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _take(descriptor: int) -> None:
+    def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; see `plain` for numbers that are not finite."""
-    text = json.dumps(plain(value), indent=2, allow_nan=False)
+    """Write a value as indented JSON, atomically. `to_json_safe` replaces NaN and infinities."""
+    text = json.dumps(to_json_safe(value), indent=2, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: null for a number that is not finite.
+def to_json_safe(value: Any) -> Any:
+    """Convert a value for JSON: None for a number that is not finite.
 
-    The entry `not_finite` of the outermost object then says which and what they were.
+    The entry `not_finite` of the outermost object then lists these numbers by their place.
 
-    >>> plain({"nll": float("inf"), "brier": 0.5})
+    >>> to_json_safe({"nll": float("inf"), "brier": 0.5})
     {'nll': None, 'brier': 0.5, 'not_finite': {'nll': 'inf'}}
     """
-    gone: dict[str, str] = {}
-    found = _finite(value, (), gone)
-    if gone and isinstance(found, dict):
-        found["not_finite"] = {**found.get("not_finite", {}), **gone}
-    return found
+    replaced: dict[str, str] = {}
+
+    def convert(part: Any, *path: Any) -> Any:
+        if isinstance(part, dict):
+            return {k: convert(v, *path, k) for k, v in part.items()}
+        if isinstance(part, list | tuple):
+            return [convert(v, *path, i) for i, v in enumerate(part)]
+        if isinstance(part, float) and not math.isfinite(part):
+            replaced[".".join(map(str, path))] = str(part)
+            return None
+        return part
+
+    converted = convert(value)
+    if replaced and isinstance(converted, dict):
+        converted["not_finite"] = {**converted.get("not_finite", {}), **replaced}
+    return converted
 
 
-def _finite(value: Any, path: tuple[str, ...], gone: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v, (*path, str(k)), gone) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v, (*path, str(i)), gone) for i, v in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        gone[".".join(path)] = str(value)
-        return None
-    return value
+def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
+    """Add a checksum of its content to an object, for `verify_checksum`.
 
-
-def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """An object with a checksum of its content, as `unsealed` expects it.
-
-    >>> unsealed(sealed({"epochs": 3}), "config.json")
+    >>> verify_checksum(with_checksum({"epochs": 3}), "config.json")
     {'epochs': 3}
     """
-    found = plain(value)
-    return {**found, "sha256": _checksum(found)}
+    content = to_json_safe(value)
+    return {**content, "sha256": _checksum(content)}
 
 
-def unsealed(value: Any, source: str) -> dict[str, Any]:
-    """The content of a sealed object; an error if its checksum is missing or does not match.
+def verify_checksum(value: Any, source: str) -> dict[str, Any]:
+    """Check the checksum of an object and return its content.
 
     Args:
-        value: what was read.
-        source: where from, for the error.
+        value: an object that was read.
+        source: the file that it was read from, for the error.
+
+    Returns:
+        The content without the checksum.
     """
     if not isinstance(value, dict):
         raise VardropError(
@@ -196,54 +195,46 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; an error names it where it is absent or damaged."""
+    """Read a JSON file. The error for an absent or damaged file names it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise VardropError(
             f"Expected the file {path}, but it is not there. Is this the directory of a run?"
         ) from None
-    except RecursionError:
-        raise VardropError(f"Expected {path} to hold JSON, but it is nested too deeply.") from None
-    except (OSError, ValueError) as broken:
+    except (OSError, ValueError, RecursionError) as broken:
         raise VardropError(f"Expected {path} to hold JSON, but got: {broken}.") from broken
 
 
 def digest(text: str, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of a text and of named tensors: their names, types, shapes and bytes."""
-    needed("numpy", "compress")
-    found = hashlib.sha256(text.encode())
+    """SHA-256 of a text and of the names, types, shapes and bytes of tensors."""
+    import_optional("numpy", "compress")
+    checksum = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def tensor_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same content.
-
-    safetensors writes the metadata in another order at every call, so the header is written again.
-    """
-    save = needed("safetensors.torch", "compress").save
-    # A copy of each: safetensors refuses tensors that share memory, as tied weights do.
-    raw: bytes = save(
-        {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}, metadata
-    )
-    start = 8 + int.from_bytes(raw[:8], "little")
-    entries = json.loads(raw[8:start])
-    del entries["__metadata__"]
-    header = {"__metadata__": dict(sorted(metadata.items())), **dict(sorted(entries.items()))}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + raw[start:]
+        checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        checksum.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], values: Any = None) -> None:
-    """Write tensors, and plain values in the metadata of the same file, atomically."""
+    """Write tensors, and plain values in the metadata of the same safetensors file, atomically.
+
+    The same content gives the same bytes. safetensors writes the metadata in random order, so the
+    header is written again.
+    """
     text = json.dumps(values)
-    content = tensor_bytes(tensors, {"values": text, "sha256": digest(text, tensors)})
-    write_atomically(path, content)
+    metadata = {"sha256": digest(text, tensors), "values": text}
+    # Cloned, because safetensors does not accept tensors that share memory, such as tied weights.
+    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    raw: bytes = import_optional("safetensors.torch", "compress").save(copies, metadata)
+    start = 8 + int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8:start])
+    del entries["__metadata__"]
+    header = {"__metadata__": metadata, **dict(sorted(entries.items()))}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    write_atomically(path, len(encoded).to_bytes(8, "little") + encoded + raw[start:])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -251,7 +242,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
     A damaged file, or one without a checksum, is an error.
     """
-    library = needed("safetensors", "compress")
+    library = import_optional("safetensors", "compress")
     if not path.is_file():
         raise VardropError(f"Expected the file {path}, but it is not there. Train first.")
     try:

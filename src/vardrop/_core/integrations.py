@@ -1,8 +1,8 @@
 """Hooks for modules of other libraries.
 
-An integration registers what it knows about its classes. It is loaded when a net has a module of
-its library: the entry point group `vardrop.integrations` maps the package of a class to the module
-that registers it, so that any package can bring its own.
+An integration registers functions for the classes of its library. It is loaded when a model has a
+module of that library. The entry point group `vardrop.integrations` maps the package of a class to
+the module of the integration, so that any package can add one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _input_checks: dict[str, Callable[[str, Tensor], None]] = {}
 
 def load_integration(kind: type) -> None:
     """Load the integration of the library that a class comes from, if there is one."""
-    _load(kind.__module__.partition(".")[0])
+    _load(package_of(kind))
 
 
 @cache  # the search for entry points takes a tenth of a second
@@ -42,10 +42,10 @@ def package_of(kind: type) -> str:
 
 
 def register_positions(applies: Callable[[nn.Module], bool], span: Span) -> None:
-    """Say which positions of a sequence a call of a net is about.
+    """Register which positions of a sequence a call of a model processes.
 
     Args:
-        applies: whether the net is one of yours, which can continue a sequence.
+        applies: whether a model belongs to the integration and can continue a sequence.
         span: from the positional and the named arguments of a call, the position of the first
             token, and the position after the last one if layers may see only the last ones.
     """
@@ -53,21 +53,21 @@ def register_positions(applies: Callable[[nn.Module], bool], span: Span) -> None
 
 
 def position_span(net: nn.Module) -> Span | None:
-    """The function that finds the positions of a call of a net, if an integration has one."""
+    """The registered function for the positions of a call of a model, if there is one."""
     return next((span for applies, span in _positions if applies(net)), None)
 
 
 def register_input_check(name: str, check: Callable[[str, Tensor], None]) -> None:
-    """Check the named inputs of models.
+    """Register a check of the inputs of models with one name.
 
     Args:
         name: of the input.
-        check: of a name and a tensor; it raises an error if the input cannot be right.
+        check: a function of the name and the tensor. It raises an error for a wrong input.
     """
     _input_checks[name] = check
 
 
 def check_input(name: str, value: Any) -> None:
-    """Run the check that an integration has registered for an input of this name."""
+    """Run the registered check of an input, if there is one for its name."""
     if name in _input_checks and isinstance(value, Tensor):
         _input_checks[name](name, value)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import is_spread
+from vardrop._core.sharding import is_model_sharded
 from vardrop._core.torch_private import separate_state, unwrap
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -38,7 +38,7 @@ def clone_modules(net: Net, replace: Mapping[nn.Module, nn.Module] | None = None
     >>> net.training, clone[0].weight is net[0].weight
     (True, True)
     """
-    if is_spread(net):
+    if is_model_sharded(net):
         raise VardropError(
             "Expected a model whose tensors are on one process, but got a sharded one. "
             "Gather its state dict into a plain copy first."

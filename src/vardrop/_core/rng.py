@@ -39,7 +39,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def preserve_rng(device: torch.device = CPU, seed: int | None = None) -> Iterator[None]:
-    """Restore torch's global generators after the block; with a seed they are seeded inside it."""
+    """Restore torch's global generators after the block. A seed is used inside it."""
     before = generator_states(device)
     try:
         if seed is not None:

@@ -16,14 +16,14 @@ from torch._C import _functorch
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch.autograd import forward_ad
 
-# Modes that see every operation, also inside of modules of other libraries.
+# Modes that intercept every operation, also inside modules of other libraries.
 from torch.utils._python_dispatch import (
     TorchDispatchMode as TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     _pop_mode,
 )
 
-# Batches are nested tuples, lists and dictionaries; torch.utils has no public functions for them.
+# For batches of nested tuples, lists and dictionaries. torch.utils has no public functions.
 from torch.utils._pytree import (
     tree_leaves as tree_leaves,
     tree_map as tree_map,
@@ -51,10 +51,8 @@ def save_modes() -> Callable[[], None]:
 
     An interrupt may come before their context managers are able to do so.
     """
-    depth, modes = (
-        _functorch.get_dynamic_layer_stack_depth(),
-        len(_get_current_dispatch_mode_stack()),
-    )
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    modes = len(_get_current_dispatch_mode_stack())
 
     def restore() -> None:
         _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
@@ -65,10 +63,10 @@ def save_modes() -> Callable[[], None]:
 
 
 def disable_compiler(function: Callable[..., Any], reason: str) -> Any:
-    """A function that `torch.compile` does not trace; with `fullgraph=True` it reports why."""
-    apart: Any = disable_dynamo(function, recursive=False)
-    apart._torchdynamo_disable, apart._torchdynamo_disable_msg = True, reason
-    return apart
+    """A function that `torch.compile` does not trace. `fullgraph=True` reports the reason."""
+    untraced: Any = disable_dynamo(function, recursive=False)
+    untraced._torchdynamo_disable, untraced._torchdynamo_disable_msg = True, reason
+    return untraced
 
 
 def schema(operator: Any) -> Any:
@@ -103,7 +101,7 @@ def own_parameters(module: nn.Module) -> dict[str, Any]:
 
 
 def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of one module by name, ties included, without those of children."""
+    """Parameters and buffers of one module by name, including ties, without its children."""
     for tensors in (module._parameters, module._buffers):
         yield from ((name, t) for name, t in tensors.items() if t is not None)
 
@@ -127,5 +125,5 @@ def set_parameters(state: dict[str, Any], parameters: dict[str, Any]) -> None:
     if "_flat_weights_names" in state:
         names = state["_flat_weights_names"]
         state["_flat_weights"] = [parameters.get(name) for name in names]
-        # By which torch would notice that these are not its parameters.
+        # torch would otherwise notice that these are not its parameters.
         state["_flat_weight_refs"] = [None] * len(names)

@@ -1,8 +1,8 @@
-"""Values: frozen dataclasses that describe a method, compare, hash, print and travel as JSON.
+"""Values: frozen dataclasses that describe a method. They compare, hash, print and convert to JSON.
 
 Every posterior, prior, estimator, gate and recipe is a `Value`. Its fields are checked against
-their declared types when it is made. The JSON form is tagged with the type's name and version, and
-only types that are already imported can be read back.
+their declared types when it is made. The JSON form contains the name and the version of the type,
+and only types that are already imported can be read back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from vardrop._core.checks import check_type, shown
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import VardropError
 
 _TYPES: dict[str, type[Value]] = {}
 _KINDS: WeakKeyDictionary[type[Value], dict[str, Any]] = WeakKeyDictionary()
-_LARGEST = 1.8446742974197924e19  # whose square single precision, that of noise, can hold
+_LARGEST = 1.8446742974197924e19  # its square is the largest number in single precision
 _WORDS: dict[Any, str] = {
     float: "a finite number",
     int: "an integer",
@@ -35,31 +35,31 @@ _WORDS: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """Base of all values; a subclass is known to `from_json` by its class name.
+    """Base of all values. `from_json` finds a subclass by its class name.
 
-    A subclass with checks of its own in `__post_init__` calls `super().__post_init__()` first, and
-    can rely on the types of its fields from there on.
+    A subclass with more checks in `__post_init__` calls `super().__post_init__()` first, and can
+    rely on the types of its fields after that.
     """
 
     version: ClassVar[int] = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        known = _TYPES.get(cls.__name__)
-        if known is not None and known.__module__ != cls.__module__:
+        other = _TYPES.setdefault(cls.__name__, cls)
+        if other.__module__ != cls.__module__:
             raise VardropError(
                 f"Expected value types to have distinct names, but got `{cls.__name__}` in both "
-                f"{known.__module__} and {cls.__module__}. Rename one of them."
+                f"{other.__module__} and {cls.__module__}. Rename one of them."
             )
         _TYPES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
-            return  # a compiler cannot look up declarations, and traces what has run before
+            return  # a compiler cannot look up declarations, and the call before compilation did
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             _check_field(name, value, kind)
-            # Numbers of other libraries too become Python's own, which is all that JSON knows.
+            # Numbers of other libraries become Python numbers, which JSON can store.
             if float in (kind, *get_args(kind)) and isinstance(value, Real):
                 object.__setattr__(self, name, float(value))
             elif kind is int:
@@ -67,7 +67,7 @@ class Value:
 
 
 def _kinds(cls: type[Value]) -> dict[str, Any]:
-    """The declared type of every field; of none, where a name in a declaration is not defined."""
+    """The declared type of every field, or none if a name in a declaration is not defined."""
     if cls not in _KINDS:
         try:
             hints = get_type_hints(cls)
@@ -81,17 +81,19 @@ def _check_field(name: str, value: Any, kind: Any) -> None:
     if not _fits(value, kind):
         large = isinstance(value, int | float) and _LARGEST < abs(value) < math.inf
         why = " Its square is too large for single precision." if large else ""
-        raise VardropError(f"Expected `{name}` to be {_words(kind)}, but got {shown(value)}.{why}")
+        raise VardropError(
+            f"Expected `{name}` to be {_words(kind)}, but got {describe_value(value)}.{why}"
+        )
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a declared type; True for declarations that cannot be checked."""
+    """Whether a value has a declared type. True for declarations that cannot be checked."""
     if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, k) for k in get_args(kind))
     if get_origin(kind) is Literal:
         return any(type(value) is type(word) and value == word for word in get_args(kind))
     if kind is float:
-        # A comparison, as an integer may be too large for a float.
+        # Compared without a conversion, because an integer may be too large for a float.
         real = isinstance(value, Real) and not isinstance(value, bool)
         return real and -_LARGEST <= value <= _LARGEST and not math.isnan(value)
     if kind is int:
@@ -110,30 +112,41 @@ def _words(kind: Any) -> str:
 
 
 def to_json(value: Value) -> dict[str, Any]:
-    """Describe a value by plain dictionaries, numbers and strings.
+    """Describe a value with plain dictionaries, numbers and strings.
+
+    Args:
+        value: a posterior, prior, estimator, gate or recipe.
+
+    Returns:
+        The name of its type, the version of the type, and its fields.
 
     >>> from vardrop import LogUniform, to_json
     >>> to_json(LogUniform())
     {'type': 'LogUniform', 'version': 1, 'form': 'exact'}
     """
     check_type("value", value, Value, "a value such as vardrop.sparse_vd()")
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return {
-        "type": type(value).__name__,
-        "version": value.version,
-        **{k: to_json(v) if isinstance(v, Value) else v for k, v in fields.items()},
-    }
+    description = {"type": type(value).__name__, "version": value.version}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        description[field.name] = to_json(part) if isinstance(part, Value) else part
+    return description
 
 
 def from_json(data: dict[str, Any]) -> Value:
-    """Rebuild the value that `to_json` described; anything else is refused, with what is wrong.
+    """Rebuild the value that `to_json` described.
+
+    Args:
+        data: the description. Anything that `to_json` would not return is an error.
+
+    Returns:
+        The value.
 
     >>> from vardrop import from_json, sparse_vd, to_json
     >>> from_json(to_json(sparse_vd())) == sparse_vd()
     True
     """
     try:
-        return _built(data)
+        return _build(data)
     except RecursionError:
         raise VardropError(
             "Expected a description nested a few levels deep, but got one that is too deep. "
@@ -141,47 +154,42 @@ def from_json(data: dict[str, Any]) -> Value:
         ) from None
 
 
-def _built(data: Any) -> Value:
+def _build(data: Any) -> Value:
     check_type("data", data, dict, "a dictionary that vardrop.to_json made")
     fields = dict(data)
-    cls, version = _type_named(fields.pop("type", None)), fields.pop("version", None)
-    _check_version(cls, version)
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := [k for k in fields if k not in known]:
+    cls, version = _find_type(fields.pop("type", None)), fields.pop("version", None)
+    if type(version) is not int or version != cls.version:
         raise VardropError(
-            f"Expected the fields of {cls.__name__} to be among {sorted(known)}, "
-            f"but got {shown(unknown)}."
+            f"Expected `version` of {cls.__name__} to be {cls.version}, but got "
+            f"{describe_value(version)}. Another release of the library wrote the description."
         )
-    values = {k: _built(v) if isinstance(v, dict) else v for k, v in fields.items()}
-    if absent := sorted(known - set(values)):
+    names = {f.name for f in dataclasses.fields(cls)}
+    if unknown := [name for name in fields if name not in names]:
+        raise VardropError(
+            f"Expected the fields of {cls.__name__} to be among {sorted(names)}, "
+            f"but got {describe_value(unknown)}."
+        )
+    if absent := sorted(names - set(fields)):
         raise VardropError(
             f"Expected the description of {cls.__name__} to have all its fields, but {absent} are "
             "missing. It is damaged, or was not written by vardrop.to_json."
         )
+    fields = {k: _build(v) if isinstance(v, dict) else v for k, v in fields.items()}
     for name, kind in _kinds(cls).items():
-        if name in values:
-            _check_field(name, values[name], kind)
-    return cls(**values)
+        _check_field(name, fields[name], kind)
+    return cls(**fields)
 
 
-def _type_named(name: Any) -> type[Value]:
+def _find_type(name: Any) -> type[Value]:
     cls = _TYPES.get(name) if isinstance(name, str) else None
     if cls is None or _is_abstract(cls):
-        known = sorted(n for n, c in _TYPES.items() if not _is_abstract(c))
+        names = sorted(name for name, cls in _TYPES.items() if not _is_abstract(cls))
         raise VardropError(
-            f"Expected `type` to be one of {known}, but got {shown(name)}. "
-            "Import the package that defines it first (on the command line by --import)."
+            f"Expected `type` to be one of {names}, but got {describe_value(name)}. "
+            "Import the package that defines it first (--import on the command line)."
         )
     return cls
 
 
 def _is_abstract(cls: type[Value]) -> bool:
     return ABC in cls.__bases__ or inspect.isabstract(cls)
-
-
-def _check_version(cls: type[Value], version: Any) -> None:
-    if type(version) is not int or version != cls.version:
-        raise VardropError(
-            f"Expected `version` of {cls.__name__} to be {cls.version}, but got {shown(version)}. "
-            "The description was written by another release of the library."
-        )

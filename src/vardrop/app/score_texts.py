@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vardrop._core.checks import nearest
+from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError
 from vardrop.metrics.intervals import Estimate
 
@@ -129,5 +129,5 @@ def check_scores(scores: Sequence[str], defined: Iterable[str] = SCORES) -> None
     for name in scores:
         if name not in names:
             raise VardropError(
-                f"Expected scores among {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
+                f"Expected scores among {', '.join(names)}, but got {name!r}.{suggest(name, names)}"
             )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
 for _package in ("sklearn", "pandas"):
-    needed(_package)
+    import_optional(_package)
 
 import copy
 import math

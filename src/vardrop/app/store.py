@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.files import read_json, read_tensors, unsealed
+from vardrop._core.files import read_json, read_tensors, verify_checksum
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 STANDING = "checkpoint.json"
@@ -176,7 +176,7 @@ def make_directory(path: Path) -> Path:
 
 def read_sealed(path: Path) -> Record:
     """The content of a JSON file whose checksum matches."""
-    return unsealed(read_json(path), str(path))
+    return verify_checksum(read_json(path), str(path))
 
 
 def read_standing(directory: Path) -> Record | None:
@@ -232,7 +232,7 @@ def read_history(directory: Path) -> list[Record]:
             if number == len(lines):
                 break
             raise _history_error(path, f"{broken} in line {number}") from broken
-        record = unsealed(content, f"{path}, line {number}")
+        record = verify_checksum(content, f"{path}, line {number}")
         seconds, epoch = record.get("seconds", 0), record.get("epoch")
         if not isinstance(seconds, int | float) or not isinstance(record.get("sparsity", {}), dict):
             raise _history_error(path, f"no record of an epoch in line {number}")

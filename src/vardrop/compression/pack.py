@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_net, check_number
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop.compression.layer_views import LAYOUTS, join_name
 from vardrop.compression.probes import Data, Metric, check_plain, score
@@ -379,8 +379,8 @@ class _Coder:
     """A range coder of indices under histograms: writes them, or reads a payload in order."""
 
     def __init__(self, payload: bytes | None = None) -> None:
-        self._numpy = needed("numpy", "compress")
-        stream = needed("constriction", "compress").stream
+        self._numpy = import_optional("numpy", "compress")
+        stream = import_optional("constriction", "compress").stream
         self._categorical = stream.model.Categorical
         if payload is None:
             self._queue = stream.queue.RangeEncoder()

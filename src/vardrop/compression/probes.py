@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from vardrop._core.calls import call, one_tensor, plain_batch, tensors_in, untouched
-from vardrop._core.checks import check_net, check_type, shown
+from vardrop._core.calls import call_net, clone_batch, output_tensor, plain_batch, tensors_in
+from vardrop._core.checks import check_net, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
@@ -71,7 +71,7 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
-            f"at least one row, but got {shown(inputs[0] if len(inputs) == 1 else inputs)}."
+            f"at least one row, but got {describe_value(inputs[0] if len(inputs) == 1 else inputs)}."
         )
     if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
         raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")
@@ -115,7 +115,7 @@ class PlainAttention(TorchFunctionMode):
 def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors that a model returns in evaluation mode."""
     with torch.no_grad(), evaluating(net):
-        return tensors_in(call(net, untouched(inputs)))
+        return tensors_in(call_net(net, clone_batch(inputs)))
 
 
 def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
@@ -144,7 +144,9 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     check_net(net)
     examples = batches(data, name)
     with torch.no_grad(), evaluating(net):
-        predictions = [one_tensor(call(net, untouched(to_arguments(x)))) for x, _ in examples]
+        predictions = [
+            output_tensor(call_net(net, clone_batch(to_arguments(x)))) for x, _ in examples
+        ]
     return torch.cat(predictions), torch.cat([y for _, y in examples])
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, untouched
+from vardrop._core.calls import call_net, clone_batch
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
@@ -244,7 +244,7 @@ def shrink_traced(
 
     `advance` is called after every traced pass and every attempted cut.
     """
-    inputs = untouched(inputs)  # tensors that were made in inference mode stay inference tensors
+    inputs = clone_batch(inputs)  # tensors that were made in inference mode stay inference tensors
     for name, parameter in net.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise VardropError(
@@ -281,7 +281,7 @@ def shrink_traced(
 def _latencies(plain: nn.Module, small: nn.Module, inputs: Inputs) -> tuple[float, float]:
     """The best time of a call of both models, in seconds."""
     with torch.no_grad(), evaluating(plain), evaluating(small):
-        before, after = (partial(call, net, untouched(inputs)) for net in (plain, small))
+        before, after = (partial(call_net, net, clone_batch(inputs)) for net in (plain, small))
         times = time_interleaved({"before": before, "after": after}, rounds=1)
     return times["before"], times["after"]
 

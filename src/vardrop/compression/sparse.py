@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, untouched
+from vardrop._core.calls import call_net, clone_batch
 from vardrop._core.errors import VardropError
 from vardrop.compression.layer_views import replace_module
 from vardrop.compression.probes import (
@@ -121,7 +121,7 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
     >>> type(sparsify(torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.zeros(1, 4))[0])
     <class 'torch.nn.modules.linear.Linear'>
     """
-    inputs = untouched(to_arguments(example_input))
+    inputs = clone_batch(to_arguments(example_input))
     check_plain(net)
     check_runs(net, inputs)
     if any(p.device.type != "cpu" for p in net.parameters()):
@@ -137,7 +137,7 @@ def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
                 fast = replace_module(fast, name, sparse)
         nets = {"fast": fast, "net": net}
         times = time_interleaved(
-            {key: partial(call, n, inputs) for key, n in nets.items()}, rounds=5
+            {key: partial(call_net, n, inputs) for key, n in nets.items()}, rounds=5
         )
     return fast if times["fast"] < times["net"] else copy.deepcopy(net)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vardrop._core.checks import check_integer, check_net, check_number
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.progress import track
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
@@ -64,7 +64,7 @@ class Threshold:
             The axes.
         """
         if ax is None:
-            ax = needed("matplotlib.figure").Figure().subplots()
+            ax = import_optional("matplotlib.figure").Figure().subplots()
         left = [max(1 - p.sparsity, 1e-6) for p in self.points]
         ax.semilogx(left, [p.score for p in self.points], marker=".")
         ax.axhline(self.reference, linestyle=":")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import shown
+from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
 from vardrop.conversion.selection import Selection, check_selection, join_names, selects
 from vardrop.layers import Variational, check_method
@@ -67,7 +67,8 @@ def to_variance(net: nn.Module, include: Selection | list[Selection] | None = No
     }
     if not layers:
         raise VardropError(
-            f"Expected `include` to select layers with noisy weights, but got {shown(include)}. "
+            "Expected `include` to select layers with noisy weights, but got "
+            f"{describe_value(include)}. "
             f"The noisy modules are {join_names([n or '(net)' for n in noisy])}."
         )
     for name, layer in layers.items():

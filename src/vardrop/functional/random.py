@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from vardrop._core.sharding import common_seed, is_sharded, placed_like
+from vardrop._core.sharding import common_seed, is_sharded, shard_like
 from vardrop._core.torch_private import (
     TorchDispatchMode,
     in_transform,
@@ -193,9 +193,10 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
 
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
     """Noise in the parts of `like`: the same wherever processes hold the same numbers."""
-    seed, part = common_seed(like, generator(torch.device("cpu"))), placed_like(shape, like)
-    with draw_from(GeneratorNoise(seed + part.number)):
-        return part.joined(draw(part.shape, like.to_local()))
+    local_shape, number, join = shard_like(shape, like)
+    seed = common_seed(like, generator(torch.device("cpu"))) + number
+    with draw_from(GeneratorNoise(seed)):
+        return join(draw(local_shape, like.to_local()))
 
 
 def normal_like(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_choice, check_integer, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import whole
+from vardrop._core.sharding import full_tensor
 from vardrop._core.values import Value
 from vardrop.functional import to_float32_or_wider
 from vardrop.noisy import Noisy, Relevance
@@ -158,7 +158,10 @@ class Gate(Noisy):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The noise tensors by name, in at least single precision."""
-        return {name: to_float32_or_wider(whole(tensor)) for name, tensor in self._stored().items()}
+        return {
+            name: to_float32_or_wider(full_tensor(tensor))
+            for name, tensor in self._stored().items()
+        }
 
     def _stored(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._names}

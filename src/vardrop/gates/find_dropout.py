@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import Picked, call, plain_batch, untouched
+from vardrop._core.calls import PickOutput, call_net, clone_batch, plain_batch
 from vardrop._core.encoder import disable_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
@@ -60,7 +60,9 @@ def check_functional_dropout(net: nn.Module, x: Any) -> None:
 
     A net is looked at once, and again where a class or a number among the attributes has changed.
     """
-    net = net.net if isinstance(net, Picked) else net  # what is picked may differ in training mode
+    net = (
+        net.net if isinstance(net, PickOutput) else net
+    )  # what is picked may differ in training mode
     modules = list(net.modules())
     seen = [(type(m), [v for v in vars(m).values() if type(v) is float]) for m in modules]
     if _CHECKED.get(net) == seen:
@@ -111,7 +113,7 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
             module.register_forward_hook(leave)
     try:
         with torch.no_grad(), draw_from(GeneratorNoise(0)), _Rehearsal(answer, net):
-            call(twin, untouched(plain_batch(x)))
+            call_net(twin, clone_batch(plain_batch(x)))
     except Exception as error:
         error.add_note(_NOTE)
         raise

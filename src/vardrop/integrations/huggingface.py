@@ -6,9 +6,9 @@ transformers. `trainer.py` has the Trainer.
 
 from __future__ import annotations
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
-needed("transformers", "huggingface")
+import_optional("transformers", "huggingface")
 
 import copy
 import hashlib
@@ -236,7 +236,9 @@ def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> 
     """
     tensors, values = read_noise(path, **options)
     if isinstance(kind, nn.Module):
-        model = needed("peft", "huggingface").PeftModel.from_pretrained(kind, path, **options)
+        model = import_optional("peft", "huggingface").PeftModel.from_pretrained(
+            kind, path, **options
+        )
     else:
         model = kind.from_pretrained(path, **options)
     restore(model, tensors, values, path, noise_alone=True)

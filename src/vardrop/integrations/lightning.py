@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
-needed("lightning.pytorch", "lightning")
+import_optional("lightning.pytorch", "lightning")
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

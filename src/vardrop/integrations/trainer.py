@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 
-needed("transformers", "huggingface")
+import_optional("transformers", "huggingface")
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from vardrop._core.calls import one_tensor
+from vardrop._core.calls import output_tensor
 from vardrop._core.checks import check_integer, check_number
 from vardrop._core.rng import process_noise
 from vardrop.conversion import noise_names
@@ -65,7 +65,7 @@ class ELBOTrainer(Trainer):
         likelihood: Callable[[Any, Any], Tensor] | None = None,
         num_data: int | None = None,
         beta: float | Callable[[float], float] = 1.0,
-        output: Callable[[Any], Tensor] = one_tensor,
+        output: Callable[[Any], Tensor] = output_tensor,
         next_token: bool = False,
         **options: Any,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from vardrop._core.checks import shown
+from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
 from vardrop.layers.attention import MultiheadAttention as MultiheadAttention
 from vardrop.layers.base import Ties as Ties, Variational as Variational
@@ -48,13 +48,15 @@ def register_layer(plain: type[nn.Module], noisy: type[Variational]) -> None:
     'NoisyScaled'
     """
     if not (isinstance(plain, type) and issubclass(plain, nn.Module)):
-        raise VardropError(f"Expected `plain` to be a type of module, but got {shown(plain)}.")
+        raise VardropError(
+            f"Expected `plain` to be a type of module, but got {describe_value(plain)}."
+        )
     bases = getattr(noisy, "__mro__", ())
     if Variational not in bases or plain not in bases:
         raise VardropError(
             f"Expected `noisy` to be a subclass of vardrop.Variational and of {plain.__name__}, "
-            f"but got {shown(noisy)}. Write `class Noisy{plain.__name__}(vardrop.Variational, "
-            f"{plain.__name__})`."
+            f"but got {describe_value(noisy)}. Write `class "
+            f"Noisy{plain.__name__}(vardrop.Variational, {plain.__name__})`."
         )
     if NOISY_TYPES.get(plain, noisy) is not noisy or noisy in plain_types():
         raise VardropError(

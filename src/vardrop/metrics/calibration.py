@@ -1,13 +1,12 @@
-"""Calibration of class probabilities: does confidence p come true in a fraction p of the cases?"""
+"""Calibration of class probabilities: is a prediction of confidence p right with frequency p?"""
 
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_integer
-from vardrop._core.errors import VardropError
-from vardrop.metrics.checks import averaged, check_classification
+from vardrop._core.checks import check_choice, check_integer
+from vardrop.metrics.checks import check_classification, check_weight
 
 Scheme = Literal["width", "mass"]
 
@@ -16,14 +15,10 @@ def bin_index(values: Tensor, bins: int, scheme: Scheme = "width") -> Tensor:
     """Return the bin of each of the `values`: bins of equal width in [0, 1], or of equal mass.
 
     Bins are closed on the right, as in Guo et al. (2017). Equal values always share a bin, so the
-    result does not depend on the order of the rows; with many ties some bins stay empty.
+    result does not depend on the order of the examples. With many ties some bins stay empty.
     """
     check_integer("bins", bins)
-    if scheme not in get_args(Scheme):
-        raise VardropError(
-            f"Expected `scheme` to be one of {get_args(Scheme)}, but got {scheme!r}. "
-            'Pass "width" for bins of equal width or "mass" for bins of equal count.'
-        )
+    check_choice("scheme", scheme, get_args(Scheme))
     cuts = torch.arange(1, bins, device=values.device)
     if scheme == "width":
         # Dividing integers gives the float nearest to each edge, so that 0.2 meets the edge 3 / 15.
@@ -40,12 +35,12 @@ def bin_sum(values: Tensor, index: Tensor, bins: int) -> Tensor:
 
 
 def bin_mean(values: Tensor, index: Tensor, bins: int) -> Tensor:
-    """Return the mean of the `values` in each bin, shape (bins,); NaN where a bin is empty."""
+    """Return the mean of the `values` in each bin, shape (bins,). NaN for an empty bin."""
     return bin_sum(values, index, bins) / index.bincount(minlength=bins)
 
 
 class ReliabilityCurve(NamedTuple):
-    """Mean confidence, accuracy and number of rows of each bin, each of shape (bins,)."""
+    """Mean confidence, accuracy and number of examples of each bin, each of shape (bins,)."""
 
     confidence: Tensor
     accuracy: Tensor
@@ -60,32 +55,20 @@ def _top_label(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, (predicted == y).to(probs.dtype)
 
 
-def _binned_gap(
-    confidence: Tensor, outcome: Tensor, bins: int, scheme: Scheme, weight: Tensor | None
-) -> Tensor:
-    """Return the mean over rows of |mean confidence - mean outcome| of the row's bin."""
-    # count * |mean - mean| is |sum - sum|, which needs no division by an empty bin.
-    index, gap = bin_index(confidence, bins, scheme), confidence - outcome
-    if weight is None:
-        return bin_sum(gap, index, bins).abs().sum() / confidence.numel()
-    averaged(gap, weight)  # whether these are weights
-    return bin_sum(gap * weight.to(gap), index, bins).abs().sum() / weight.to(gap).sum()
-
-
 def reliability_curve(
     probs: Tensor, y: Tensor, bins: int = 15, scheme: Scheme = "width"
 ) -> ReliabilityCurve:
     """Accuracy as a function of confidence, in bins.
 
-    For bin b, conf_b = mean of max_k p_nk and acc_b = mean of [argmax_k p_nk = y_n] over the rows n
-    whose confidence falls in b.
+    For bin b, conf_b = mean of max_k p_nk and acc_b = mean of [argmax_k p_nk = y_n] over the
+    examples n whose confidence falls in b.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
         bins: number of bins.
-        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows,
-            except that rows of equal confidence stay together.
+        scheme: "width" cuts [0, 1] into equal widths. "mass" gives each bin equally many examples,
+            except that examples of equal confidence stay together.
 
     Returns:
         confidence, accuracy and count, each of shape (bins,). Confidence and accuracy of an empty
@@ -118,14 +101,14 @@ def ece(
     """Expected calibration error of the most probable class.
 
     sum_b n_b / N |acc_b - conf_b|, with the bins of `reliability_curve`. The estimate is biased
-    upwards: it stays above zero for a calibrated model, and more so with few rows per bin.
+    upwards: it stays above zero for a calibrated model, and more so with few examples per bin.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
         bins: number of bins.
-        scheme: "width" cuts [0, 1] into equal widths; "mass" gives each bin equally many rows.
-        weight: for how many rows each stands, shape (N,); one where None.
+        scheme: "width" cuts [0, 1] into equal widths. "mass" gives each bin equally many examples.
+        weight: how many examples each example counts for, shape (N,). One if None.
 
     Returns:
         scalar in [0, 1].
@@ -138,4 +121,7 @@ def ece(
     O'Connor 2015, "Posterior calibration and exploratory analysis for NLP models".
     """
     confidence, correct = _top_label(probs, y)
-    return _binned_gap(confidence, correct, bins, scheme, weight)
+    index, gap = bin_index(confidence, bins, scheme), confidence - correct
+    counts = torch.ones_like(gap) if weight is None else check_weight(weight, gap).to(gap)
+    # count * |mean - mean| is |sum - sum|, which needs no division by an empty bin.
+    return bin_sum(gap * counts, index, bins).abs().sum() / counts.sum()

@@ -3,24 +3,18 @@
 from torch import Tensor
 from torch.nn.functional import nll_loss, one_hot
 
-from vardrop.metrics.checks import (
-    averaged,
-    check_class_scores,
-    check_classification,
-    check_labels,
-    check_sums,
-)
+from vardrop.metrics.checks import check_classification, weighted_mean
 
 
 def accuracy(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Fraction of rows whose most probable class is the label.
+    """Fraction of examples whose most probable class is the label.
 
-    1/N sum_n [argmax_k p_nk = y_n]; a tie goes to the lowest class index.
+    1/N sum_n [argmax_k p_nk = y_n]. A tie goes to the lowest class index.
 
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
-        weight: for how many rows each stands, shape (N,); one where None.
+        weight: how many examples each example counts for, shape (N,). One if None.
 
     Returns:
         scalar in [0, 1].
@@ -33,14 +27,14 @@ def accuracy(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     zero-one score).
     """
     probs, y = check_classification(probs, y)
-    return averaged((probs.argmax(dim=1) == y).to(probs.dtype), weight)
+    return weighted_mean((probs.argmax(dim=1) == y).to(probs.dtype), weight)
 
 
 def nll(probs: Tensor, y: Tensor) -> Tensor:
     """Mean negative log-likelihood of the labels, from probabilities.
 
-    -1/N sum_n log p_n,y_n. It is infinite when a label has probability zero; where probabilities
-    may underflow, use `nll_from_log_probs`.
+    -1/N sum_n log p_n,y_n. It is infinite if a label has probability zero. If probabilities may
+    underflow, use `nll_from_log_probs`.
 
     Args:
         probs: class probabilities, shape (N, K).
@@ -65,7 +59,7 @@ def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
     -1/N sum_n log p_n,y_n.
 
     Args:
-        log_probs: logarithms of class probabilities, shape (N, K); -inf stands for zero.
+        log_probs: logarithms of class probabilities, shape (N, K). -inf is probability zero.
         y: class indices, shape (N,).
 
     Returns:
@@ -78,10 +72,7 @@ def nll_from_log_probs(log_probs: Tensor, y: Tensor) -> Tensor:
 
     Good 1952, "Rational decisions".
     """
-    checked = check_class_scores("log_probs", log_probs)
-    check_sums("log_probs", checked.exp().sum(dim=1), log_probs.dtype)
-    check_labels(y, *checked.shape)
-    return nll_loss(checked, y.long())
+    return nll_loss(*check_classification(log_probs, y, logarithms=True))
 
 
 def brier(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -93,7 +84,7 @@ def brier(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     Args:
         probs: class probabilities, shape (N, K).
         y: class indices, shape (N,).
-        weight: for how many rows each stands, shape (N,); one where None.
+        weight: how many examples each example counts for, shape (N,). One if None.
 
     Returns:
         scalar in [0, 2].
@@ -105,4 +96,4 @@ def brier(probs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     Brier 1950, "Verification of forecasts expressed in terms of probability".
     """
     probs, y = check_classification(probs, y)
-    return averaged((probs - one_hot(y, probs.shape[1])).square().sum(dim=1), weight)
+    return weighted_mean((probs - one_hot(y, probs.shape[1])).square().sum(dim=1), weight)

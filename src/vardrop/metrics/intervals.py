@@ -1,7 +1,7 @@
-"""How sure a score is: by a bootstrap over its rows, or by repetitions with other seeds.
+"""Uncertainty of a score: a bootstrap over its examples, or repetitions with other seeds.
 
-A score of weighted rows is a function from weights (B, N) to B scores, so that all resamples of the
-bootstrap are scored at once, and two nets on the same resamples.
+A weighted score is a function from weights (B, N) of the examples to B scores. So all resamples of
+the bootstrap are scored at once, and two models are scored on the same resamples.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
-from vardrop._core.errors import needed
+from vardrop._core.errors import import_optional
 
-Weighted = Callable[[Tensor], Tensor]
+WeightedScore = Callable[[Tensor], Tensor]
 LEVEL = 0.95
-_DRAWS, _FEWER = 1000, 200  # resamples; fewer where rows are so many that scores are normal
+_DRAWS, _FEWER = 1000, 200  # resamples, fewer if the examples are so many that scores are normal
 _MANY = 5000
 _AT_ONCE = 1 << 22  # weights in memory
 
 
 class Estimate(NamedTuple):
-    """A number, its standard error, and the ends of its 95 % interval; None where not known."""
+    """A number, its standard error, and the ends of its 95% interval. None if not available."""
 
     value: float
     error: float | None = None
@@ -32,49 +33,48 @@ class Estimate(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """-1 or 1 where the whole interval is on one side of zero, else 0."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+        """-1 or 1 if the whole interval is on one side of zero, else 0."""
+        if self.low is None or self.high is None:
             return 0
-        return 1 if self.low > 0 else -1
+        return (self.low > 0) - (self.high < 0)
 
 
-def average(rows: Tensor) -> Weighted:
-    """The mean of a number per row."""
-    values = rows.double().flatten()
-    return lambda weights: weights @ values / weights.sum(1)
+def average(numbers: Tensor) -> WeightedScore:
+    """The weighted mean of one number per example."""
+    flat = numbers.double().flatten()
+    return lambda weights: weights @ flat / weights.sum(1)
 
 
-def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weighted]:
-    """Scores of class probabilities, as `evaluate` names them, of weighted rows.
+def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, WeightedScore]:
+    """Weighted scores of class probabilities, by the names that `evaluate` uses.
 
-    The calibration error is not among them: resampled rows make it larger.
+    The calibration error is not one of them, because resampling increases it.
 
     Args:
         probs: shape (N, K).
         log_probs: of the labels, shape (N,).
         y: class indices, shape (N,).
     """
-    probs, guess = probs.double(), probs.argmax(1)
-    hits = (guess == y).double()
-    truth = torch.nn.functional.one_hot(y, probs.shape[1]).double()
-    guessed = torch.nn.functional.one_hot(guess, probs.shape[1]).double()
+    classes, probs = probs.shape[1], probs.double()
+    truth, predicted = one_hot(y, classes).double(), one_hot(probs.argmax(1), classes).double()
+    correct = truth * predicted
 
-    def balanced(weights: Tensor) -> Tensor:
-        return (weights @ (truth * hits[:, None]) / (weights @ truth)).nanmean(1)
+    def balanced_accuracy(weights: Tensor) -> Tensor:
+        return (weights @ correct / (weights @ truth)).nanmean(1)
 
     def f1(weights: Tensor) -> Tensor:
-        both = weights @ truth + weights @ guessed
-        return (2 * (weights @ (truth * guessed)) / both).nanmean(1)
+        both = weights @ truth + weights @ predicted
+        return (2 * (weights @ correct) / both).nanmean(1)
 
-    def apart(weights: Tensor) -> Tensor:
-        several = range(probs.shape[1] if probs.shape[1] > 2 else 1)  # of two both are the same
-        areas = [_area(probs[:, k], truth[:, k], weights) for k in several]
+    def auroc(weights: Tensor) -> Tensor:
+        compared = range(classes if classes > 2 else 1)  # the areas of two classes are equal
+        areas = [_area(probs[:, k], truth[:, k], weights) for k in compared]
         return torch.stack(areas, 1).nanmean(1)
 
     return {
-        "accuracy": average(hits),
-        "balanced_accuracy": balanced,
-        "auroc": apart,
+        "accuracy": average(correct.sum(1)),
+        "balanced_accuracy": balanced_accuracy,
+        "auroc": auroc,
         "f1": f1,
         "nll": average(-log_probs),
         "brier": average((probs - truth).square().sum(1)),
@@ -82,114 +82,120 @@ def class_scores(probs: Tensor, log_probs: Tensor, y: Tensor) -> dict[str, Weigh
 
 
 def _area(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-    """The area under the ROC curve of each row of weights; ties count half."""
-    ordered, order = scores.sort()
-    own, weights = truth[order], weights[:, order]
-    below = torch.nn.functional.pad((weights * (1 - own)).cumsum(1), (1, 0))
-    first = torch.searchsorted(ordered, ordered)
-    last = torch.searchsorted(ordered, ordered, right=True)
-    ties = bool((last - first > 1).any())
-    losers = below[:, first] + below[:, last] if ties else below[:, :-1] + below[:, 1:]
-    own = weights * own
-    return (own * losers).sum(1) / (2 * own.sum(1) * below[:, -1])
+    """The area under the ROC curve for each row of weights. Ties count half."""
+    ascending, order = scores.sort()
+    positive = weights[:, order] * truth[order]
+    below = pad((weights[:, order] - positive).cumsum(1), (1, 0))
+    first = torch.searchsorted(ascending, ascending)
+    last = torch.searchsorted(ascending, ascending, right=True)
+    losers = below[:, first] + below[:, last]
+    return (positive * losers).sum(1) / (2 * positive.sum(1) * below[:, -1])
 
 
 def number_scores(
     mean: Tensor, y: Tensor, lower: Tensor, upper: Tensor, log_probs: Tensor | None
-) -> dict[str, Weighted]:
-    """Scores of predicted numbers, as `evaluate` names them, of weighted rows; all of shape (N,).
+) -> dict[str, WeightedScore]:
+    """Weighted scores of predicted numbers, by the names that `evaluate` uses. Shapes are (N,).
 
     Args:
         mean: predictive means.
-        y: what happened.
-        lower, upper: ends of the 95 % intervals.
-        log_probs: of what happened, where they are known.
+        y: observed numbers.
+        lower: lower ends of the 95% intervals.
+        upper: upper ends of the 95% intervals.
+        log_probs: of the observed numbers, if available.
     """
-    errors = (mean - y).double()
-    squares, truth = average(errors.square()), y.double()
-    moments = average(truth - truth.mean()), average((truth - truth.mean()).square())
-    inside = (lower <= y) & (y <= upper)
-    found: dict[str, Weighted] = {
+    errors, truth = (mean - y).double(), y.double()
+    squares, centered = average(errors.square()), truth - truth.mean()
+    first, second = average(centered), average(centered.square())
+    scores: dict[str, WeightedScore] = {
         "rmse": lambda weights: squares(weights).sqrt(),
         "mae": average(errors.abs()),
-        "r2": lambda weights: (
-            1 - squares(weights) / (moments[1](weights) - moments[0](weights).square())
-        ),
-        "coverage95": average(inside),
+        "r2": lambda w: 1 - squares(w) / (second(w) - first(w).square()),
+        "coverage95": average((lower <= y) & (y <= upper)),
         "width95": average(upper - lower),
     }
-    return found if log_probs is None else {**found, "nll": average(-log_probs)}
+    return scores if log_probs is None else {**scores, "nll": average(-log_probs)}
 
 
 def bootstrap(
-    scores: Mapping[str, Weighted], rows: int, weight: Tensor | None = None, seed: int = 0
+    scores: Mapping[str, WeightedScore], rows: int, weight: Tensor | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Scores of 1000 resamples of the rows, the same ones at every call; 200 above 5000 rows.
+    """Scores of 1000 resamples of the examples, or of 200 with more than 5000 examples.
 
-    >>> drawn = bootstrap({"mean": average(torch.arange(100.0))}, 100)["mean"]
-    >>> bool((drawn.std() - 2.89).abs() < 0.2)  # the deviation of the rows over the root of 100
+    The resamples are the same at every call with the same seed.
+
+    Args:
+        scores: weighted scores by name.
+        rows: the number of examples.
+        weight: weights of the examples, shape (rows,). One if None.
+        seed: of the resamples.
+
+    Returns:
+        One score per resample, by name.
+
+    >>> draws = bootstrap({"mean": average(torch.arange(100.0))}, 100)["mean"]
+    >>> bool((draws.std() - 2.89).abs() < 0.2)  # the standard deviation of the examples over 10
     True
     """
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, list[Tensor]] = {name: [] for name in scores}
-    share = torch.ones(rows).double() if weight is None else weight.double().flatten()
-    for count in _chunks(rows):
-        chosen = torch.randint(rows, (count, rows), generator=generator)
-        counts = torch.zeros(count, rows, dtype=torch.float64)
-        counts.scatter_add_(1, chosen, torch.ones(1, dtype=torch.float64).expand(count, rows))
-        for name, score in scores.items():
-            found[name].append(score(counts * share))
-    return {name: torch.cat(parts) for name, parts in found.items()}
-
-
-def _chunks(rows: int) -> list[int]:
+    resampled: dict[str, list[Tensor]] = {name: [] for name in scores}
+    weight = torch.ones(rows).double() if weight is None else weight.double().flatten()
     draws = _DRAWS if rows <= _MANY else _FEWER
-    size = min(draws, max(1, _AT_ONCE // rows))
-    whole, rest = divmod(draws, size)
-    return [size] * whole + [rest] * bool(rest)
+    size = max(1, _AT_ONCE // rows)
+    for start in range(0, draws, size):
+        chosen = torch.randint(rows, (min(size, draws - start), rows), generator=generator)
+        counts = torch.zeros(chosen.shape, dtype=torch.float64)
+        counts.scatter_add_(1, chosen, counts.new_ones(1).expand_as(counts))
+        for name, score in scores.items():
+            resampled[name].append(score(counts * weight))
+    return {name: torch.cat(chunks) for name, chunks in resampled.items()}
 
 
-def estimated(value: float, draws: Tensor) -> Estimate:
-    """A value with the error and the interval that resamples give it, where they are defined.
+def bootstrap_estimate(value: float, draws: Tensor) -> Estimate:
+    """A value with the standard error and the interval of its resamples.
 
-    The ends are quantiles of 1000 resamples, and with fewer those of a normal distribution.
+    The ends are quantiles of 1000 resamples. With fewer they are quantiles of a normal
+    distribution. There is no interval if half of the resamples are not finite.
     """
-    known = draws[draws.isfinite()]
-    if len(known) < len(draws) // 2 or not math.isfinite(value):
+    finite = draws[draws.isfinite()]
+    if len(finite) < len(draws) // 2 or not math.isfinite(value):
         return Estimate(value)
-    error = float(known.std())
+    error = float(finite.std())
     if len(draws) < _DRAWS:
         return Estimate(value, error, value - 1.96 * error, value + 1.96 * error)
-    ends = known.quantile(torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=known.dtype))
+    ends = finite.quantile(torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=finite.dtype))
     return Estimate(value, error, *ends.tolist())
 
 
-def repeated(
+def repetition_estimate(
     values: Sequence[float],
     ratio: float = 0.0,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
     """The mean of repetitions, its standard error s / sqrt(n), and Student's interval.
 
-    Where every repetition tests on rows of its own that the others train on, they are not
-    independent, and the interval is that of s sqrt(1 / n + ratio).
+    If every repetition tests on other examples, which the other repetitions train on, they are not
+    independent. The interval is then computed with s sqrt(1 / n + ratio).
 
     Args:
         values: one per repetition.
-        ratio: rows of the test over rows of the training; 0 where all test on the same rows.
-        bounds: the least and the largest value there can be.
+        ratio: test examples over training examples, or 0 if all repetitions have one test set.
+        bounds: the least and the largest possible value.
 
-    >>> repeated([1.0, 2.0, 3.0]).error
+    Returns:
+        The estimate, without error and interval if there is one value or if one is not finite.
+
+    >>> repetition_estimate([1.0, 2.0, 3.0]).error
     0.5773502691896258
 
     Nadeau & Bengio 2003, "Inference for the generalization error", sec. 3.
     """
-    count, found = len(values), torch.tensor(values, dtype=torch.float64)
-    mean = float(found.mean())
-    if count < 2 or not bool(found.isfinite().all()):
+    count, tensor = len(values), torch.tensor(values, dtype=torch.float64)
+    mean = float(tensor.mean())
+    if count < 2 or not bool(tensor.isfinite().all()):
         return Estimate(mean)
-    spread = float(found.std())
-    wide = float(needed("scipy.stats").t.ppf((1 + LEVEL) / 2, count - 1))
-    half = wide * spread * math.sqrt(1 / count + ratio)
+    std = float(tensor.std())
+    quantile = float(import_optional("scipy.stats").t.ppf((1 + LEVEL) / 2, count - 1))
+    half = quantile * std * math.sqrt(1 / count + ratio)
     low, high = max(bounds[0], mean - half), min(bounds[1], mean + half)
-    return Estimate(mean, spread / math.sqrt(count), low, high)
+    return Estimate(mean, std / math.sqrt(count), low, high)

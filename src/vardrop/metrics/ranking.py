@@ -1,4 +1,4 @@
-"""How well a score ranks cases: out-of-distribution detection and selective prediction."""
+"""Ranking of examples by a score: out-of-distribution detection and selective prediction."""
 
 from typing import NamedTuple
 
@@ -6,28 +6,20 @@ import torch
 from torch import Tensor
 
 from vardrop.metrics.calibration import bin_mean
-from vardrop.metrics.checks import check_shape, check_vector
-
-
-def _sorted_scores(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both sets of scores in ascending order and in one dtype."""
-    scores_in = check_vector("scores_in", scores_in)
-    scores_out = check_vector("scores_out", scores_out)
-    dtype = torch.promote_types(scores_in.dtype, scores_out.dtype)
-    return scores_in.to(dtype).sort().values, scores_out.to(dtype).sort().values
+from vardrop.metrics.checks import check_shape, check_values
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
-    """Area under the ROC curve for telling out-of-distribution from in-distribution cases.
+    """Area under the ROC curve of out-of-distribution detection.
 
-    P(s_out > s_in) + P(s_out = s_in) / 2 over all pairs of cases.
+    P(s_out > s_in) + P(s_out = s_in) / 2 over all pairs of examples.
 
     Args:
-        scores_in: scores of in-distribution cases, shape (N,).
-        scores_out: scores of cases out of distribution, shape (M,), where higher means further out.
+        scores_in: scores of in-distribution examples, shape (N,).
+        scores_out: scores of out-of-distribution examples, shape (M,). They should be higher.
 
     Returns:
-        scalar in [0, 1]; 0.5 for a score that carries no information.
+        scalar in [0, 1]. 0.5 for a score that carries no information.
 
     >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
     tensor(0.8750)
@@ -36,7 +28,10 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
     (ROC) curve"; for this use, Hendrycks & Gimpel 2017, "A baseline for detecting misclassified and
     out-of-distribution examples in neural networks".
     """
-    scores_in, scores_out = _sorted_scores(scores_in, scores_out)
+    scores_in = check_values("scores_in", scores_in, ndim=1)
+    scores_out = check_values("scores_out", scores_out, ndim=1)
+    dtype = torch.promote_types(scores_in.dtype, scores_out.dtype)
+    scores_in, scores_out = scores_in.to(dtype).sort().values, scores_out.to(dtype)
     below = torch.searchsorted(scores_in, scores_out)
     not_above = torch.searchsorted(scores_in, scores_out, right=True)
     # A tie is counted once and a win twice, in whole numbers, so ties are exact.
@@ -45,22 +40,22 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> Tensor:
 
 
 class RiskCoverage(NamedTuple):
-    """Fraction of cases answered and mean error among them, each of shape (N,)."""
+    """Fraction of examples with a prediction and their mean error, each of shape (N,)."""
 
     coverage: Tensor
     risk: Tensor
 
 
 def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
-    """Mean error of the cases that are kept when the most uncertain ones are rejected.
+    """Mean error of the remaining examples when the most uncertain examples are rejected.
 
-    At coverage i / N, risk_i = 1/i sum of the errors of the i least uncertain cases. Cases of equal
-    uncertainty each count with their mean error, which is the expected risk when ties are broken at
-    random.
+    At coverage i / N, risk_i = 1/i sum of the errors of the i least uncertain examples. Examples of
+    equal uncertainty each count with their mean error, which is the expected risk when ties are
+    broken at random.
 
     Args:
-        uncertainty: uncertainty of each case, shape (N,).
-        errors: error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
+        uncertainty: uncertainty of each example, shape (N,).
+        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or any loss.
 
     Returns:
         coverage 1/N, ..., 1 and the risk there, each of shape (N,).
@@ -71,17 +66,17 @@ def risk_coverage(uncertainty: Tensor, errors: Tensor) -> RiskCoverage:
     El-Yaniv & Wiener 2010, "On the foundations of noise-free selective classification"; Geifman &
     El-Yaniv 2017, "Selective classification for deep neural networks".
     """
-    uncertainty = check_vector("uncertainty", uncertainty)
+    uncertainty = check_values("uncertainty", uncertainty, ndim=1)
     check_shape("errors", errors, uncertainty.shape, "uncertainty")
     errors = errors.to(torch.promote_types(errors.dtype, uncertainty.dtype))
-    errors = check_vector("errors", errors)
-    cases = errors.numel()
+    errors = check_values("errors", errors, ndim=1)
+    examples = errors.numel()
     ascending, order = uncertainty.sort()
     # The position of the first equal value names the group of ties.
     group = torch.searchsorted(ascending, ascending)
-    expected = bin_mean(errors[order], group, cases)[group]
-    kept = torch.arange(1, cases + 1, device=errors.device).to(errors.dtype)
-    return RiskCoverage(coverage=kept / cases, risk=expected.cumsum(dim=0) / kept)
+    expected = bin_mean(errors[order], group, examples)[group]
+    count = torch.arange(1, examples + 1, device=errors.device).to(errors.dtype)
+    return RiskCoverage(coverage=count / examples, risk=expected.cumsum(dim=0) / count)
 
 
 def aurc(uncertainty: Tensor, errors: Tensor) -> Tensor:
@@ -90,11 +85,11 @@ def aurc(uncertainty: Tensor, errors: Tensor) -> Tensor:
     1/N sum_i risk_i, with the risk of `risk_coverage`.
 
     Args:
-        uncertainty: uncertainty of each case, shape (N,).
-        errors: error of each case, shape (N,): 0/1 or boolean mistakes, or any loss.
+        uncertainty: uncertainty of each example, shape (N,).
+        errors: error of each example, shape (N,): 0/1 or boolean mistakes, or any loss.
 
     Returns:
-        scalar; lower is better, and the mean error if uncertainty carries no information.
+        scalar. Lower is better. It is the mean error if uncertainty carries no information.
 
     >>> aurc(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))
     tensor(0.2500)

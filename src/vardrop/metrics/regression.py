@@ -6,28 +6,23 @@ import torch
 from torch import Tensor
 
 from vardrop._core.errors import VardropError
-from vardrop.metrics.checks import (
-    averaged,
-    check_finite,
-    check_shape,
-    check_values,
-)
+from vardrop.metrics.checks import check_shape, check_values, weighted_mean
 
 
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Continuous ranked probability score of normal distributions, averaged over the cases.
+    """Continuous ranked probability score of normal distributions, averaged over the examples.
 
-    std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) with z = (y - mean) / std, where phi and Phi
+    std (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) with z = (y - mean) / std. phi and Phi
     are the density and distribution function of the standard normal.
 
     Args:
         mean: predictive means, any shape (*).
         std: predictive standard deviations, shape (*), positive.
         y: observed values, shape (*).
-        weight: for how many cases each stands, shape (*); one where None.
+        weight: how many examples each example counts for, shape (*). One if None.
 
     Returns:
-        scalar in the unit of `y`; lower is better.
+        scalar in the unit of `y`. Lower is better.
 
     >>> crps_gaussian(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([0.0]))
     tensor(0.2337)
@@ -35,7 +30,8 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = 
     Gneiting, Raftery, Westveld & Goldman 2005, "Calibrated probabilistic forecasting using ensemble
     model output statistics and minimum CRPS estimation".
     """
-    mean, std, y = check_finite("mean", mean), check_finite("std", std), check_finite("y", y)
+    inputs = {"mean": mean, "std": std, "y": y}
+    mean, std, y = (check_values(k, values, finite=True) for k, values in inputs.items())
     check_shape("std", std, mean.shape, "mean")
     check_shape("y", y, mean.shape, "mean")
     if std.min() <= 0:
@@ -47,11 +43,11 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, weight: Tensor | None = 
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
     # 2 Phi(z) - 1 = erf(z / sqrt(2)), without the cancellation.
     inner = z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi)
-    return averaged(std * inner, weight)
+    return weighted_mean(std * inner, weight)
 
 
 def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bounds of intervals, once known to be of one shape and in order."""
+    """Return the bounds of intervals, which must have one shape and be in order."""
     lower, upper = check_values("lower", lower), check_values("upper", upper)
     check_shape("upper", upper, lower.shape, "lower")
     if (lower > upper).any():
@@ -63,7 +59,7 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     if (lower == math.inf).any() or (upper == -math.inf).any():
         raise VardropError(
             "Expected intervals with numbers inside, but got a `lower` of infinity or an `upper` "
-            "of minus infinity. Find where the model overflows, or drop those rows."
+            "of minus infinity. Find where the model overflows, or drop those examples."
         )
     return lower, upper
 
@@ -71,18 +67,18 @@ def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def interval_coverage(
     lower: Tensor, upper: Tensor, y: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """Fraction of the observed values that lie in their interval, ends included.
+    """Fraction of the observed values that are in their interval, ends included.
 
     1/N sum_n [lower_n <= y_n <= upper_n].
 
     Args:
-        lower: lower ends, any shape (*); may be infinite.
-        upper: upper ends, shape (*); may be infinite.
+        lower: lower ends, any shape (*). May be infinite.
+        upper: upper ends, shape (*). May be infinite.
         y: observed values, shape (*).
-        weight: for how many cases each stands, shape (*); one where None.
+        weight: how many examples each example counts for, shape (*). One if None.
 
     Returns:
-        scalar in [0, 1]; for a calibrated model, the nominal level of the intervals.
+        scalar in [0, 1]. For a calibrated model, the nominal level of the intervals.
 
     >>> lower, upper = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
     >>> interval_coverage(lower, upper, torch.tensor([0.5, 1.5]))
@@ -93,7 +89,7 @@ def interval_coverage(
     lower, upper = _check_bounds(lower, upper)
     y = check_values("y", y)
     check_shape("y", y, lower.shape, "lower")
-    return averaged(((lower <= y) & (y <= upper)).to(y.dtype), weight)
+    return weighted_mean(((lower <= y) & (y <= upper)).to(y.dtype), weight)
 
 
 def interval_width(lower: Tensor, upper: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -104,10 +100,10 @@ def interval_width(lower: Tensor, upper: Tensor, weight: Tensor | None = None) -
     Args:
         lower: lower ends, any shape (*).
         upper: upper ends, shape (*).
-        weight: for how many cases each stands, shape (*); one where None.
+        weight: how many examples each example counts for, shape (*). One if None.
 
     Returns:
-        scalar in the unit of the bounds; at equal coverage, lower is better.
+        scalar in the unit of the bounds. At equal coverage, lower is better.
 
     >>> interval_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
     tensor(1.5000)
@@ -115,4 +111,4 @@ def interval_width(lower: Tensor, upper: Tensor, weight: Tensor | None = None) -
     Gneiting, Balabdaoui & Raftery 2007, "Probabilistic forecasts, calibration and sharpness".
     """
     lower, upper = _check_bounds(lower, upper)
-    return averaged(upper - lower, weight)
+    return weighted_mean(upper - lower, weight)

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, check_named, one_tensor, plain_batch, untouched
-from vardrop._core.checks import check_integer, check_net, check_number, check_tensor, shown
+from vardrop._core.calls import call_net, check_named, clone_batch, output_tensor, plain_batch
+from vardrop._core.checks import (
+    check_integer,
+    check_net,
+    check_number,
+    check_tensor,
+    describe_value,
+)
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import disable_compiler, in_transform, tree_map_only
 from vardrop.functional import share_in_step
@@ -90,7 +96,7 @@ class ELBO(nn.Module):
         if isinstance(likelihood, type) or not callable(likelihood):
             raise VardropError(
                 "Expected `likelihood` to be callable as (output, target), but got "
-                f"{shown(likelihood)}. Make one: vardrop.Categorical()."
+                f"{describe_value(likelihood)}. Make one: vardrop.Categorical()."
             )
         check_integer("samples", samples)
         check_integer("kl_value_every", kl_value_every)
@@ -142,7 +148,7 @@ class ELBO(nn.Module):
 
     def outputs(self, x: Any) -> Any:
         """What the net returns for a batch, picked by `output` where that is given."""
-        found = call(self.net, untouched(plain_batch(x)))
+        found = call_net(self.net, clone_batch(plain_batch(x)))
         return found if self.output is None else self.output(found)
 
     def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
@@ -184,11 +190,11 @@ class ELBO(nn.Module):
         if head is not None:
             parts = self._head_parts(x, y, weight, head)
             return parts.loss, parts.nll, parts
-        output = call(self.net, untouched(x))
+        output = call_net(self.net, clone_batch(x))
         if self.output is not None:
             output = self.output(output)
         elif isinstance(self.likelihood, Likelihood) and not isinstance(output, Tensor):
-            output = one_tensor(output)  # another loss gets all that the net returns
+            output = output_tensor(output)  # another loss gets all that the net returns
         if not traced:
             check_batch(self.likelihood, output, y)
             if not self._loss_is_checked:
@@ -200,7 +206,7 @@ class ELBO(nn.Module):
         if weight is not None:
             raise VardropError(
                 f"Expected no `weight` for a model with a head, which has its own loss, but got "
-                f"{shown(weight)}. Repeat the examples instead."
+                f"{describe_value(weight)}. Repeat the examples instead."
             )
         if y.dim() > 1 and getattr(self.likelihood, "class_axis", None) != -1:
             raise VardropError(
@@ -208,7 +214,7 @@ class ELBO(nn.Module):
                 f"(targets of shape {tuple(y.shape)}), whose classes are last, but got "
                 f"{self.likelihood!r}."
             )
-        return head.loss_in(self.net, untouched(x), y)
+        return head.loss_in(self.net, clone_batch(x), y)
 
     @torch.no_grad()
     def _check_first_batch(self, output: Any, y: Any) -> None:
@@ -228,7 +234,7 @@ class ELBO(nn.Module):
         if not isinstance(self.likelihood, Likelihood):
             raise VardropError(
                 f"Expected `likelihood` to be one of vardrop's for a `weight`, but got "
-                f"{shown(self.likelihood)}. Weigh the examples inside of it."
+                f"{describe_value(self.likelihood)}. Weigh the examples inside of it."
             )
         each = self.likelihood.example_nll(output, y)
         check_tensor("weight", weight)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from vardrop._core.checks import check_number, shown
+from vardrop._core.checks import check_number, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.functional import normal_entropy, standard_normal
@@ -40,7 +40,7 @@ def check_drop_rate(drop_rate: float) -> None:
     real = isinstance(drop_rate, Real) and not isinstance(drop_rate, bool)
     if not (real and 0.0 <= drop_rate < 1.0):
         raise VardropError(
-            f"Expected `drop_rate` to lie in [0, 1), but got {shown(drop_rate)}. "
+            f"Expected `drop_rate` to lie in [0, 1), but got {describe_value(drop_rate)}. "
             "It is the fraction that is dropped, not the fraction that is kept."
         )
 

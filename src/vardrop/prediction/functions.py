@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import call, untouched
+from vardrop._core.calls import call_net, clone_batch
 from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import position_span
@@ -193,7 +193,7 @@ class FunctionSampler:
         if self.channels_last and isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         self.split, _ = attempt(lambda: self._split(x))
-        return x if self.split is None else self.split.prefix(untouched(x))
+        return x if self.split is None else self.split.prefix(clone_batch(x))
 
     def _split(self, x: Any) -> Split:
         """Split the model at the first module that differs between functions."""
@@ -209,7 +209,7 @@ class FunctionSampler:
     def __call__(self, values: Any) -> Any:
         """The output of the current function for the values of `prepare`."""
         if self.split is None:
-            return call(self.net, untouched(values))
+            return call_net(self.net, clone_batch(values))
         return self.split.suffix(1, *map(Examples, values))
 
 

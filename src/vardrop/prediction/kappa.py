@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop._core.calls import arguments, one_tensor, plain_batch, untouched
-from vardrop._core.checks import check_integer, check_type, shown
+from vardrop._core.calls import call_arguments, clone_batch, output_tensor, plain_batch
+from vardrop._core.checks import check_integer, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
@@ -141,13 +141,13 @@ def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor):
             raise VardropError(
-                f"Expected `loader` to yield pairs (x, y) of tensors, but got {shown(batch)}."
+                f"Expected `loader` to yield pairs (x, y) of tensors, but got {describe_value(batch)}."
             )
         yield batch[0], batch[1]
 
 
 def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
     """Call a model with other tensors in place of its parameters; returns its `logits`, if any."""
-    args, kwargs = arguments(net, untouched(plain_batch(x)))
+    args, kwargs = call_arguments(net, clone_batch(plain_batch(x)))
     output = functional_call(net, tensors, args, kwargs)
-    return one_tensor(output) if hasattr(output, "logits") else output
+    return output_tensor(output) if hasattr(output, "logits") else output

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import one_tensor, tensors_in
+from vardrop._core.calls import output_tensor, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import (
@@ -379,7 +379,7 @@ def propagate(net: nn.Module, x: Tensor) -> Moments:
     >>> propagate(net, torch.ones(1, 2)).variance
     tensor([[2.]])
     """
-    return MomentDraws(net, one_tensor, 2**28).propagate(x)
+    return MomentDraws(net, output_tensor, 2**28).propagate(x)
 
 
 class MomentDraws:

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
-    call,
+    call_net,
     check_named,
-    mapped,
-    one_tensor,
-    parts as split_batch,
+    map_tensors,
+    num_examples,
+    output_tensor,
     plain_batch,
-    rows as num_examples,
+    split_batch,
     tensors_in,
 )
 from vardrop._core.checks import check_choice, check_integer, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
-from vardrop._core.sharding import called_through, is_spread
+from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
@@ -127,7 +127,7 @@ class Predictor(nn.Module):
         model, meaning = net_and_likelihood(net, likelihood)
         pick = getattr(net, "output", None) if output is None else output
         # The user's model is no submodule: moving or copying the predictor leaves it alone.
-        self.__dict__.update(net=model, source=net, pick=pick or one_tensor)
+        self.__dict__.update(net=model, source=net, pick=pick or output_tensor)
         self.likelihood = meaning.fixed()
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
@@ -146,7 +146,7 @@ class Predictor(nn.Module):
         self._strategy: DrawStrategy | None = None
         self._fallback: DrawStrategy | None = None  # for inputs that the strategy cannot run
         self.__dict__["_snapshot"] = None
-        self._unchecked = self.mode != "mean" and not is_spread(self.net)
+        self._unchecked = self.mode != "mean" and not is_model_sharded(self.net)
 
     def _check_net(self) -> None:
         if self.mode != "mean":
@@ -282,14 +282,14 @@ class Predictor(nn.Module):
     @property
     def _model(self) -> nn.Module:
         """The model, or in a predictor that is kept its state at the first call."""
-        if not self.is_kept or "net" in self._modules or is_spread(self.net):
+        if not self.is_kept or "net" in self._modules or is_model_sharded(self.net):
             return self.net
         if self._snapshot is None:
             self.__dict__["_snapshot"] = copy_tensors(self.net)
         return self._snapshot  # type: ignore[return-value]
 
     def _make_strategy(self) -> DrawStrategy:
-        if is_spread(self.net):
+        if is_model_sharded(self.net):
             return self._make_sharded()
         if self.mode == "moments":
             return MomentDraws(self._model, self.pick, self.memory)
@@ -309,7 +309,9 @@ class Predictor(nn.Module):
             )
         net, source, noise = self.net, self.source, self.mode == "sample"
         run = (
-            called_through(source, "outputs") if hasattr(source, "outputs") else partial(call, net)
+            forward_method(source, "outputs")
+            if hasattr(source, "outputs")
+            else partial(call_net, net)
         )
         switch = contextmanager(partial(_switch_modules, net, noise))
         reason = "its tensors are sharded over processes"
@@ -428,7 +430,7 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
             )
         _check_values(x)
         count += 1
-        yield x if device is None else mapped(lambda t: t.to(device), x)
+        yield x if device is None else map_tensors(lambda t: t.to(device), x)
     if count == 0:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 

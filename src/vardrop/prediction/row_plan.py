@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, mapped, rows, tensors_in, untouched
+from vardrop._core.calls import call_net, clone_batch, map_tensors, num_examples, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import tree_map
@@ -91,9 +91,9 @@ def make_plan(net: nn.Module, x: Any, pick: Pick) -> RowPlan:
 
 
 def _take_examples(x: Any, indices: list[int]) -> Any:
-    last = rows(x) - 1
+    last = num_examples(x) - 1
     index = [min(i, last) for i in indices]
-    return mapped(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
+    return map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
 
 
 class _Pass(NamedTuple):
@@ -109,8 +109,8 @@ class _Pass(NamedTuple):
 def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
     """Run a model on four examples; raise an error if examples share noise or anything else."""
     _check_independent(make_eval_copy(net, noise=False), two, pick)
-    few = _record_pass(net, lambda: pick(call(net, untouched(two))))
-    many = _record_pass(net, lambda: pick(call(net, untouched(four))))
+    few = _record_pass(net, lambda: pick(call_net(net, clone_batch(two))))
+    many = _record_pass(net, lambda: pick(call_net(net, clone_batch(four))))
     for shape, doubled, name in zip(few.requests, many.requests, many.modules, strict=True):
         if (shape[:1], doubled[:1]) != ((2,), (4,)) or shape[1:] != doubled[1:]:
             raise NotRowwiseError(f"{name} draws noise of shape {doubled} for all examples")
@@ -120,10 +120,10 @@ def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
 
 
 def _check_independent(quiet: nn.Module, x: Any, pick: Pick) -> None:
-    others = mapped(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), x)
+    others = map_tensors(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), x)
     both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, x, others)
     passes = [
-        _record_pass(quiet, partial(lambda batch: pick(call(quiet, untouched(batch))), batch))
+        _record_pass(quiet, partial(lambda batch: pick(call_net(quiet, clone_batch(batch))), batch))
         for batch in (x, both)
     ]
     if passes[0].untracked:
@@ -183,7 +183,7 @@ def _make_split(
     sources = {m for m in net.modules() if any(map(is_stochastic, m.modules()))}
     split = split_at_noise(net, trace_model(net, two), sources)
     has_examples = _find_examples(split, two)
-    values = split.prefix(untouched(two))
+    values = split.prefix(clone_batch(two))
     plan = RowPlan(split, has_examples, None, 0, 0, "")
     output = _record_pass(nn.Identity(), lambda: pick(run_suffix(plan, values, 2))).output
     if output.shape != expected.shape or not torch.allclose(output, expected, 1e-3, 1e-4):
@@ -208,14 +208,14 @@ def slice_values(plan: RowPlan, values: Sequence[Any], start: int, stop: int) ->
 
 def slice_batch(x: Any, start: int, stop: int) -> Any:
     """Some examples of a batch."""
-    return mapped(lambda t: t[start:stop] if t.dim() else t, x)
+    return map_tensors(lambda t: t[start:stop] if t.dim() else t, x)
 
 
 def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
     """Which values between the two parts have examples along axis 0, from two and three of them."""
     flags = []
     with RandomOpMode(_raise_on_draw):
-        runs = (split.prefix(untouched(two)), split.prefix(_take_examples(two, [0, 1, 0])))
+        runs = (split.prefix(clone_batch(two)), split.prefix(_take_examples(two, [0, 1, 0])))
     for few, many in zip(*runs, strict=True):
         if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
             flags.append(True)
@@ -234,5 +234,5 @@ def _wrap_model(net: nn.Module) -> tuple[Split, tuple[bool, ...]]:
     """A whole model as the second part: its inputs are repeated for every draw."""
     layers = (m for m in net.modules() if isinstance(m, GaussianLayer))
     net = clone_modules(net, {layer: layer.to_fast_layout() for layer in layers})
-    split = Split(lambda x: (x,), lambda draws, x: call(net, repeat_rows(x, draws)))
+    split = Split(lambda x: (x,), lambda draws, x: call_net(net, repeat_rows(x, draws)))
     return split, (True,)

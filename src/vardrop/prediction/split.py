@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from vardrop._core.calls import arguments, mapped, tensors_in
+from vardrop._core.calls import call_arguments, map_tensors, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
 from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
@@ -193,7 +193,7 @@ def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
     """The arguments of a batch by the names that the forward of the model gives them."""
     if isinstance(net, torch.jit.ScriptModule):
         raise NotTraceableError("it is a TorchScript module")
-    args, kwargs = arguments(net, x)
+    args, kwargs = call_arguments(net, x)
     signature = inspect.signature(net.forward)
     bound = signature.bind(*args, **kwargs).arguments
     kinds = {signature.parameters[name].kind for name in bound}
@@ -332,8 +332,12 @@ def repeat_rows(value: Any, draws: int) -> Any:
     if not isinstance(value, Examples):
         return value
     if draws == 1:
-        return mapped(Tensor.clone, value.batch)  # keeps the memory layout, which repeat does not
-    return mapped(lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, value.batch)
+        return map_tensors(
+            Tensor.clone, value.batch
+        )  # keeps the memory layout, which repeat does not
+    return map_tensors(
+        lambda t: t.repeat(draws, *(1,) * (t.dim() - 1)) if t.dim() else t, value.batch
+    )
 
 
 _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, rows, shapes, tensors_in, untouched
+from vardrop._core.calls import call_net, clone_batch, example_shapes, num_examples, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
 from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
@@ -83,7 +83,7 @@ class RowDraws:
 
     def plan(self, x: Any) -> RowPlan:
         """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
-        key = shapes(x)
+        key = example_shapes(x)
         with self._lock:
             if key not in self.plans:
                 self.plans[key] = make_plan(clone_modules(self.net), x, self.pick)
@@ -108,11 +108,11 @@ class RowDraws:
         return max(1, limit)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
-        plan, count = self.plan(x), rows(x)
+        plan, count = self.plan(x), num_examples(x)
         block = self._block_size(plan, x)
         traced = not plan.note and plan.noise is not None
         with nullcontext() if traced else use_call_generator(self.net):
-            values = plan.split.prefix(untouched(x))
+            values = plan.split.prefix(clone_batch(x))
             for size in split_evenly(samples, self.most or samples):
                 blocks = []
                 for start in range(0, count, block):
@@ -154,7 +154,7 @@ class LoopDraws:
         """Draws of a copy of a model, with `local` as for `RowDraws`."""
         copy = make_eval_copy(net, noise, local)
         copy = compute_variances(copy) if noise else copy
-        return cls(copy, lambda x: pick(call(copy, x)), reason, noise)
+        return cls(copy, lambda x: pick(call_net(copy, x)), reason, noise)
 
     def describe(self, x: Any) -> str:
         return (
@@ -162,12 +162,12 @@ class LoopDraws:
         )
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)  # examples may depend on each other
+        return num_examples(x)  # examples may depend on each other
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         with self.switch(), use_call_generator(self.net):
             for size in split_evenly(samples if self.noise else 1, _STACK):
-                yield torch.stack([self.run(untouched(x)) for _ in range(size)])
+                yield torch.stack([self.run(clone_batch(x)) for _ in range(size)])
 
 
 class FunctionDraws:
@@ -181,7 +181,7 @@ class FunctionDraws:
         return "whole functions, one set of weights per draw"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
+        return num_examples(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         if not hasattr(self._thread, "sampler"):
@@ -220,14 +220,14 @@ class MemberDraws:
         return f"{len(self.members)} members"
 
     def max_examples(self, x: Any, samples: int) -> int:
-        return rows(x)
+        return num_examples(x)
 
     def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
         for start in range(0, len(self.members), _STACK):
             blocks = []
             for member in self.members[start : start + _STACK]:
                 if isinstance(member, nn.Module):
-                    y = self.pick(call(member, untouched(x)))
+                    y = self.pick(call_net(member, clone_batch(x)))
                     blocks.append(y.unsqueeze(0).expand(self.each, *y.shape))
                 else:
                     blocks += list(member(x).draws(x, self.each))

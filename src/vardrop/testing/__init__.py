@@ -1,9 +1,9 @@
-"""The contract that every noisy layer keeps, as functions to run on parts of your own.
+"""The contract of every noisy layer, as functions to run on custom layers and recipes.
 
 for name, check in vardrop.testing.CHECKS.items():
     check(lambda: torch.nn.Linear(4, 3), (torch.randn(5, 4),), my_recipe)
 
-`LAYERS`, `RECIPES`, `RECURRENT` and `HEADS` are the table that the library itself is held to.
+`LAYERS`, `RECIPES`, `RECURRENT` and `HEADS` are the table that the library is tested with.
 """
 
 from vardrop.testing.cases import HEADS as HEADS, LAYERS as LAYERS, RECIPES as RECIPES

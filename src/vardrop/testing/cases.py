@@ -1,8 +1,8 @@
-"""The one table of layers and recipes that the contract is run on.
+"""The table of layers and recipes that the contract is run on.
 
-The name of a recipe begins with the function of `vardrop.recipes` that makes it ("own" where
-none does). A function without a row here is in the table by itself, with its default arguments;
-rows are for other arguments.
+The name of a recipe begins with the function of `vardrop.recipes` that makes it, or with "own" if
+there is none. Rows are needed for arguments other than the defaults: every other function is added
+with its default arguments.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class Layer(NamedTuple):
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The same inputs at every call."""
-        own = torch.Generator().manual_seed(1)
-        if self.same:
-            return (torch.randn(self.shapes[0], generator=own),) * len(self.shapes)
+        generator = torch.Generator().manual_seed(1)
         if self.indices is not None:
-            return tuple(torch.randint(self.indices, s, generator=own) for s in self.shapes)
-        return tuple(torch.randn(s, generator=own) for s in self.shapes)
+            return tuple(torch.randint(self.indices, s, generator=generator) for s in self.shapes)
+        inputs = tuple(torch.randn(s, generator=generator) for s in self.shapes)
+        return inputs[:1] * len(inputs) if self.same else inputs
 
 
 LAYERS: dict[str, Layer] = {
@@ -75,10 +74,7 @@ LAYERS: dict[str, Layer] = {
         ((3, 4, 6), (3, 5, 4), (3, 5, 5)),
     ),
     "rnn": Layer(lambda: nn.RNN(4, 3, 2, nonlinearity="relu"), ((5, 3, 4),)),
-    "lstm": Layer(
-        lambda: nn.LSTM(4, 3, bidirectional=True, batch_first=True),
-        ((3, 5, 4),),
-    ),
+    "lstm": Layer(lambda: nn.LSTM(4, 3, bidirectional=True, batch_first=True), ((3, 5, 4),)),
     "gru": Layer(lambda: nn.GRU(4, 3, bias=False), ((5, 3, 4),)),
     "lstm_cell": Layer(lambda: nn.LSTMCell(4, 3), ((5, 4),)),
     "gru_cell": Layer(lambda: nn.GRUCell(4, 3), ((5, 4),)),
@@ -144,21 +140,14 @@ HEADS: dict[str, HeadRecipe] = {
 }
 
 
-def _add_defaults() -> None:
-    """A row for each named method that has none, in the table of its kind."""
-    named = {name.partition("-")[0] for name in (*RECIPES, *RECURRENT, *HEADS)}
-    for name, method in r.METHODS.items():
-        if name not in named:
-            recipe = method()
-            table: dict[str, Any] = HEADS if isinstance(recipe, HeadRecipe) else RECIPES
-            table[name] = recipe
-
-
-_add_defaults()
+_NAMED = {name.partition("-")[0] for name in (*RECIPES, *RECURRENT, *HEADS)}
+for _name in sorted(r.METHODS.keys() - _NAMED):
+    _recipe: Any = r.METHODS[_name]()
+    (HEADS if isinstance(_recipe, HeadRecipe) else RECIPES)[_name] = _recipe
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """The names of every layer with every recipe that it can take."""
+    """The names of every layer with every recipe that it supports."""
     for layer, case in LAYERS.items():
         plain = case.make()
         for name, recipe in (RECIPES | RECURRENT).items():
@@ -169,15 +158,21 @@ def cases() -> Iterator[tuple[str, str]]:
 def covering(count: int = 4) -> list[tuple[str, str]]:
     """Pairs in which every layer has `count` recipes or more, and every recipe as many layers.
 
-    A layer and a recipe are separate parts, so that a fault in one of them shows without the
+    Layers and recipes are independent parts, so that a fault in one of them shows without the
     product of both tables. The pairs are always the same, and spread over the tables.
+
+    Args:
+        count: the least number of partners of every layer and of every recipe.
+
+    Returns:
+        Names of layers and recipes, in the order of `cases`.
     """
     pairs = list(cases())
-    found = set()
+    covered = set()
     for side in (0, 1):
         for number, name in enumerate(dict.fromkeys(pair[side] for pair in pairs)):
-            mine = [pair for pair in pairs if pair[side] == name]
-            wanted = min(count, len(mine))
-            steps = [5 * number + step * len(mine) // wanted for step in range(wanted)]
-            found |= {mine[step % len(mine)] for step in steps}
-    return [pair for pair in pairs if pair in found]
+            partners = [pair for pair in pairs if pair[side] == name]
+            wanted = min(count, len(partners))
+            steps = [5 * number + step * len(partners) // wanted for step in range(wanted)]
+            covered |= {partners[step % len(partners)] for step in steps}
+    return [pair for pair in pairs if pair in covered]

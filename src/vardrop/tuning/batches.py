@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.calls import mapped, plain_batch, rows, tensors_in
+from vardrop._core.calls import map_tensors, num_examples, plain_batch, tensors_in
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError
 from vardrop._core.processes import ALONE, World
@@ -53,9 +53,9 @@ class BatchSource:
         for batch in self.read(generator, position):
             parts, share = check_batch(batch, f"batches of {type(self.source).__name__}"), 1.0
             if self.world.size > 1:
-                indices, share = self.world.slice(torch.arange(rows(parts)))
-                parts = mapped(lambda tensor, indices=indices: tensor[indices], parts)
-            x, y, *weight = mapped(lambda tensor: tensor.to(self.device), parts)
+                indices, share = self.world.slice(torch.arange(num_examples(parts)))
+                parts = map_tensors(lambda tensor, indices=indices: tensor[indices], parts)
+            x, y, *weight = map_tensors(lambda tensor: tensor.to(self.device), parts)
             yield Batch(x, y, weight[0] if weight else None, share)
 
 

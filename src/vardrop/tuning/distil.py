@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, one_tensor, untouched
+from vardrop._core.calls import call_net, clone_batch, output_tensor
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
@@ -71,7 +71,7 @@ def distil(
     def loss(x: Any, at: Position) -> Tensor:
         draw_seed = None if seed is None else seed + at.epoch * _EPOCH_SEEDS + at.step
         target = predict(model, x, samples, likelihood=teacher_likelihood, seed=draw_seed, keep=0)
-        output = one_tensor(call(student, untouched(x)))
+        output = output_tensor(call_net(student, clone_batch(x)))
         expected = target.likelihood.output_shape(target.mean.shape)
         if output.shape != expected:
             raise VardropError(

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, mapped, parts, plain_batch
+from vardrop._core.calls import call_net, map_tensors, plain_batch, split_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.probes import hooks
@@ -162,9 +162,9 @@ def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[list[Any], Tenso
         samples = _FEW_DRAWS
         count = min(count, max(_LEAST_EXAMPLES, trained // 2 // samples))
         indices = torch.arange(count) * len(y) // count
-        x = mapped(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
+        x = map_tensors(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
         y = y[indices.to(y.device)]
-    return list(parts(x, _BATCH_SIZE)), y, samples
+    return list(split_batch(x, _BATCH_SIZE)), y, samples
 
 
 def _fine_tune_plain(
@@ -186,7 +186,7 @@ def _fine_tune_plain(
     masks = [p.register_hook(partial(torch.mul, p.detach() != 0)) for p in weights]
     with hooks(*masks):
         minimize(
-            lambda batch, at: loss(call(net, plain_batch(batch[0])), batch[1]),
+            lambda batch, at: loss(call_net(net, plain_batch(batch[0])), batch[1]),
             lambda at: data,
             optimizer,
             epochs=epochs,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, tensors_in, untouched
+from vardrop._core.calls import call_net, clone_batch, tensors_in
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.progress import ProgressLine
 from vardrop._core.rng import preserve_rng
@@ -165,5 +165,5 @@ def _find_nonfinite_output(net: nn.Module, x: Any) -> str | None:
 
     handles = [m.register_forward_hook(partial(check, name)) for name, m in net.named_modules()]
     with hooks(*handles), preserve_rng(next(iter(tensors_in(x))).device):
-        call(net, untouched(x))
+        call_net(net, clone_batch(x))
     return layers[0] if layers else None

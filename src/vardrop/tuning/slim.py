@@ -17,7 +17,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call, one_tensor, tensors_in, untouched
+from vardrop._core.calls import call_net, clone_batch, output_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.rng import preserve_rng
@@ -265,7 +265,7 @@ class _Slimming:
             groups.append({"params": list(price.gates.parameters())})
 
         def loss(batch: Batch, at: Position) -> Tensor:
-            value = self.score.loss(one_tensor(call(net, untouched(batch.x))), batch.y)
+            value = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
             return value if price is None else value + price.penalty()
 
         def continue_pass(at: Position) -> Iterable[Batch]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import call, tensors_in
+from vardrop._core.calls import call_net, tensors_in
 from vardrop._core.checks import check_choice
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.compression import ShrinkPlan
 from vardrop.compression.probes import Data, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
@@ -178,7 +178,7 @@ def latencies(
 
 
 def _make_onnx_call(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    runtime = needed("onnxruntime", "compress")
+    runtime = import_optional("onnxruntime", "compress")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
@@ -193,8 +193,8 @@ def _make_onnx_call(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 
 _CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
-    "torch": lambda net, inputs: partial(call, net, inputs),
-    "compiled": lambda net, inputs: partial(call, cast(nn.Module, torch.compile(net)), inputs),
+    "torch": lambda net, inputs: partial(call_net, net, inputs),
+    "compiled": lambda net, inputs: partial(call_net, cast(nn.Module, torch.compile(net)), inputs),
     "onnxruntime": _make_onnx_call,
 }
 

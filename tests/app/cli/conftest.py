@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.app.cli.calling import call
-from vardrop._core.files import sealed
+from vardrop._core.files import with_checksum
 
 N = 80
 HOUSES = pd.DataFrame({
@@ -37,7 +37,7 @@ def changed(run, copy, **changes):
     """A copy of a run with other values in its config.json, as if they had been written there."""
     shutil.copytree(run, copy)
     config = {**json.loads((copy / "config.json").read_text()), **changes}
-    config = sealed({k: v for k, v in config.items() if k != "sha256"})
+    config = with_checksum({k: v for k, v in config.items() if k != "sha256"})
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 

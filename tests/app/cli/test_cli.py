@@ -16,7 +16,7 @@ import pytest
 
 from tests.app.cli.calling import call, printed
 from tests.running import python
-from vardrop._core.files import sealed
+from vardrop._core.files import with_checksum
 from vardrop.app.cli import main
 from vardrop.app.runs import Settings
 
@@ -258,7 +258,7 @@ def test_a_run_that_was_stopped_says_so(folder, tmp_path, capsys):
     config = json.loads((tmp_path / "h" / "config.json").read_text())
     del config["sha256"]
     config["settings"]["epochs"] = 30
-    (tmp_path / "h" / "config.json").write_text(json.dumps(sealed(config)))
+    (tmp_path / "h" / "config.json").write_text(json.dumps(with_checksum(config)))
     assert call("predict", tmp_path / "h", folder / "new.csv", "--out", tmp_path / "p.csv") == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'p.csv'} written\n"

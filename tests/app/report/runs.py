@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from vardrop._core.files import sealed, write_json, write_tensors
+from vardrop._core.files import with_checksum, write_json, write_tensors
 
 # Named against the alphabet, which is the order in which the arrays come back.
 LAYERS = {"stem": (6, 1, 5, 5), "dense": (120, 256)}
@@ -86,12 +86,12 @@ def results():
 
 def write(path, *, config, history=(), results=None, arrays=None):
     path.mkdir(parents=True)
-    write_json(path / "config.json", sealed(config))
+    write_json(path / "config.json", with_checksum(config))
     if history:
-        lines = (json.dumps(sealed(row)) + "\n" for row in history)
+        lines = (json.dumps(with_checksum(row)) + "\n" for row in history)
         (path / "history.jsonl").write_text("".join(lines))
     if results is not None:
-        write_json(path / "results.json", sealed(results))
+        write_json(path / "results.json", with_checksum(results))
     if arrays is not None:
         write_tensors(path / "arrays.safetensors", arrays)
     return path

@@ -10,7 +10,7 @@ import torch
 from tests.app.report import runs
 from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
-from vardrop._core.files import sealed, write_json
+from vardrop._core.files import with_checksum, write_json
 from vardrop._core.values import to_json
 from vardrop.app.report import read_run, report
 from vardrop.app.report.gallery import PICTURES
@@ -197,7 +197,7 @@ def test_an_undefined_score_can_be_the_headline(tmp_path):
 
 def test_curves_of_training_and_validation_are_in_one_unit(tmp_path):
     run = runs.regression(tmp_path / "a")
-    write_json(run / "preprocessing.json", sealed({"target": "price", "target_std": 20.0}))
+    write_json(run / "preprocessing.json", with_checksum({"target": "price", "target_std": 20.0}))
     stored = read_run(run)
     strip = DRAW["Training curves"](stored)[""].child_axes[0]
     expected = [row["nll"] + math.log(20.0) for row in stored.history]

@@ -208,7 +208,7 @@ def test_what_was_measured_goes_when_the_best_net_does(tmp_path):
     assert seen == [False, True, False]
 
 
-LINE = json.dumps(files.sealed({"epoch": 0})) + "\n"
+LINE = json.dumps(files.with_checksum({"epoch": 0})) + "\n"
 
 
 @pytest.mark.parametrize("left", ["", '{"epoch": 0, "lo', LINE + '{"epoch": 1, "n'])
@@ -223,7 +223,7 @@ def test_the_history_of_an_earlier_phase_is_kept(tmp_path):
     Recorder(tmp_path, "pretrain", compare_from=float("inf")).run(loop(epochs=2))
     with open(tmp_path / "history.jsonl", "a") as file:
         # Killed before the first checkpoint of the next phase.
-        file.write(json.dumps(files.sealed({"epoch": 2})) + "\n")
+        file.write(json.dumps(files.with_checksum({"epoch": 2})) + "\n")
     Recorder(tmp_path, "fit", first_epoch=2).run(loop(epochs=1))
     assert [r["epoch"] for r in read_history(tmp_path)] == [0, 1, 2]
     assert [r["phase"] for r in read_history(tmp_path)] == ["pretrain", "pretrain", "fit"]
@@ -239,7 +239,7 @@ def test_a_damaged_history_is_told(tmp_path):
         whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
         "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
         '{"epoch": 0}\n': "line 1 to match its content",
-        json.dumps(files.sealed({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
+        json.dumps(files.with_checksum({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
         "3\n": "line 1 to hold a JSON object, but got int",
         "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
         "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",

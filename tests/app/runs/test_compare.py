@@ -12,7 +12,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, sealed, write_tensors
+from vardrop._core.files import read_tensors, with_checksum, write_tensors
 from vardrop.app.runs import evaluate, fit, load_run, resume
 from vardrop.app.runs.callbacks import RunCallback
 
@@ -45,7 +45,7 @@ def edited(path, name, **changes):
     value = json.loads((path / name).read_text())
     del value["sha256"]
     value = {k: v for k, v in {**value, **changes}.items() if v is not None}
-    (path / name).write_text(json.dumps(sealed(value)))
+    (path / name).write_text(json.dumps(with_checksum(value)))
 
 
 # Runs.

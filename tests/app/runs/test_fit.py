@@ -10,7 +10,7 @@ from torch import nn
 
 import vardrop as vd
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, sealed
+from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
 from vardrop.app.data import load_dataset
 from vardrop.app.runs import build_net, compress, fit, load_run, resume
@@ -247,7 +247,7 @@ def test_nets_and_errors_of_the_verbs(tmp_path):
     run = fit("iris", "mlp", None, out=tmp_path / "r", **QUICK)
     assert_refused("a model with a method to compress", compress, run)
     assert runs.read_history(run.directory)[-1]["sparsity"] == {}
-    (run.directory / "config.json").write_text(json.dumps(sealed({"version": 1})))
+    (run.directory / "config.json").write_text(json.dumps(with_checksum({"version": 1})))
     assert_refused("config.json and .* to hold the description of a run", load_run, run.directory)
 
 

@@ -14,7 +14,7 @@ import torch
 import vardrop as vd
 from tests._core.test_files import damages
 from tests.refusals import assert_refused
-from vardrop._core.files import read_tensors, sealed
+from vardrop._core.files import read_tensors, with_checksum
 from vardrop.app import runs
 from vardrop.app.data import datasets as catalog, splits
 from vardrop.app.runs import compress, fit, load_run, resume
@@ -222,7 +222,7 @@ def test_a_sealed_value_that_no_run_has_is_told(run):
         (("method",), vd.to_json(vd.LogUniform()), "`method` to be a recipe, or null"),
         (("data",), ..., "KeyError: 'data'"),
     ]:
-        (run / "config.json").write_text(json.dumps(sealed(put(value, path, hostile))))
+        (run / "config.json").write_text(json.dumps(with_checksum(put(value, path, hostile))))
         assert_refused(
             f"config.json and .* to hold the description of a run.*{text}", load_run, run
         )

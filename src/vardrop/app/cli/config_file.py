@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from vardrop._core.checks import nearest, shown
+from vardrop._core.checks import describe_value, suggest
 from vardrop._core.errors import VardropError
 
 _NOT_FROM_FILE = ("config", "resume", "help")
@@ -57,7 +57,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in options:
-            raise typer.BadParameter(f"Unknown option {key!r} in {path}.{nearest(name, options)}")
+            raise typer.BadParameter(f"Unknown option {key!r} in {path}.{suggest(name, options)}")
         texts = _to_texts(key, value, path, flag=getattr(options[name], "is_flag", False))
         defaults[name] = texts if getattr(options[name], "multiple", False) else ",".join(texts)
     context.default_map = defaults
@@ -75,6 +75,6 @@ def _to_texts(key: str, value: Any, path: Path, flag: bool = False) -> list[str]
     wanted = "true or false" if flag else "a text, a number or a list of them"
     if any(isinstance(item, bool) != flag or not isinstance(item, _PLAIN) for item in items):
         raise typer.BadParameter(
-            f"Expected {key!r} in {path} to be {wanted}, but got {shown(value)}."
+            f"Expected {key!r} in {path} to be {wanted}, but got {describe_value(value)}."
         )
     return texts

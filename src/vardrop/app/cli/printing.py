@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from vardrop._core.checks import printable
-from vardrop._core.files import plain
+from vardrop._core.files import to_json_safe
 from vardrop.app.runs import Run
 from vardrop.app.runs.compress import PACKED, SMALL
 from vardrop.app.runs.models import Method
@@ -122,7 +122,9 @@ def comparison(
 ) -> None:
     """Print a comparison, and where it was written."""
     if as_json:
-        print(json.dumps(plain({"event": "comparison", **compared.to_json()}), allow_nan=False))
+        print(
+            json.dumps(to_json_safe({"event": "comparison", **compared.to_json()}), allow_nan=False)
+        )
         return
     from vardrop.app.report.comparison import FILE, PICTURE
 

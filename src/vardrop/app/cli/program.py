@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
-from vardrop._core.checks import nearest, printable
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.checks import printable, suggest
+from vardrop._core.errors import VardropError, import_optional
 
 for _package in ("typer", "rich"):
-    needed(_package)
+    import_optional(_package)
 
 import typer
 
@@ -77,7 +77,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
             hint = f" It is set in {context.params['config']}."
         near = getattr(error, "possibilities", None)
         message = (error.message if near else error.format_message()).rstrip(".")
-        meant = nearest(getattr(error, "option_name", ""), near or ())
+        meant = suggest(getattr(error, "option_name", ""), near or ())
         end = "" if message.endswith("?") else "."
         return " ".join(f"{message}{end}{meant}{hint}".split()), 2
     expected = isinstance(error, VardropError)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import nearest
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.checks import suggest
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
 from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers
@@ -124,7 +124,7 @@ def load_dataset(
     elif name is not None and not is_table(name):
         names, endings = ", ".join(dataset_names()), ", ".join(SUFFIXES)
         problem = f"Expected data to be one of {names}, or a file that ends in {endings}, but got "
-        raise VardropError(f"{problem}{name!r}.{nearest(name, dataset_names())}")
+        raise VardropError(f"{problem}{name!r}.{suggest(name, dataset_names())}")
     for kind in {type(d) for d in parts.values() if not isinstance(d, str | Path | None)}:
         _check_roles(wanted, _MARKS, f"data of the type {kind.__name__}")
     return _join(parts, wanted, seed, name, "test" if test is False else None)
@@ -146,7 +146,7 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | 
         return digits(), None
     if name not in _TABLES:
         return load_images(name, "train", directory), load_images(name, "test", directory)
-    bunch = getattr(needed("sklearn.datasets"), f"load_{name}")(as_frame=True)
+    bunch = getattr(import_optional("sklearn.datasets"), f"load_{name}")(as_frame=True)
     if "target_names" in bunch:
         bunch.frame["target"] = [str(bunch.target_names[i]) for i in bunch.target]
     return bunch.frame, None
@@ -171,7 +171,7 @@ def _join(
         for part, frame in frames.items():
             if absent := sorted(set(first.rows.columns) - set(frame.columns)):
                 raise VardropError(f"Expected the {part} data to have the columns {absent}.")
-        frame = needed("pandas").concat(list(frames.values()), ignore_index=True)
+        frame = import_optional("pandas").concat(list(frames.values()), ignore_index=True)
         table = Table(frame, name or first.name, total, first.target)
         return _split_table(table, roles, seed, parts, without)
     _check_roles(roles, _COLUMNS, "tensors of more than two axes", "classification")
@@ -183,7 +183,7 @@ def _join(
 def _text_columns(data: Table | Tensors) -> list[str]:
     """The columns that are texts in the training file, and so in all other files."""
     columns = data.rows.items() if isinstance(data, Table) else ()
-    infer = needed("pandas").api.types.infer_dtype
+    infer = import_optional("pandas").api.types.infer_dtype
     return [str(name) for name, values in columns if infer(values, skipna=True) == "string"]
 
 
@@ -229,14 +229,14 @@ def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset
 
 def _codes(values: pandas.Series) -> Tensor:
     """Numbers of equal values; missing ones are equal."""
-    return torch.tensor(needed("pandas").factorize(values, use_na_sentinel=False)[0])
+    return torch.tensor(import_optional("pandas").factorize(values, use_na_sentinel=False)[0])
 
 
 def _times(values: pandas.Series, roles: Roles, source: str) -> Tensor:
     """Numbers that rise with time."""
     if bool(values.isna().any()):
         raise VardropError(f"Expected a time in every row of column '{values.name}' of {source}.")
-    if needed("pandas").api.types.is_numeric_dtype(values):
+    if import_optional("pandas").api.types.is_numeric_dtype(values):
         return torch.tensor(to_numbers(values, source).to_numpy(copy=True))
     return to_days(values, roles.date_format, source)
 
@@ -252,7 +252,7 @@ def row_weights(values: pandas.Series, source: str) -> Tensor:
 
 def digits() -> Images:
     """scikit-learn's 1797 digits of 8 x 8, pixels in [0, 1]."""
-    bunch = needed("sklearn.datasets").load_digits()
+    bunch = import_optional("sklearn.datasets").load_digits()
     x = torch.tensor(bunch.images / 16, dtype=torch.float32).unsqueeze(1)
     return Images(x, torch.tensor(bunch.target))
 
@@ -284,7 +284,7 @@ def load_out_of_distribution(
     if len(shape) != 3:
         raise VardropError(f"Expected a net on images to compare with {name!r}, not {shape}.")
     if name not in OUT_OF_DISTRIBUTION:
-        names, hint = ", ".join(OUT_OF_DISTRIBUTION), nearest(name, OUT_OF_DISTRIBUTION)
+        names, hint = ", ".join(OUT_OF_DISTRIBUTION), suggest(name, OUT_OF_DISTRIBUTION)
         raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
     makers = {"digits": digits, "photos": _photos}
     x = makers[name]().x if name in makers else load_images(name, "test", directory).x
@@ -294,7 +294,7 @@ def load_out_of_distribution(
 
 
 def _photos() -> Images:
-    bunch = needed("sklearn.datasets").load_sample_images()
+    bunch = import_optional("sklearn.datasets").load_sample_images()
     x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255
     patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
     return Images(patches.reshape(-1, 3, 32, 32), torch.zeros(0))

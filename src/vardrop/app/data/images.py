@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import read_json
 
 
@@ -49,7 +49,7 @@ def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> 
     remedy = f"Put it there, or set VARDROP_DATA to the directory that holds {name}/{file}."
     if source is None:
         raise VardropError(f"{problem}. {remedy}")
-    pooch = needed("pooch")
+    pooch = import_optional("pooch")
     pooch.get_logger().setLevel("WARNING")
     cache = pooch.os_cache("vardrop") / name
     try:
@@ -152,5 +152,5 @@ def _from_pngs(root: Path, split: str) -> Images:
 
 
 def _read_png(path: Path) -> Tensor:
-    with needed("PIL.Image").open(path) as image:
-        return torch.from_numpy(needed("numpy").array(image.convert("RGB")))
+    with import_optional("PIL.Image").open(path) as image:
+        return torch.from_numpy(import_optional("numpy").array(image.convert("RGB")))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.splits import Roles, checksum
 from vardrop.app.data.tables import check_frame, read_table
 
@@ -79,12 +79,12 @@ def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
     if values.ndim != 2 or values.shape[1] != len(names):
         shape = f"the shape {values.shape}. Pass a DataFrame with their names."
         raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
-    return needed("pandas").DataFrame(values, columns=list(names))
+    return import_optional("pandas").DataFrame(values, columns=list(names))
 
 
 def to_frame(data: Any) -> pandas.DataFrame | None:
     """A DataFrame of pandas or polars as one of pandas, with texts as names; None for others."""
-    pandas = needed("pandas")
+    pandas = import_optional("pandas")
     if type(data).__module__.startswith("polars") and hasattr(data, "columns"):
         data = pandas.DataFrame({name: data[name].to_list() for name in data.columns})
     if not isinstance(data, pandas.DataFrame):
@@ -93,7 +93,9 @@ def to_frame(data: Any) -> pandas.DataFrame | None:
 
 
 def _to_numpy(values: Any) -> Any:
-    return needed("numpy").asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    return import_optional("numpy").asarray(
+        values.detach().cpu() if isinstance(values, Tensor) else values
+    )
 
 
 def _read_pair(x: Any, y: Any, target: str | None) -> Table:
@@ -145,7 +147,7 @@ def _collect(data: Any) -> tuple[Tensor, ...]:
 def _hash(frame: pandas.DataFrame) -> str:
     """SHA-256 of the names, types and values of a table; mixed objects are hashed as texts."""
     mixed = {str(name): str for name, kind in frame.dtypes.items() if kind.kind == "O"}
-    hashed = needed("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
+    hashed = import_optional("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
     described = ",".join(f"{name}:{kind}" for name, kind in frame.dtypes.items())
     digest = hashlib.sha256(described.encode() + hashed.to_numpy().tobytes())
     return f"sha256:{digest.hexdigest()}"

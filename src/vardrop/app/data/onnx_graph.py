@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.preprocessing import (
     CategoryColumn,
     Column,
@@ -42,7 +42,7 @@ def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> 
         The new graph; its metadata have `columns`, the kind of each, and `target`, `task` and
         `classes`.
     """
-    onnx = needed("onnx", "compress")
+    onnx = import_optional("onnx", "compress")
     inside = onnx.compose.add_prefix(model, _NET)
     first, *others = inside.graph.input
     sizes, width = [d.dim_value for d in first.type.tensor_type.shape.dim], preprocessing.features
@@ -105,7 +105,7 @@ class _Graph:
     def constant(self, values: Any, kind: str = "double") -> str:
         """The name of a constant of a numpy type."""
         name = f"raw/constant {len(self.constants)}"
-        array = needed("numpy").array(values, dtype=kind)
+        array = import_optional("numpy").array(values, dtype=kind)
         self.constants.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 

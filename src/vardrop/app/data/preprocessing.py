@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_choice, check_number, check_type, nearest
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.checks import check_choice, check_number, check_type, suggest
+from vardrop._core.errors import VardropError, import_optional
 
 if TYPE_CHECKING:
     import pandas
@@ -69,7 +69,7 @@ class CategoryColumn:
 
     def codes(self, values: pandas.Series) -> Tensor:
         """The number of each value's category, -1 for none."""
-        index = needed("pandas").Index(list(self.categories), dtype=object)
+        index = import_optional("pandas").Index(list(self.categories), dtype=object)
         names = values.map(str, na_action="ignore").astype(object)
         return torch.tensor(index.get_indexer(names.where(names.notna(), None)))
 
@@ -172,7 +172,7 @@ class Preprocessing:
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
         if missing := [c.name for c in self.columns if c.name not in table.columns]:
-            names = f"{', '.join(map(repr, missing))}.{nearest(missing[0], table.columns)}"
+            names = f"{', '.join(map(repr, missing))}.{suggest(missing[0], table.columns)}"
             raise VardropError(f"Expected the columns of the training in {source}, but no {names}")
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
@@ -273,7 +273,7 @@ def is_number(text: str) -> bool:
 
 def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
     """A column as floats, missing values as NaN; an error shows the cells that are no numbers."""
-    numbers = needed("pandas").to_numeric(values, errors="coerce").astype("float64")
+    numbers = import_optional("pandas").to_numeric(values, errors="coerce").astype("float64")
     wrong = (numbers.isna() & values.notna()) | numbers.isin([math.inf, -math.inf])
     remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
     check_cells(values, wrong, f"numbers in column '{values.name}' of {source}", remedy)
@@ -282,7 +282,7 @@ def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
 
 def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
     """A column as times in UTC, without a time zone; NaT if there is none."""
-    pandas = needed("pandas")
+    pandas = import_optional("pandas")
     if not pandas.api.types.is_datetime64_any_dtype(values):
         values = values.map(str, na_action="ignore").astype(object)
     options = {"format": date_format or "ISO8601", "errors": "coerce", "utc": True}
@@ -291,7 +291,7 @@ def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
 
 def to_days(values: pandas.Series, date_format: str | None, source: str) -> Tensor:
     """Days since 2000-01-01, NaN for missing dates; an error shows the cells that are no dates."""
-    pandas, dates = needed("pandas"), to_dates(values, date_format)
+    pandas, dates = import_optional("pandas"), to_dates(values, date_format)
     kind = f"dates of the format {date_format!r}" if date_format else "ISO dates (2020-01-31)"
     wanted = f"{kind} in column '{values.name}' of {source}"
     remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
@@ -302,7 +302,7 @@ def to_days(values: pandas.Series, date_format: str | None, source: str) -> Tens
 def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = "") -> None:
     """Raise for wrong cells; the error shows the first of them."""
     if bool(wrong.any()):
-        rows = needed("numpy").flatnonzero(wrong)
+        rows = import_optional("numpy").flatnonzero(wrong)
         cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
         count = f" ({len(rows)} in all)" if len(rows) > 3 else ""
         problem = f"Expected {wanted}, but got {', '.join(cells)}{count}."

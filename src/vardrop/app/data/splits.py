@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.preprocessing import Preprocessing, Task, check_cells
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
     """About `size` rows of random groups, so that `left` groups stay."""
     total = len(groups.unique())
     number = min(max(1, round(size / len(groups) * total)), total - left)
-    splitter = needed("sklearn.model_selection").GroupShuffleSplit
+    splitter = import_optional("sklearn.model_selection").GroupShuffleSplit
     splits = splitter(_TRIES, test_size=number, random_state=seed).split(groups, groups=groups)
     return torch.tensor(min((held for _, held in splits), key=lambda held: abs(len(held) - size)))
 
@@ -280,7 +280,7 @@ def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
     free = several if len(several) > size else torch.arange(len(classes))
     fits = int((counts > 1).sum()) <= min(size, len(several) - size)
     options = {"test_size": size, "random_state": seed, "stratify": classes[free] if fits else None}
-    split = needed("sklearn.model_selection").train_test_split
+    split = import_optional("sklearn.model_selection").train_test_split
     return torch.tensor(split(free.numpy(), **options)[1])
 
 
@@ -295,7 +295,7 @@ def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     if int(labels.bincount().max()) < folds:  # too few of every class to spread them
         labels = numbers
     name = "StratifiedKFold" if rows.group is None else "StratifiedGroupKFold"
-    splitter = getattr(needed("sklearn.model_selection"), name)
+    splitter = getattr(import_optional("sklearn.model_selection"), name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer rows than folds
         parts = splitter(folds, shuffle=True, random_state=seed).split(labels, labels, rows.group)

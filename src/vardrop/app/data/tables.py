@@ -10,8 +10,8 @@ from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vardrop._core.checks import nearest
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.checks import suggest
+from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.preprocessing import (
     CategoryColumn,
     Column,
@@ -63,7 +63,7 @@ def read_table(
         roles: with `sep`, `decimal` and `thousands` of a CSV file; see `Roles`.
         texts: columns of a CSV file to read as texts, even if all their cells are numbers.
     """
-    path, pandas = Path(path), needed("pandas")
+    path, pandas = Path(path), import_optional("pandas")
     if not is_table(path):
         endings = ", ".join(SUFFIXES)
         raise VardropError(f"Expected a file that ends in {endings}, but got {str(path)!r}.")
@@ -95,7 +95,7 @@ def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
 
 
 def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFrame:
-    read = needed("pandas").read_csv
+    read = import_optional("pandas").read_csv
     numbers = {"decimal": roles.decimal, "thousands": roles.thousands, "na_values": _MISSING}
     for encoding, errors in (("utf-16", "strict"), ("utf-8-sig", "strict"), ("cp1252", "replace")):
         options: dict[str, Any] = {"encoding": encoding, "encoding_errors": errors}
@@ -117,7 +117,9 @@ def _sniff(path: Path, options: dict[str, Any]) -> str:
         "quoting": csv.QUOTE_NONE,
         "keep_default_na": False,
     }
-    lines = needed("pandas").read_csv(path, nrows=20, dtype=str, **lines_as_cells, **options)[0]
+    lines = import_optional("pandas").read_csv(
+        path, nrows=20, dtype=str, **lines_as_cells, **options
+    )[0]
     try:
         return csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
     except csv.Error:
@@ -131,7 +133,7 @@ def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
         raise VardropError(f"Expected a target for {source}, but got none. Name one of {names}.")
     if absent := [column for column in roles.apart if column not in table.columns]:
         problem = f"Expected {source} to have the column '{absent[0]}', but it has {names}."
-        raise VardropError(problem + nearest(absent[0], table.columns))
+        raise VardropError(problem + suggest(absent[0], table.columns))
     target = table[roles.target]
     column, missing = f"the target column '{roles.target}' of {source}", target.isna()
     if bool(missing.any()):
@@ -149,7 +151,7 @@ def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
     Classification for texts, truth values, two numbers, and whole numbers from 0 or 1 on without a
     gap, up to 20; regression otherwise.
     """
-    if needed("pandas").api.types.is_bool_dtype(values) or _kind(values, None) != "number":
+    if import_optional("pandas").api.types.is_bool_dtype(values) or _kind(values, None) != "number":
         return "classification", ""
     distinct = sorted(to_numbers(values, source).unique())
     if len(distinct) == 2:
@@ -220,7 +222,7 @@ def _kind(values: pandas.Series, date_format: str | None) -> Literal["number", "
 
     Its other cells are an error later: nothing is guessed.
     """
-    pandas = needed("pandas")
+    pandas = import_optional("pandas")
     if pandas.api.types.is_numeric_dtype(values):
         return "number"
     if pandas.api.types.is_datetime64_any_dtype(values):
@@ -264,7 +266,7 @@ def _learn_column(
 
 def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
     """Median, mean and standard deviation, with the median for missing values, if finite."""
-    with needed("numpy").errstate(over="ignore", invalid="ignore"):
+    with import_optional("numpy").errstate(over="ignore", invalid="ignore"):
         filled = values.fillna(values.median())
         median, mean, std = float(values.median()), float(filled.mean()), float(filled.std(ddof=0))
     if not all(map(math.isfinite, (median, mean, std))):

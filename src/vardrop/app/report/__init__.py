@@ -1,9 +1,9 @@
 """Reports and pictures from the files of runs; no model is run."""
 
-from vardrop._core.errors import needed
+from vardrop._core.errors import import_optional
 
 for _package in ("jinja2", "matplotlib"):
-    needed(_package)
+    import_optional(_package)
 
 from vardrop.app.report.comparison import Comparison as Comparison, compare_runs as compare_runs
 from vardrop.app.report.page import report as report

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically, write_json
 from vardrop.app.report.canvas import png
 from vardrop.app.report.pictures import score_intervals
 from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
 from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
-from vardrop.metrics.intervals import Estimate, bootstrap, class_scores, estimated, number_scores
+from vardrop.metrics.intervals import (
+    Estimate,
+    bootstrap,
+    bootstrap_estimate,
+    class_scores,
+    number_scores,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -98,7 +104,11 @@ class Comparison:
                 other = self.differences.get(model, {}).get(name, Estimate(float("nan")))
                 difference = {f"difference_{k}": v for k, v in other._asdict().items()}
                 rows.append({"name": model, "score": name, **estimate._asdict(), **difference})
-        return needed("pandas").DataFrame(rows).rename(columns={"difference_value": "difference"})
+        return (
+            import_optional("pandas")
+            .DataFrame(rows)
+            .rename(columns={"difference_value": "difference"})
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain dictionaries."""
@@ -190,13 +200,14 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
         metrics, draws = run.results.get("metrics") or {}, resamples[label]
         values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         scores[label] = {
-            k: estimated(v, draws[k]) if k in draws else Estimate(v) for k, v in values.items()
+            k: bootstrap_estimate(v, draws[k]) if k in draws else Estimate(v)
+            for k, v in values.items()
         }
         rows, others = (one.results.get("test_rows") for one in (run, first))
         same = rows is not None and rows == others and _identify_data(run) == _identify_data(first)
         if run is not first and same:
             differences[label] = {
-                k: estimated(v - scores[name][k].value, draws[k] - resamples[name][k])
+                k: bootstrap_estimate(v - scores[name][k].value, draws[k] - resamples[name][k])
                 for k, v in values.items()
                 if k in draws and k in resamples[name]
             }

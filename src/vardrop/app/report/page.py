@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from vardrop._core.errors import VardropError
-from vardrop._core.files import check_apart, write_atomically
+from vardrop._core.files import check_not_in_use, write_atomically
 from vardrop.app.report import summary
 from vardrop.app.report.comparison import Comparison, compare_stored
 from vardrop.app.report.gallery import PICTURES, make_card
@@ -52,10 +52,10 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
         The path of the file.
 
     >>> import pathlib, tempfile
-    >>> from vardrop._core.files import sealed, write_json
+    >>> from vardrop._core.files import with_checksum, write_json
     >>> from vardrop.app.report import report
     >>> run = pathlib.Path(tempfile.mkdtemp())
-    >>> write_json(run / "config.json", sealed({"command": "vardrop fit digits"}))
+    >>> write_json(run / "config.json", with_checksum({"command": "vardrop fit digits"}))
     >>> report([run]).name
     'report.html'
     """
@@ -67,7 +67,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     runs = name_runs([read_run(Path(path)) for path in run_directories])
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
     inputs = (file for run in runs.values() for file in run.path.iterdir())
-    check_apart(target, (file for file in inputs if file.suffix != ".html"))
+    check_not_in_use(target, (file for file in inputs if file.suffix != ".html"))
     page = _render(runs)
     make_directory(target.parent)
     write_atomically(target, page.encode())

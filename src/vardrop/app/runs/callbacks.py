@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from vardrop._core.checks import printable
-from vardrop._core.errors import VardropError, needed
-from vardrop._core.files import plain
+from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.files import to_json_safe
 from vardrop.noisy import has_noise, log_alpha
 from vardrop.tuning import Callback, Position
 
@@ -78,7 +78,7 @@ class JsonLines(RunCallback):
         print(json.dumps({"event": "note", "text": text}), flush=True)
 
     def record(self, record: dict[str, Any], elbo: ELBO) -> None:
-        print(json.dumps(plain({"event": "epoch", **record}), allow_nan=False), flush=True)
+        print(json.dumps(to_json_safe({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
 class TextLines(RunCallback):
@@ -113,7 +113,7 @@ class ProgressBar(RunCallback):
         return ProgressBar(label, transient=True)
 
     def start(self, loop: Loop | StackedTraining) -> None:
-        console, progress = needed("rich.console"), needed("rich.progress")
+        console, progress = import_optional("rich.console"), import_optional("rich.progress")
         terminal = console.Console(stderr=True)  # standard output is for results
         texts = [progress.TextColumn(t) for least, t in _PARTS if terminal.width >= least]
         columns = progress.TextColumn("{task.description}"), progress.BarColumn(), *texts

@@ -23,7 +23,7 @@ from vardrop.app.runs.fit import fit, resume
 from vardrop.app.runs.models import method_named
 from vardrop.app.score_texts import BOUNDS, number
 from vardrop.app.store import StoredRun, read_run
-from vardrop.metrics.intervals import repeated
+from vardrop.metrics.intervals import repetition_estimate
 from vardrop.recipes import BaseRecipe
 
 if TYPE_CHECKING:
@@ -177,13 +177,14 @@ def _compare_seeds(runs: Mapping[str, Sequence[StoredRun]]) -> Comparison:
     ratio = counts["test"] / trained if len(rows) > 1 else 0.0  # 0 if no seed chooses the rows
     scores = {
         label: {
-            name: repeated(v, ratio, BOUNDS.get(name, _UNBOUNDED)) for name, v in stored.items()
+            name: repetition_estimate(v, ratio, BOUNDS.get(name, _UNBOUNDED))
+            for name, v in stored.items()
         }
         for label, stored in values.items()
     }
     differences = {
         label: {
-            name: repeated([a - b for a, b in zip(v, first, strict=True)], ratio)
+            name: repetition_estimate([a - b for a, b in zip(v, first, strict=True)], ratio)
             for name, v in stored.items()
             if (first := values[reference].get(name)) is not None
         }

@@ -118,8 +118,10 @@ class Config:
         """Store it, with what the net has to know of the data."""
         columns = self.about.preprocessing
         if columns is not None:  # first, for what has a config.json can be resumed
-            files.write_json(directory / "preprocessing.json", files.sealed(columns.to_json()))
-        files.write_json(directory / "config.json", files.sealed(self.to_json()))
+            files.write_json(
+                directory / "preprocessing.json", files.with_checksum(columns.to_json())
+            )
+        files.write_json(directory / "config.json", files.with_checksum(self.to_json()))
 
     @classmethod
     def read(cls, directory: Path) -> Config:
@@ -212,7 +214,7 @@ def prepare(directory: Path, force: bool) -> None:
 @contextmanager
 def working(directory: Path) -> Iterator[None]:
     """Have the directory of a run to oneself, without what killed writes left there."""
-    with files.locked(directory):
+    with files.lock_directory(directory):
         files.remove_leftovers(directory)
         yield
 
@@ -231,4 +233,6 @@ def new_directory(directory: Path, force: bool) -> Iterator[None]:
 
 def check_output(path: Path, run: Path, *inputs: str | Path) -> None:
     """Refuse a file to write that is a file of the run, or one that is read."""
-    files.check_apart(path, [*(run / name for name in (*FILES, files.LOCK)), *map(Path, inputs)])
+    files.check_not_in_use(
+        path, [*(run / name for name in (*FILES, files.LOCK)), *map(Path, inputs)]
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop import metrics
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically, write_tensors
 from vardrop.app.data import Preprocessing, load_out_of_distribution
 from vardrop.app.data.datasets import row_weights
@@ -23,7 +23,7 @@ from vardrop.app.runs.run import SAMPLES, Run
 from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
-from vardrop.metrics.checks import averaged
+from vardrop.metrics.checks import weighted_mean
 from vardrop.noisy import has_noise, relevance, tensor_name
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _summarize_targets(run: Run) -> dict[str, Any]:
     if run.about.task == "classification":
         return {"counts": torch.bincount(rows.y, weight, len(run.about.classes)).tolist()}
     y = in_units(run, rows.y).double().flatten()
-    mean = float(averaged(y, weight))
-    return {"mean": mean, "std": float(averaged((y - mean).square(), weight).sqrt())}
+    mean = float(weighted_mean(y, weight))
+    return {"mean": mean, "std": float(weighted_mean((y - mean).square(), weight).sqrt())}
 
 
 def in_units(run: Run, y: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def _rows_with_target(
     table = read_input(data, roles, columns.text_columns)
     if not isinstance(table, Table):
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
-    there = table.rows.get(columns.target, needed("pandas").Series(dtype=float)).notna()
+    there = table.rows.get(columns.target, import_optional("pandas").Series(dtype=float)).notna()
     if not bool(there.any()):
         raise VardropError(
             f"Expected values in the target column '{columns.target}' of {table.name} to score by, "

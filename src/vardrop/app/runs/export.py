@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vardrop._core.checks import check_choice, check_integer
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop.app.data.onnx_graph import with_preprocessing
 from vardrop.app.runs.config import check_output
@@ -117,7 +117,7 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
 
 
 def _write(run: Run, predictor: Predictor, outputs: Sequence[str] | None, path: Path) -> int:
-    onnx = needed("onnx", "compress")
+    onnx = import_optional("onnx", "compress")
     on_request = _ON_REQUEST.get(run.about.task, ())
     names = outputs or [n for n in predictor.output_names if n not in on_request]
     for name in names:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from vardrop._core.checks import nearest
-from vardrop._core.errors import VardropError, needed
+from vardrop._core.checks import suggest
+from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Roles, describe
 from vardrop.app.data.preprocessing import Task, label
@@ -95,7 +95,7 @@ def fit(
     _check_names(options)
     chosen = Settings.from_json(options)
     for package in ("safetensors", "pandas", "sklearn"):  # an error before anything is trained
-        needed(package)
+        import_optional(package)
     device = chosen.torch_device()
     with join_processes(device) as world:
         dataset = source.read(data, validation, test, chosen.seed)
@@ -128,7 +128,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
     names = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"options"}
     for name in set(options) - settings:
         text = f"Expected arguments among {', '.join(sorted(names))}, but got {name!r}."
-        raise VardropError(text + nearest(name, names))
+        raise VardropError(text + suggest(name, names))
 
 
 def _source(

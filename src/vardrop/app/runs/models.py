@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.checks import nearest
+from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError
 from vardrop.app.data.splits import Kind
 from vardrop.app.runs.settings import FEW
@@ -64,13 +64,13 @@ def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRec
     if name not in METHODS:
         raise VardropError(
             f"Expected a method among {', '.join(METHODS)} or {PLAIN}, but got {name!r}."
-            f"{nearest(name, [*METHODS, PLAIN])}"
+            f"{suggest(name, [*METHODS, PLAIN])}"
         )
     try:
         return METHODS[name](**(options or {}))
     except TypeError as misfit:
         fields = inspect.signature(METHODS[name]).parameters
-        meant = "".join(nearest(key, fields) for key in options or () if key not in fields)
+        meant = "".join(suggest(key, fields) for key in options or () if key not in fields)
         text = f"Expected options of {name} among {', '.join(fields) or 'none'}"
         raise VardropError(f"{text}, but got: {misfit}.{meant}") from misfit
 
@@ -161,5 +161,5 @@ def check_net_name(name: str) -> None:
     if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
         raise VardropError(
             f"Expected a net among {', '.join(NETS)}, or hidden widths such as dense-64-32, but "
-            f"got {name!r}.{nearest(name, NETS)}"
+            f"got {name!r}.{suggest(name, NETS)}"
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vardrop._core.errors import VardropError, needed
-from vardrop._core.files import writing
+from vardrop._core.errors import VardropError, import_optional
+from vardrop._core.files import open_atomically
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
 
@@ -29,7 +29,7 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
     `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class. The
     name of a class that a spreadsheet would run as a formula has an apostrophe before it.
     """
-    pandas = needed("pandas")
+    pandas = import_optional("pandas")
     lower, upper = run.interval(p, _LEVEL)
     if not p.classifies:
         parts = {"mean": p.mean, "lower": lower, "upper": upper}
@@ -76,7 +76,7 @@ def write_predictions(
         table = run.read_file(source)
         rows = run.about.preprocessing.inputs(table, str(source))
         names = [] if column is None else named_rows(table, column, str(source))
-    with writing(Path(out)) as file:
+    with open_atomically(Path(out)) as file:
         for p in run.predict_batches(rows, samples):
             table = prediction_table(run, p)
             if names:
@@ -102,7 +102,7 @@ def _images(run: Run, path: Path) -> Tensor:
             f"{run.about.name}, but got {str(path)!r}."
         )
     try:
-        loaded = torch.from_numpy(needed("numpy").load(path, allow_pickle=False))
+        loaded = torch.from_numpy(import_optional("numpy").load(path, allow_pickle=False))
     except Exception as broken:  # numpy raises a dozen types for damage of different kinds
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken

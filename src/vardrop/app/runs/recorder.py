@@ -156,7 +156,7 @@ class Recorder(Callback):
         everything = {f"{k}.{name}": t for k, part in parts.items() for name, t in part.items()}
         # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
         files.write_tensors(self.directory / CHECKPOINT, everything, values)
-        files.write_json(self.directory / STANDING, files.sealed(values))
+        files.write_json(self.directory / STANDING, files.with_checksum(values))
         self._written = time.monotonic()
         self._write_seconds = self._written - start
 
@@ -172,7 +172,7 @@ class Recorder(Callback):
             self.best_beta, self.waited = values["best_beta"], values["waited"]
         self.best = math.inf if values["best"] is None else values["best"]
         if loop.world.first:
-            files.write_json(self.directory / STANDING, files.sealed(values))
+            files.write_json(self.directory / STANDING, files.with_checksum(values))
 
     def _describe_checkpoint(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
@@ -211,7 +211,7 @@ def truncate_history(directory: Path, epochs: int) -> None:
 
 
 def _to_line(record: Record) -> bytes:
-    return (json.dumps(files.sealed(record), allow_nan=False) + "\n").encode()
+    return (json.dumps(files.with_checksum(record), allow_nan=False) + "\n").encode()
 
 
 @torch.no_grad()

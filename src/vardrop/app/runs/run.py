@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.errors import VardropError
-from vardrop._core.files import read_tensors, sealed, write_json
+from vardrop._core.files import read_tensors, with_checksum, write_json
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
@@ -237,7 +237,7 @@ class Run(Model):
 
     def keep(self, results: dict[str, Any]) -> None:
         """Write results.json."""
-        write_json(self.directory / "results.json", sealed(results))
+        write_json(self.directory / "results.json", with_checksum(results))
 
     def arrays(self) -> dict[str, Tensor]:
         """The arrays that the report draws, as far as they were measured."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vardrop import metrics
-from vardrop._core.errors import needed
+from vardrop._core.errors import import_optional
 from vardrop.functional.normal import LOG_2PI
-from vardrop.metrics.checks import averaged
+from vardrop.metrics.checks import weighted_mean
 
 Scores = dict[str, float | None]
 LEVEL = 0.95
@@ -61,7 +61,7 @@ def class_scores(
     if weight is not None and bool((weight > 0).any()):  # a row of weight 0 is not there
         counts = weight > 0
         probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
-    notes, sklearn = _absent(y, classes), needed("sklearn.metrics")
+    notes, sklearn = _absent(y, classes), import_optional("sklearn.metrics")
     truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
     share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
     present = y.unique().tolist()
@@ -86,7 +86,7 @@ def class_scores(
         "auroc": average("roc_auc_score", compared),
         "average_precision": average("average_precision_score", precise),
         "f1": macro("f1_score", sorted({*present, *guess.tolist()})),
-        "nll": -float(averaged(_bound(log_probs, notes), weight)),
+        "nll": -float(weighted_mean(_bound(log_probs, notes), weight)),
         "brier": float(metrics.brier(probs, y, weight)),
         "ece": float(metrics.ece(probs, y, weight=weight)),
     }
@@ -135,16 +135,16 @@ def number_scores(
     truth, middle = y.flatten().double(), mean.flatten().double()
     share = None if weight is None else weight.to(y).reshape(y.shape)
     flat = None if weight is None else weight.double().flatten()
-    square = averaged((middle - truth).square(), flat)
-    spread = float(averaged((truth - averaged(truth, flat)).square(), flat))
+    square = weighted_mean((middle - truth).square(), flat)
+    spread = float(weighted_mean((truth - weighted_mean(truth, flat)).square(), flat))
     notes = []
     if spread == 0:
         notes = ["All targets of the test part are equal, so R\N{SUPERSCRIPT TWO} is undefined."]
     scores: Scores = {
         "rmse": float(square.sqrt()),
-        "mae": float(averaged((middle - truth).abs(), flat)),
+        "mae": float(weighted_mean((middle - truth).abs(), flat)),
         "r2": 1 - float(square) / spread if spread else None,
-        "nll": -float(averaged(log_probs.double().flatten(), flat)),
+        "nll": -float(weighted_mean(log_probs.double().flatten(), flat)),
         "crps": float(metrics.crps_gaussian(mean, std, y, share)),
         "coverage95": float(metrics.interval_coverage(*interval, y, share)),
         "width95": float(metrics.interval_width(*interval, share)),

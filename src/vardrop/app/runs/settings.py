@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from vardrop._core.checks import check_choice, check_integer, check_number, check_type, nearest
+from vardrop._core.checks import check_choice, check_integer, check_number, check_type, suggest
 from vardrop._core.errors import VardropError
 from vardrop.app.runs.processes import resolve_device
 from vardrop.objective import linear_warmup
@@ -171,7 +171,7 @@ class Settings:
         names = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(data) - names):
             text = f"Expected settings among {sorted(names)}, but got {unknown}."
-            raise VardropError(text + nearest(unknown[0], names))
+            raise VardropError(text + suggest(unknown[0], names))
         warmup = data.get("warmup")
         return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
 
