@@ -71,7 +71,8 @@ def check_runs(net: nn.Module, inputs: Inputs) -> None:
     if not tensors or any(t.numel() == 0 for t in tensors):
         raise VardropError(
             "Expected `example_input` to be a tensor, or a tuple or dictionary of arguments, with "
-            f"at least one row, but got {describe_value(inputs[0] if len(inputs) == 1 else inputs)}."
+            "at least one row, but got "
+            f"{describe_value(inputs[0] if len(inputs) == 1 else inputs)}."
         )
     if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
         raise VardropError("Expected `example_input` to be finite, but got NaN or infinity.")

@@ -141,7 +141,8 @@ def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor):
             raise VardropError(
-                f"Expected `loader` to yield pairs (x, y) of tensors, but got {describe_value(batch)}."
+                "Expected `loader` to yield pairs (x, y) of tensors, but got "
+                f"{describe_value(batch)}."
             )
         yield batch[0], batch[1]
 
