@@ -366,8 +366,7 @@ def check_reference(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
         plain = step()
     for mine, expected in zip(fast, plain, strict=True):
         scale = expected.abs().max().clamp(min=1e-6)
-        # The rational fits of the KL have an error of 1.6e-5.
-        assert (mine - expected).abs().max() / scale <= 2e-5, "a fast path differs"
+        assert (mine - expected).abs().max() / scale <= 1e-5, "a fast path differs"
 
 
 CHECKS: dict[str, Check] = {
