@@ -46,7 +46,7 @@ class Parts(NamedTuple):
     probs: Tensor | None = None
 
 
-class Taught(NamedTuple):
+class TeacherOutput(NamedTuple):
     """What a student learns: the predictive mean, deviation and log-probabilities of N rows."""
 
     mean: Tensor
@@ -71,7 +71,7 @@ class Likelihood(nn.Module, ABC):
         """The NLL of every example, (N,), summed over its targets."""
         return -self.log_prob(output.unsqueeze(0), target)
 
-    def counted(self, y: Tensor) -> Tensor:
+    def valid_mask(self, y: Tensor) -> Tensor:
         """Which targets (N, ...) count: all, but for those of an ignored class."""
         return torch.ones_like(y, dtype=torch.bool)
 
@@ -96,9 +96,9 @@ class Likelihood(nn.Module, ABC):
     def sample(self, output: Tensor) -> Tensor:
         """One target drawn for every row of the output."""
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
         """How far a student's output is from a predictive distribution."""
-        return functional.mse_loss(output, taught.mean)
+        return functional.mse_loss(output, teacher.mean)
 
     def locations(self, output: Tensor) -> Tensor:
         """The part of an output that is averaged into the mean."""
@@ -112,7 +112,7 @@ class Likelihood(nn.Module, ABC):
         """Refuse a target that does not fit locations (N, ...)."""
         _check_same_shape("y", y, mean.shape)
 
-    def fixed(self) -> Likelihood:
+    def frozen_copy(self) -> Likelihood:
         """The same with its tensors as they are now, which no training changes."""
         return self
 
@@ -124,7 +124,7 @@ class Likelihood(nn.Module, ABC):
         """
         raise VardropError(f"Expected a likelihood with noise of its own, but got {self!r}.")
 
-    def tempered(self, log_probs: Tensor, temperature: float) -> Tensor:
+    def apply_temperature(self, log_probs: Tensor, temperature: float) -> Tensor:
         """Log-probabilities (N, ...) divided by a temperature and normalised."""
         if self.class_axis is None:
             raise VardropError(f"Expected class probabilities, but got {self!r}.")
@@ -202,7 +202,7 @@ class Categorical(_OfClasses):
         found += [] if self.ignore_index == -100 else [f"ignore_index={self.ignore_index}"]
         return ", ".join(found)
 
-    def counted(self, y: Tensor) -> Tensor:
+    def valid_mask(self, y: Tensor) -> Tensor:
         """Which targets (N, ...) count."""
         return y != self.ignore_index
 
@@ -221,12 +221,12 @@ class Categorical(_OfClasses):
                 f"{tuple(mask.shape)}. Mask each target."
             )
         found = y.masked_fill(mask == 0, self.ignore_index)
-        self.check_counted(found)
+        self.check_valid(found)
         return found
 
-    def check_counted(self, y: Tensor) -> None:
+    def check_valid(self, y: Tensor) -> None:
         """Refuse an example of which no target counts."""
-        empty = ~_per_row(self.counted(y), 1).bool()
+        empty = ~_per_row(self.valid_mask(y), 1).bool()
         if bool(empty.any()):
             raise VardropError(
                 f"Expected a target that counts in every example, but got {self.ignore_index} "
@@ -258,7 +258,7 @@ class Categorical(_OfClasses):
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
         """log softmax(draw / T)[y]; 0 of a target that does not count."""
         self.check_target(draws[0], y)
-        axis, counted = self._draws_axis, self.counted(y)
+        axis, counted = self._draws_axis, self.valid_mask(y)
         index = y.where(counted, 0).unsqueeze(self.class_axis)
         logs = self._logits(draws).log_softmax(axis)
         found = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)
@@ -272,14 +272,14 @@ class Categorical(_OfClasses):
                 f"Expected `y` to hold class indices of shape {tuple(expected)}, "
                 f"but got {y.dtype} of shape {tuple(y.shape)}."
             )
-        known = y[self.counted(y)]
+        known = y[self.valid_mask(y)]
         if known.numel() and not (int(known.min()) >= 0 and int(known.max()) < classes):
             wrong = int(known.min()) if int(known.min()) < 0 else int(known.max())
             raise VardropError(
                 f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
                 "The net's output has no such class."
             )
-        self.check_counted(y)
+        self.check_valid(y)
 
     def sample(self, output: Tensor) -> Tensor:
         """Classes, from softmax(output / T)."""
@@ -288,10 +288,10 @@ class Categorical(_OfClasses):
         drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
         return drawn.view(probs.shape[:-1])
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
         """T^2 KL(p_T || softmax(output / T)), p_T the teacher's probability at temperature T."""
         log_probs = functional.log_softmax(output / temperature, self.class_axis)
-        return _tempered_kl(self, log_probs, taught, temperature)
+        return _tempered_kl(self, log_probs, teacher, temperature)
 
 
 class Bernoulli(_OfClasses):
@@ -334,9 +334,9 @@ class Bernoulli(_OfClasses):
         probs = self._logits(output).sigmoid()
         return torch.bernoulli(probs, generator=generator(output.device))
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
         """T^2 KL of the two-sided distributions at temperature T."""
-        return _tempered_kl(self, _two_sides(output / temperature), taught, temperature)
+        return _tempered_kl(self, _two_sides(output / temperature), teacher, temperature)
 
 
 class Gaussian(Likelihood):
@@ -378,7 +378,7 @@ class Gaussian(Likelihood):
         """output + std noise."""
         return output + self.std * standard_normal(output.shape, output)
 
-    def fixed(self) -> Gaussian:
+    def frozen_copy(self) -> Gaussian:
         """A Gaussian with the present std."""
         found = Gaussian()
         found.log_std = whole(self.log_std.detach()).clone()
@@ -440,10 +440,10 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_variance = self._split(output)
         return mean + torch.exp(0.5 * log_variance) * standard_normal(mean.shape, mean)
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
         """The KL from the normal with the teacher's mean and variance, without its constant."""
         mean, log_variance = self._split(output)
-        square = (taught.mean - mean).square() + taught.std.square()
+        square = (teacher.mean - mean).square() + teacher.std.square()
         return 0.5 * (square * torch.exp(-log_variance) + log_variance).mean()
 
     def locations(self, output: Tensor) -> Tensor:
@@ -496,12 +496,12 @@ def _two_sides(logits: Tensor) -> Tensor:
 
 
 def _tempered_kl(
-    likelihood: Likelihood, log_probs: Tensor, taught: Taught, temperature: float
+    likelihood: Likelihood, log_probs: Tensor, teacher: TeacherOutput, temperature: float
 ) -> Tensor:
-    assert taught.log_probs is not None
+    assert teacher.log_probs is not None
     axis = likelihood.class_axis
     assert axis is not None
-    target = likelihood.tempered(taught.log_probs, temperature)
+    target = likelihood.apply_temperature(teacher.log_probs, temperature)
     probs = target.exp()
     lowest = torch.finfo(target.dtype).min
     gap = probs * (target.clamp(min=lowest) - log_probs.clamp(min=lowest))
@@ -528,13 +528,13 @@ class Objective(Protocol):
     likelihood: Any
 
 
-def net_and_likelihood(
+def resolve_likelihood(
     net: nn.Module | Objective, likelihood: Likelihood | None
 ) -> tuple[nn.Module, Likelihood]:
     """What a verb works on: from an objective, or from a net and a likelihood beside it.
 
     >>> import torch
-    >>> net_and_likelihood(torch.nn.Linear(2, 1), None)[1]
+    >>> resolve_likelihood(torch.nn.Linear(2, 1), None)[1]
     Categorical()
     """
     model: Any = net
