@@ -96,7 +96,9 @@ class Likelihood(nn.Module, ABC):
     def sample(self, output: Tensor) -> Tensor:
         """One target drawn for every row of the output."""
 
-    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """How far a student's output is from a predictive distribution."""
         return functional.mse_loss(output, teacher.mean)
 
@@ -288,7 +290,9 @@ class Categorical(_OfClasses):
         drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
         return drawn.view(probs.shape[:-1])
 
-    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """T^2 KL(p_T || softmax(output / T)), p_T the teacher's probability at temperature T."""
         log_probs = functional.log_softmax(output / temperature, self.class_axis)
         return _tempered_kl(self, log_probs, teacher, temperature)
@@ -334,7 +338,9 @@ class Bernoulli(_OfClasses):
         probs = self._logits(output).sigmoid()
         return torch.bernoulli(probs, generator=generator(output.device))
 
-    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """T^2 KL of the two-sided distributions at temperature T."""
         return _tempered_kl(self, _two_sides(output / temperature), teacher, temperature)
 
@@ -440,7 +446,9 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_variance = self._split(output)
         return mean + torch.exp(0.5 * log_variance) * standard_normal(mean.shape, mean)
 
-    def distillation_loss(self, output: Tensor, teacher: TeacherOutput, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """The KL from the normal with the teacher's mean and variance, without its constant."""
         mean, log_variance = self._split(output)
         square = (teacher.mean - mean).square() + teacher.std.square()

@@ -37,9 +37,9 @@ def test_options_of_torch_are_taken_by_name():
 
 
 @pytest.mark.parametrize("options, match", [
-    ({"max_norm": 1.0}, "`max_norm` to be left out.*1.0"),
-    ({"sparse": True}, "`sparse` to be left out.*True"),
-    ({"gate": vd.BinaryDropout()}, "no `gate` on an embedding"),
+    ({"max_norm": 1.0}, "noisy Embedding.*max_norm rewrites its weights"),
+    ({"sparse": True}, "noisy Embedding.*sparse gradients"),
+    ({"gate": vd.BinaryDropout()}, "noisy Embedding.*an index has no features to gate"),
 ])  # fmt: skip
 def test_what_a_noisy_embedding_cannot_have(options, match):
     assert_refused(match, vd.Embedding, 5, 3, **options)

@@ -187,7 +187,7 @@ def _make_layer_plain(
     """Zero the dead weights and those of dead gate units, and take the noise away."""
     layers = {
         name: module,
-        **{join_name(name, part_name): part for part_name, part in module.parts().items()},
+        **{join_name(name, part_name): part for part_name, part in module.sublayers().items()},
     }
     for layer_name, layer in layers.items():
         for weight_name in layer.weight_axes:

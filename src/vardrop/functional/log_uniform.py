@@ -18,7 +18,6 @@ fits of `fast.additive`, with and without its fast paths.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -68,10 +67,9 @@ def _double_s() -> _Rational:
 
 
 def _ratio(fit: _Rational, t: Tensor) -> Tensor:
-    numerator, denominator = (
-        functools.reduce(lambda total, c: total * t + c, reversed(coefficients))
-        for coefficients in fit
-    )
+    numerator, denominator = torch.zeros_like(t), torch.zeros_like(t)
+    for above, below in zip(*map(reversed, fit), strict=True):
+        numerator, denominator = numerator * t + above, denominator * t + below
     return numerator / denominator
 
 

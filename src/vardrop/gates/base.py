@@ -71,7 +71,7 @@ class FeatureNoise(Value, ABC):
         """Why it cannot take over a gate of this noise (None: no gate); empty where it can."""
         raise NotImplementedError
 
-    def over(self, gate: Gate) -> Gate:
+    def take_over(self, gate: Gate) -> Gate:
         """The gate of this noise that takes over a trained one, and its tensors."""
         raise NotImplementedError
 

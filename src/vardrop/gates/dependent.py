@@ -74,7 +74,7 @@ class DependentBetaBernoulli(FeatureNoise):
             "or use joint=True"
         )
 
-    def over(self, gate: Gate) -> Gate:
+    def take_over(self, gate: Gate) -> Gate:
         """The trained gate's a and b, frozen unless `joint`, and its own tensors at their start."""
         noise = replace(self, base=cast(BetaBernoulli, gate.noise))
         dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)

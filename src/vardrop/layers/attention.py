@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import in_transform
 from vardrop.estimators import AffineMap, Estimator, local_reparameterization
+from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
@@ -50,15 +51,8 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         packed = layer.in_proj_weight is not None
         return dict.fromkeys(("in_proj_weight",) if packed else SEPARATE, Linear.axes)
 
+    sizes: ClassVar[tuple[str, str]] = ("num_heads", "embed_dim")
     bias_names = ("in_proj_bias",)  # type: ignore[assignment]
-
-    @property
-    def inputs(self) -> int:
-        return self.num_heads
-
-    @property
-    def outputs(self) -> int:
-        return self.embed_dim
 
     def add_noise(
         self,
@@ -79,12 +73,12 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
             self.out_proj.make_plain()
             self.out_proj.__class__ = NonDynamicallyQuantizableLinear  # type: ignore[assignment]
 
-    def parts(self) -> dict[str, Variational]:
+    def sublayers(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
 
     def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
         terms = super().kl_terms(value, known)
-        for part in self.parts().values():
+        for part in self.sublayers().values():
             terms |= part.kl_terms(value, known)
         return terms
 
@@ -175,7 +169,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         views = self.noisy_tensors()
         noisy = views.get("in_proj_bias")
         affine = AffineMap(
-            op=functional.linear,
+            op=linear,
             weight=views[name].with_shared_variance(self.training).rows(*rows),
             bias=bias if noisy is None else noisy.rows(*biases),
             outputs=rows[1] - rows[0],

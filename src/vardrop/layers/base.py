@@ -68,6 +68,7 @@ class Variational(Noisy):
     """
 
     axes: ClassVar[Axes]
+    sizes: ClassVar[tuple[str, str]]  # attributes with the numbers of input and output units
     spatial: ClassVar[int] = 0  # axes after the one that runs over units
     weight: Tensor  # of a layer with one
     bias: Any  # torch declares it a Tensor, though it may be None
@@ -89,14 +90,14 @@ class Variational(Noisy):
         return -1 - self.spatial
 
     @property
-    def inputs(self) -> int:
+    def num_inputs(self) -> int:
         """How many input units a gate would act on."""
-        raise NotImplementedError
+        return int(getattr(self, self.sizes[0]))
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         """How many output units there are."""
-        raise NotImplementedError
+        return int(getattr(self, self.sizes[1]))
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
@@ -104,7 +105,7 @@ class Variational(Noisy):
         return {"weight": cls.axes}
 
     @classmethod
-    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+    def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         """Why a plain layer cannot be made noisy, or not with this gate; empty where it can."""
         if getattr(gate, "granularity", None) == "sequence":
             return "one mask per sequence is for recurrent layers"
@@ -165,7 +166,7 @@ class Variational(Noisy):
     def new_gate(self, noise: FeatureNoise) -> Gate:
         """A gate for the units of this layer."""
         side = noise.side(self.spatial)
-        units = self.inputs if side == "input" else self.outputs
+        units = self.num_inputs if side == "input" else self.num_outputs
         return Gate(noise, units, self.channel_axis, side)
 
     def gated_weights(self) -> dict[str, Tensor]:
@@ -176,7 +177,7 @@ class Variational(Noisy):
         """One number per unit of the gate as one per input (or output) of a gated weight."""
         return factor
 
-    def parts(self) -> dict[str, Variational]:
+    def sublayers(self) -> dict[str, Variational]:
         """Layers inside this one that are noisy with it, by name."""
         return {}
 
@@ -312,11 +313,11 @@ class Variational(Noisy):
             op=op,
             weight=self._view(weight).with_shared_variance(self.training),
             bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
-            outputs=self.outputs,
+            outputs=self.num_outputs,
             trailing=self.spatial,
         )
 
-    def gated(self, side: Side, x: Tensor) -> Tensor:
+    def apply_gate(self, side: Side, x: Tensor) -> Tensor:
         """x through the gate, if it acts on this side of the layer."""
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
 
@@ -342,6 +343,18 @@ class Variational(Noisy):
         if self.prior is not None:
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
+
+    def product_with_gate(self, op: _Map, x: Tensor, noise: Any) -> Tensor:
+        """Apply `product` to one input, with the gate before or after it.
+
+        The input may be a single example without a batch axis.
+        """
+        x = x if self.gate is None else self.apply_gate("input", x)
+        if x.dim() == self.spatial + 1:
+            y = self.product(op, (x.unsqueeze(0),), noise).squeeze(0)
+        else:
+            y = self.product(op, (x,), noise)
+        return y if self.gate is None else self.apply_gate("output", y)
 
     def kl(self, value: bool = True) -> Tensor | None:
         """KL of the noisy tensors and of the gate, summed; None where there is none."""

@@ -135,6 +135,7 @@ _BIAS = re.compile(r"bias_(ih|hh)(_l\d+(_reverse)?)?")
 
 class _Recurrent(Variational):
     plain: ClassVar[type[nn.Module]]  # the torch layer
+    sizes: ClassVar[tuple[str, str]] = ("input_size", "hidden_size")
     hidden_size: int
     input_size: int
     batch_first: bool
@@ -149,7 +150,7 @@ class _Recurrent(Variational):
         return dict.fromkeys(filter(_WEIGHT.fullmatch, own_parameters(layer)), Linear.axes)
 
     @classmethod
-    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+    def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         if gate is not None and gate.input_dependent:
             return "a mask per sequence cannot depend on what comes at each step"
         if gate is not None and not isinstance(layer, nn.RNNBase):
@@ -178,14 +179,6 @@ class _Recurrent(Variational):
     @property
     def bias_names(self) -> tuple[str, ...]:
         return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
-
-    @property
-    def inputs(self) -> int:
-        return self.input_size
-
-    @property
-    def outputs(self) -> int:
-        return self.hidden_size
 
     def forward(self, input: Any, hx: Any = None, noise: Mapping[str, Tensor] | None = None) -> Any:
         """Torch's layer with drawn weights while sampling, or for noise by the name of a weight."""

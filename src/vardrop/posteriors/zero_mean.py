@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,11 +37,7 @@ class ZeroMean(Posterior):
     """
 
     noise: Noise = "gaussian"
-
-    @property
-    def zero_mean(self) -> bool:
-        """True: the weight stays at zero."""
-        return True
+    zero_mean: ClassVar[bool] = True
 
     @property
     def gaussian(self) -> bool:

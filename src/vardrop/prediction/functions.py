@@ -146,7 +146,7 @@ class FunctionSampler:
             if isinstance(own, Variational):
                 _check_held(own)
                 self._fix_layer(own, cast(Variational, copied))
-                inside.update(copied.get_submodule(name) for name in own.parts())
+                inside.update(copied.get_submodule(name) for name in own.sublayers())
             elif is_stochastic(own):
                 held[copied] = _hold(copied)
                 inside.update(copied.modules())
@@ -158,7 +158,7 @@ class FunctionSampler:
         self.split: Split | None = None
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
-        for part, own in source.parts().items():
+        for part, own in source.sublayers().items():
             self._fix_layer(own, cast(Variational, layer.get_submodule(part)))
         gate, layer.gate = layer.gate, None
         layer.make_plain()
