@@ -102,10 +102,7 @@ def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def diagonal_fisher(
-    output: Tensor,
-    tensors: Sequence[Tensor],
-    score: Callable[[], Tensor],
-    probes: int = 32,
+    output: Tensor, tensors: Sequence[Tensor], score: Callable[[], Tensor], probes: int = 32
 ) -> list[Tensor]:
     """An unbiased estimate of the diagonal of the Fisher matrix, summed over rows, a tensor each.
 

@@ -18,13 +18,7 @@ from vardrop.functional import (
     logit_from_log,
     uniform,
 )
-from vardrop.gates.base import (
-    FeatureNoise,
-    Side,
-    along,
-    inverse_softplus,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Side, along, inverse_softplus, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 

@@ -13,14 +13,7 @@ from torch.nn import functional
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import concrete, log_square, normal_kl, normal_like, uniform
-from vardrop.gates.base import (
-    FeatureNoise,
-    Gate,
-    Side,
-    along,
-    inverse_softplus,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Gate, Side, along, inverse_softplus, noise_shape
 from vardrop.gates.beta_bernoulli import BetaBernoulli
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors

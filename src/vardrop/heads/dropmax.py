@@ -11,14 +11,7 @@ from torch.nn import functional
 
 from vardrop._core.errors import VardropError
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
-from vardrop.heads.base import (
-    Branches,
-    ClassRule,
-    HeadParts,
-    is_target,
-    masked_nll,
-    per_example,
-)
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll, per_example
 
 
 @dataclass(frozen=True)

@@ -301,10 +301,7 @@ class Variational(Noisy):
         return None
 
     def affine(
-        self,
-        op: _Map | None = None,
-        weight: str = "weight",
-        bias: str = "bias",
+        self, op: _Map | None = None, weight: str = "weight", bias: str = "bias"
     ) -> AffineMap:
         """A product with the distribution of its weight and bias; `op` is the layer's own."""
         op = self.op if op is None else op

@@ -97,13 +97,7 @@ class Heads:
         return masks
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        need_weights: bool,
-        rate: float,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool, rate: float
     ) -> tuple[Tensor, Tensor | None]:
         if not need_weights:
             heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)

@@ -9,14 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from vardrop.functional import to_float32_or_wider, uniform
-from vardrop.posteriors.base import (
-    Axes,
-    Posterior,
-    Sharing,
-    Tensors,
-    check_drop_rate,
-    shared_shape,
-)
+from vardrop.posteriors.base import Axes, Posterior, Sharing, Tensors, check_drop_rate, shared_shape
 
 __all__ = ["Bernoulli"]
 

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from vardrop.functional import log_square, random_signs, to_float32_or_wider, uniform
-from vardrop.posteriors.base import (
-    Axes,
-    Noise,
-    Posterior,
-    Sharing,
-    Tensors,
-)
+from vardrop.posteriors.base import Axes, Noise, Posterior, Sharing, Tensors
 
 __all__ = ["ZeroMean"]
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 from vardrop._core.errors import VardropError
-from vardrop.estimators import (
-    Estimator,
-    flipout,
-    local_reparameterization,
-    weight_sample,
-)
+from vardrop.estimators import Estimator, flipout, local_reparameterization, weight_sample
 from vardrop.gates import GaussianDropout
 from vardrop.posteriors import (
     AdditiveGaussian,
