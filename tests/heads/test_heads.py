@@ -309,7 +309,7 @@ def elbo_of(*modules: nn.Module) -> vd.ELBO:
 
 
 @pytest.mark.parametrize("call, match", [
-    (lambda: dropmax().loss(H, Y - 9), r"Expected `y` to lie in 0\.\.3"),
+    (lambda: dropmax().loss(H, Y - 9), r"Expected `y` to be in 0\.\.3"),
     (lambda: dropmax().loss(H, Y[:3]), "Expected `y` to hold class indices"),
     (lambda: dropmax().loss(H, Y.float()), "Expected `y` to hold class indices"),
     (lambda: vd.convert(nn.Sequential(nn.Linear(5, 1)), recipes.dropmax()), "a head needs at least 2 classes"),
@@ -323,7 +323,7 @@ def test_bad_input(call, match: str) -> None:
 
 def test_a_failed_pass_leaves_the_head_as_it_was() -> None:
     elbo = elbo_of(dropmax(), nn.LogSoftmax(1))
-    assert_refused("Expected the head to be the last step", elbo, H, Y)
+    assert_refused("Expected the head to be the last module", elbo, H, Y)
     assert elbo.net(H).shape == (8, 4)
 
 
