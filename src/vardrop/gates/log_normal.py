@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,16 +45,13 @@ class LogNormal(FeatureNoise):
     low: float = -20.0
     high: float = 0.0
     threshold: float = 1.0
+    sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("threshold", self.threshold, above=0)
         if not self.low < self.high:
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")
-
-    def side(self, spatial: int) -> Side:
-        """Output channels of convolutions, inputs of dense layers."""
-        return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """mu and log_sigma per unit."""

@@ -165,7 +165,7 @@ class Variational(Noisy):
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
         """A gate for the units of this layer."""
-        side = noise.side(self.spatial)
+        side = noise.sides[self.spatial > 0]
         units = self.num_inputs if side == "input" else self.num_outputs
         return Gate(noise, units, self.channel_axis, side)
 
