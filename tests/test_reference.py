@@ -19,8 +19,12 @@ def entries():
     names = [name for page in pages for name in ENTRY.findall(page)]
     methods = {f"vardrop.recipes.{name}" for name in ("weights", "features", "classes")}
     assert methods <= set(names)  # a page of all functions in a file, a new one included
-    names = [name for name in names if not name.startswith("vardrop.integrations.")]  # need packages
-    return [name for name in names if name not in methods] + [f"vardrop.{m}" for m in recipes.METHODS]
+    names = [
+        name for name in names if not name.startswith("vardrop.integrations.")
+    ]  # need packages
+    return [name for name in names if name not in methods] + [
+        f"vardrop.{m}" for m in recipes.METHODS
+    ]
 
 
 def named(path):

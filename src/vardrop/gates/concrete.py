@@ -28,8 +28,8 @@ class ConcreteDropout(FeatureNoise):
     with K the number of input units (channels of a convolution, whatever its image size) and the
     entropy H of a Bernoulli(p). Biases are not regularised. A gate outside of a layer has only the
     second term. `granularity="channel"` draws one mask per channel, as convolutions need. Dense
-    features are the same either way. `temperature` None takes the authors' 0.1 for dense features (units
-    along the last axis, -1) and 2/3 for channels.
+    features are the same either way. With `temperature` None it is the authors' 0.1 for dense
+    features (units along the last axis, -1) and 2/3 for channels.
 
     The mean multiplies by E (1 - d) / (1 - p), by quadrature. A relaxed draw is not unbiased: at
     p = 0.1 this is 0.950 for channels and 0.999 for dense features. The authors' code multiplies

@@ -76,10 +76,10 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
     def sublayers(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
 
-    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
-        terms = super().kl_terms(value, known)
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
+        terms = super().kl_terms(value, counted)
         for part in self.sublayers().values():
-            terms |= part.kl_terms(value, known)
+            terms |= part.kl_terms(value, counted)
         return terms
 
     def _reset_means(self) -> None:

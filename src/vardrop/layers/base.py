@@ -358,14 +358,14 @@ class Variational(Noisy):
         terms = self.kl_terms(value)
         return torch.stack(list(terms.values())).sum() if terms else None
 
-    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
         """The KL by the tensors that it is about, the gate's own included."""
         self.reset_kl_counter()
         terms: KLTerms = {}
         for name in self._noise if self.prior is not None else ():
             tensor = self._view(name)
             key = self._key(name, tensor)
-            if key not in known and (term := tensor.kl(value)) is not None:
+            if key not in counted and (term := tensor.kl(value)) is not None:
                 terms[key] = term
         if self.gate is None:
             return terms
@@ -373,7 +373,7 @@ class Variational(Noisy):
             extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
             if extra is not None:
                 terms["gate", self._key(name)] = extra
-        units = self.gate.kl_terms(value, known)
+        units = self.gate.kl_terms(value, counted)
         if self.gate.noise.counts_weights:
             units = {key: torch.zeros_like(term) for key, term in units.items()}
         return terms | units
