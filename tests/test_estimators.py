@@ -160,8 +160,8 @@ LIMIT = LocalReparameterization(central_limit=True)
 
 
 @pytest.mark.parametrize("posterior, estimator, match", [
-    (Laplace(), vd.local_reparameterization, "does not declare by `noise_per`.*Use per_example"),
-    (Laplace(), LIMIT, "does not declare by `noise_per`"),
+    (Laplace(), vd.local_reparameterization, "does not declare in `noise_per`.*Use per_example"),
+    (Laplace(), LIMIT, "does not declare in `noise_per`"),
     (Laplace("per weight"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.ZeroMean("sign"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.posteriors.Bernoulli(0.5), vd.local_reparameterization, "not normal"),
@@ -242,5 +242,5 @@ def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
         vd.Recipe(posterior, prior, vd.weight_sample)
     assert ("MonteCarlo(prior)" in str(caught.value)) == advice
     if not advice and isinstance(prior, vd.Normal):
-        with pytest.raises(vd.VardropError, match="entropy is not known"):
+        with pytest.raises(vd.VardropError, match="does not define `entropy`"):
             vd.Recipe(posterior, vd.MonteCarlo(prior), vd.weight_sample)

@@ -35,7 +35,9 @@ def test_a_fast_path_is_its_reference(name):
         loss = sum((t * t).sum() for t in outputs)
         results.append([*outputs, *torch.autograd.grad(loss, inputs[:2])])
     for fast, plain in zip(*results, strict=True):
-        torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
+        # The plain expression for compilers has other fits.
+        rtol = 2e-5 if "compiled" in name else 1e-5
+        torch.testing.assert_close(fast, plain, rtol=rtol, atol=1e-5)
 
 
 def test_reference_switches_all_of_them_off():

@@ -99,8 +99,7 @@ class _Quotient(NamedTuple):
 
 
 # Numbers are inside functions, because a compiler with dynamic shapes makes variables of globals.
-def single_r() -> _Quotient:
-    """R as a function of s."""
+def _r() -> _Quotient:
     return _Quotient(
         1.4454921986806746,
         (0.9538582997, -2.505154835, 4.292858356, -3.241262445),
@@ -108,8 +107,7 @@ def single_r() -> _Quotient:
     )
 
 
-def single_s() -> _Quotient:
-    """S as a function of s."""
+def _s() -> _Quotient:
     return _Quotient(
         0.573743565708943,
         (0.05169306891, -0.1409734211, 0.2814082948, -0.01561548416, -0.1953875884),
@@ -117,7 +115,7 @@ def single_s() -> _Quotient:
     )
 
 
-_R, _S = single_r(), single_s()  # for blocks, which no compiler traces
+_R, _S = _r(), _s()  # for blocks, which no compiler traces
 
 
 @functools.cache
@@ -139,7 +137,7 @@ def _variance(log_sigma2: Tensor) -> Tensor:
 def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
     """The KL of each weight, from the logarithm of theta^2 / sigma^2, which itself may overflow."""
     s = variance / (variance + weight * weight * (1 / 7))
-    log_ratio = single_r()(s).log() + log_square(weight) - log_variance
+    log_ratio = _r()(s).log() + log_square(weight) - log_variance
     return 0.5 * functional.softplus(log_ratio)
 
 
@@ -186,7 +184,7 @@ def _add_kl_gradients(
 def _kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """scale times dKL/dweight and dKL/dlog sigma^2, as expressions for a compiler or autograd."""
     below = variance + weight * weight * (1 / 7)
-    slope = single_s()(variance / below) * (weight * scale) / below
+    slope = _s()(variance / below) * (weight * scale) / below
     return slope, -0.5 * slope * weight
 
 

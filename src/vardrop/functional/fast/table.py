@@ -42,7 +42,7 @@ FAST_PATHS = {
         1.6,
     ),
     "blocked KL": FastPath(
-        log_uniform_kl_additive, plain_kl_additive, "kl(net) and gradient: 1 M weights", 5.2
+        log_uniform_kl_additive, additive.compiled_kl, "kl(net) and gradient: 1 M weights", 5.2
     ),
     "gradient of the KL in a compiled graph": FastPath(
         additive.compiled_kl,
