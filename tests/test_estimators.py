@@ -61,7 +61,9 @@ def moments_by_matrix(layer, x):
 
 def draws_of(layer, x, count=DRAWS):
     with vd.sampling(layer), torch.no_grad():
-        return torch.stack([layer(x) for _ in range(count)])
+        if isinstance(layer, nn.Linear):
+            return torch.stack([layer(x) for _ in range(count)])
+        return torch.vmap(lambda _: layer(x), randomness="different")(torch.empty(count))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -70,7 +72,7 @@ def test_bilinear_and_embedding(estimator):
     bilinear = vd.convert(nn.Bilinear(3, 2, 2).double(), recipe)
     a, b = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
     with vd.sampling(bilinear), torch.no_grad():
-        draws = torch.stack([bilinear(a, b) for _ in range(DRAWS)])
+        draws = torch.vmap(lambda _: bilinear(a, b), randomness="different")(torch.empty(DRAWS))
     assert_mean(draws, TF.bilinear(a, b, bilinear.weight, bilinear.bias).detach())
     assert_variance(draws, TF.bilinear(a * a, b * b, bilinear.variance()).detach())
     table = vd.convert(nn.Embedding(4, 3, padding_idx=1).double(), recipe)

@@ -98,7 +98,8 @@ def test_likelihood_under_masks_matches_its_analytic_mean() -> None:
     h, y = torch.randn(1, 5).double(), torch.tensor([1])
     o, a, r = (functional.linear(h, m.weight, m.bias) for m in (head, head.retain, head.correction))
     expected = torch.sigmoid(a + r)[0, 0] * -torch.log_softmax(o, 1)[0, 1]
-    assert_mean(torch.stack([head.loss(h, y).nll for _ in range(4000)]).detach(), expected.detach())
+    draws = torch.vmap(lambda _: head.loss(h, y).nll, randomness="different")(torch.empty(4000))
+    assert_mean(draws.detach(), expected.detach())
 
 
 def test_monte_carlo_probabilities_match_enumeration() -> None:
@@ -114,8 +115,8 @@ def test_monte_carlo_probabilities_match_enumeration() -> None:
         alone, both = rho[0] * (1 - rho[1]), rho.prod()
         expected = alone + both * torch.softmax(o, 0)[0] + first_wins
         with vd.sampling(head):
-            draws = torch.stack([head(h).exp()[0, 0] for _ in range(4000)])
-        average = head(h, samples=4000).exp()
+            draws = torch.vmap(lambda _: head(h), randomness="different")(torch.empty(4000))
+        draws, average = draws.exp()[:, 0, 0], head(h, samples=4000).exp()
     assert_mean(draws, expected)
     assert (average.sum() - 1).abs() < 1e-9
     assert (average[0, 0] - expected).abs() < z_bound(1) * draws.std() / 4000**0.5
