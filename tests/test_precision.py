@@ -171,7 +171,7 @@ def test_draws_of_a_narrow_layer_have_its_moments():
         layer = vd.convert(nn.Linear(5, 2).bfloat16(), recipe)
         x = torch.randn(1, 5).bfloat16()
         with vd.sampling(layer), torch.no_grad():
-            draws = torch.vmap(lambda x: layer(x), randomness="different")(x.expand(3000, 1, 5))
+            draws = torch.vmap(layer, randomness="different")(x.expand(3000, 1, 5))
         draws = draws.double()
         # Dither the rounding of the outputs away, which adds a known variance.
         spacing = torch.exp2(torch.floor(torch.log2(draws.abs().clamp(min=1e-30))) - 7)

@@ -101,7 +101,7 @@ class AffineMap:
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """The output for the mean weights, or None if it is zero without a product."""
-        bias = self.mean_bias
+        bias = self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
         if not self.weight.posterior.zero_mean:
             return self.op(*inputs, self.weight.mean, bias)
         return None if bias is None else bias.view(-1, *(1,) * self.trailing)

@@ -181,7 +181,8 @@ class Categorical(_OfClasses):
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """torch's cross entropy, summed over the positions of an example."""
-        output = self._logits(output)
+        if self.temperature != 1:
+            output = output / self.temperature
         if output.dim() <= 2:
             return functional.cross_entropy(output, target, ignore_index=self.ignore_index)
         if self.class_axis == -1:  # one long row of tokens: no copy with the classes in the middle

@@ -180,7 +180,7 @@ class Noisy(nn.Module):
     sampling: bool | None = None
     transient: ClassVar[tuple[str, ...]] = ("_switches",)  # state of one call, not for clones
     encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
-    _passes: float = 0  # noisy passes with gradients since the KL was last used
+    passes_without_kl: float = 0  # noisy passes with gradients since the KL was last used
     _checksums: tuple[int, ...] = ()  # of the parameters, halfway through these passes
 
     @property
@@ -202,7 +202,8 @@ class Noisy(nn.Module):
         counted it. Gates that share a weight, but not their rates, have terms under the same key,
         which are averaged, because the weight counts once.
         """
-        self.reset_kl_counter()
+        if not torch.compiler.is_compiling():
+            vars(self)["passes_without_kl"] = 0  # the KL is used
         term = None if self.kl_key() in counted else self.kl(value)
         return {} if term is None else {self.kl_key(): term}
 
@@ -217,19 +218,14 @@ class Noisy(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return
         state = vars(self)  # nn.Module.__setattr__ is slow
-        state["_passes"] = passes = self._passes + 1
+        state["passes_without_kl"] = passes = self.passes_without_kl + 1
         if passes == _PASSES // 2:  # not reached by steps that use the KL
             state["_checksums"] = self._parameter_checksums()
         elif passes == _PASSES:
-            state["_passes"] = 0
+            state["passes_without_kl"] = 0
             if self._parameter_checksums() != self._checksums and self._owes_kl():
-                state["_passes"] = -math.inf  # once
+                state["passes_without_kl"] = -math.inf  # once
                 warnings.warn(_NO_KL, stacklevel=2)
-
-    def reset_kl_counter(self) -> None:
-        """Count passes from zero, because the KL is used."""
-        if not torch.compiler.is_compiling():
-            vars(self)["_passes"] = 0
 
     def _parameter_checksums(self) -> tuple[int, ...]:
         """The sum of the bits of every trained parameter, which any update changes.

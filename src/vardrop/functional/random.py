@@ -210,7 +210,7 @@ def normal_like(x: Tensor) -> Tensor:
     True
     """
     # Under vmap a tensor does not know its layout.
-    if x.dim() == 4 and not in_transform() and not noise_is_given():
+    if x.dim() == 4 and not in_transform() and noise_source().given is None:
         last = x.is_contiguous(memory_format=torch.channels_last)
         if last and not x.is_contiguous():
             n, c, h, w = x.shape

@@ -141,27 +141,6 @@ def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Ten
     return 0.5 * functional.softplus(log_ratio)
 
 
-def _total_kl(weight: Tensor, variance: Tensor) -> Tensor:
-    """The KL, summed over all weights."""
-    total = weight.new_zeros(())
-    scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
-    for w, v in _blocks(weight, variance):
-        ratio, s, below = scratch[:, : len(w)]
-        torch.addcmul(v, w, w, value=1 / 7, out=below)
-        torch.div(v, below, out=s)
-        _polynomial(_R.denominator, s, below).mul_(v)
-        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
-        if len(w) % 2 == 0:
-            # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
-            a, b = ratio.chunk(2)
-            ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
-        total += ratio.log1p_().sum()
-    # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
-    if not total.isfinite():
-        return _kl_from_logs(weight, variance, variance.log()).sum()
-    return 0.5 * total
-
-
 def _add_kl_gradients(
     weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
 ) -> None:
@@ -226,7 +205,24 @@ class AdditiveWeights(NamedTuple):
         """The exact KL to the log-uniform prior, summed. With `value=False` it is zero."""
         if not value:
             return self.kl_gradient
-        return self.kl_gradient + _total_kl(self.mean.detach(), self.variance.detach())
+        weight, variance = self.mean.detach(), self.variance.detach()
+        total = weight.new_zeros(())
+        scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
+        for w, v in _blocks(weight, variance):
+            ratio, s, below = scratch[:, : len(w)]
+            torch.addcmul(v, w, w, value=1 / 7, out=below)
+            torch.div(v, below, out=s)
+            _polynomial(_R.denominator, s, below).mul_(v)
+            _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
+            if len(w) % 2 == 0:
+                # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
+                a, b = ratio.chunk(2)
+                ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
+            total += ratio.log1p_().sum()
+        # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
+        if not total.isfinite():
+            return self.kl_gradient + _kl_from_logs(weight, variance, variance.log()).sum()
+        return self.kl_gradient + 0.5 * total
 
 
 class _AdditiveWeights(torch.autograd.Function):
