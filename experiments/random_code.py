@@ -351,7 +351,7 @@ class RandomCode(nn.Module):
     def block_kl(self) -> Tensor:
         """The KL of every block, in nats, with its gradient."""
         for module in noisy_modules(self.net).values():
-            module.reset_kl_counter()
+            module.passes_without_kl = 0
         tensors, zero = coded_tensors(self.net).values(), self.beta.new_zeros(())
         terms = [
             normal_kl(

@@ -29,7 +29,7 @@ from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.functional.curvature import diagonal_fisher, kappa as kappa_of
 from vardrop.layers import Variational
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import named_modules_of, noisy_weights, tensor_name
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.eval_copy import make_eval_copy
@@ -164,7 +164,7 @@ def unlabelled_kappa(
         seed: makes the draws repeatable.
         counted: which targets (N, ...) count; all by default.
     """
-    model, meaning = net_and_likelihood(net, likelihood)
+    model, meaning = resolve_likelihood(net, likelihood)
     quiet = make_eval_copy(model, noise=False)
     _layers(quiet)
     owner = _owners(quiet)

@@ -4,5 +4,5 @@ import pytest
 
 from vardrop.testing import cases, covering
 
-ALWAYS = set(covering())
+ALWAYS = set(covering(1))
 PAIRS = [pytest.param(*pair, marks=[] if pair in ALWAYS else pytest.mark.slow) for pair in cases()]

@@ -119,7 +119,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "head samples": (lambda: vd.Head(4, 3, RULE)(torch.zeros(1, 4), samples=1.5), "`samples` to be an integer"),
     "head of one class": (lambda: vd.Head(4, 1, RULE), "at least 2 classes, but got 1"),
     "head features": (lambda: vd.Head(4, 3, RULE)(torch.zeros(2, 9)), "last axis of the features"),
-    "head labels": (lambda: vd.Head(4, 3, RULE).loss(torch.zeros(2, 4), torch.tensor([0, 9])), "`y` to lie in 0..2"),
+    "head labels": (lambda: vd.Head(4, 3, RULE).loss(torch.zeros(2, 4), torch.tensor([0, 9])), "`y` to be in 0..2"),
     "constant beta": (lambda: vd.constant("x"), "`beta` to be a finite number and at least 0"),
     "constant -1": (lambda: vd.constant(-1), "`beta` to be .* at least 0, but got -1"),
     "warm-up start": (lambda: vd.linear_warmup(-1, 5), "`start` to be .* at least 0, but got -1"),

@@ -61,7 +61,9 @@ def moments_by_matrix(layer, x):
 
 def draws_of(layer, x, count=DRAWS):
     with vd.sampling(layer), torch.no_grad():
-        return torch.stack([layer(x) for _ in range(count)])
+        if isinstance(layer, nn.Linear):
+            return torch.stack([layer(x) for _ in range(count)])
+        return torch.vmap(lambda _: layer(x), randomness="different")(torch.empty(count))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -70,7 +72,7 @@ def test_bilinear_and_embedding(estimator):
     bilinear = vd.convert(nn.Bilinear(3, 2, 2).double(), recipe)
     a, b = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
     with vd.sampling(bilinear), torch.no_grad():
-        draws = torch.stack([bilinear(a, b) for _ in range(DRAWS)])
+        draws = torch.vmap(lambda _: bilinear(a, b), randomness="different")(torch.empty(DRAWS))
     assert_mean(draws, TF.bilinear(a, b, bilinear.weight, bilinear.bias).detach())
     assert_variance(draws, TF.bilinear(a * a, b * b, bilinear.variance()).detach())
     table = vd.convert(nn.Embedding(4, 3, padding_idx=1).double(), recipe)
@@ -160,8 +162,8 @@ LIMIT = LocalReparameterization(central_limit=True)
 
 
 @pytest.mark.parametrize("posterior, estimator, match", [
-    (Laplace(), vd.local_reparameterization, "does not declare by `noise_per`.*Use per_example"),
-    (Laplace(), LIMIT, "does not declare by `noise_per`"),
+    (Laplace(), vd.local_reparameterization, "does not declare in `noise_per`.*Use per_example"),
+    (Laplace(), LIMIT, "does not declare in `noise_per`"),
     (Laplace("per weight"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.ZeroMean("sign"), vd.local_reparameterization, "not normal.*central_limit=True"),
     (vd.posteriors.Bernoulli(0.5), vd.local_reparameterization, "not normal"),
@@ -242,5 +244,5 @@ def test_sampling_is_advised_only_where_it_works(posterior, prior, advice):
         vd.Recipe(posterior, prior, vd.weight_sample)
     assert ("MonteCarlo(prior)" in str(caught.value)) == advice
     if not advice and isinstance(prior, vd.Normal):
-        with pytest.raises(vd.VardropError, match="entropy is not known"):
+        with pytest.raises(vd.VardropError, match="does not define `entropy`"):
             vd.Recipe(posterior, vd.MonteCarlo(prior), vd.weight_sample)

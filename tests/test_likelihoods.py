@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vardrop as vd
 from tests.refusals import assert_refused
 from tests.z_scores import assert_mean, assert_variance
-from vardrop.likelihoods import Likelihood, net_and_likelihood
+from vardrop.likelihoods import Likelihood, resolve_likelihood
 
 CASES = {
     "categorical": (vd.Categorical(), (4, 3), torch.tensor([0, 2, 1, 1])),
@@ -85,7 +85,7 @@ def test_samples_have_the_distribution_of_the_target(name: str) -> None:
 
 def test_the_deviation_of_a_gaussian_is_public_and_fixed_copies_keep_it() -> None:
     learned = vd.Gaussian(0.5, learned=True)
-    fixed = learned.fixed()
+    fixed = learned.frozen_copy()
     learned.log_std.data.fill_(math.log(2.0))
     assert (float(learned.std), float(fixed.std)) == (pytest.approx(2.0), pytest.approx(0.5))
     assert not list(fixed.parameters())
@@ -104,14 +104,14 @@ def test_values_have_no_density() -> None:
 def test_an_objective_brings_its_likelihood() -> None:
     net = vd.convert(nn.Linear(2, 1), vd.bayes_by_backprop())
     elbo = vd.ELBO(net, vd.Gaussian(0.3), num_data=10)
-    assert net_and_likelihood(elbo, None) == (net, elbo.likelihood)
+    assert resolve_likelihood(elbo, None) == (net, elbo.likelihood)
     other = vd.Values()
-    assert net_and_likelihood(elbo, other) == (net, other)
-    assert net_and_likelihood(net, other) == (net, other)
+    assert resolve_likelihood(elbo, other) == (net, other)
+    assert resolve_likelihood(net, other) == (net, other)
     own = vd.ELBO(net, lambda output, y: output.mean(), num_data=10)
-    assert_refused("Expected `likelihood` to be one of vardrop's", net_and_likelihood, own, None)
-    assert_refused("one of vardrop's.*but got 'gaussian'", net_and_likelihood, net, "gaussian")
-    assert_refused("a torch.nn.Module or an ELBO, but got 3", net_and_likelihood, 3, None)
+    assert_refused("Expected `likelihood` to be one of vardrop's", resolve_likelihood, own, None)
+    assert_refused("one of vardrop's.*but got 'gaussian'", resolve_likelihood, net, "gaussian")
+    assert_refused("a torch.nn.Module or an ELBO, but got 3", resolve_likelihood, 3, None)
 
 
 @pytest.mark.parametrize("likelihood, output, y, match", [

@@ -1,8 +1,7 @@
-"""KL(q || p) by type pair, always the sum over the weights.
+"""KL(q || p) by type pair, always summed over the weights.
 
-`register_kl` adds a pair; a second registration of the same pair is an error, and so is a pair
-that nobody registered. Nothing falls back to sampling: a Monte-Carlo KL is asked for by wrapping
-the prior in `MonteCarlo`.
+`register_kl` adds a pair. Registering a pair twice is an error, and so is using a pair that is not
+registered. There is no implicit sampling: wrap the prior in `MonteCarlo` for a Monte-Carlo KL.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vardrop import functional as F
-from vardrop._core.checks import check_type, describe_value
+from vardrop._core.checks import check_type
 from vardrop._core.errors import UnregisteredKLError, VardropError
 from vardrop.posteriors import (
     AdditiveGaussian,
@@ -30,16 +29,16 @@ from vardrop.priors import ARD, LogUniform, MonteCarlo, Normal, Prior, Proper, S
 
 # (q, p, weight, axes, noise tensors of q, tensors of p) -> 0-dim tensor
 Formula = Callable[[Any, Any, Tensor, Axes, Tensors, Tensors], Tensor]
-Refusal = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
+Reason = Callable[[Any, Any], str | None]  # why this pair of values has no KL, or None
 # (q, p, weight, noise tensors of q) -> what the draws and the KL of a training step share, or None
 Shared = Callable[[Any, Any, Tensor, Tensors], F.AdditiveWeights | None]
 
 
 class _Pair(NamedTuple):
-    """What is known of a pair of types."""
+    """The functions of a pair of types."""
 
     formula: Formula
-    refuse: Refusal
+    unsupported_reason: Reason
     gradient: Formula
     shared: Shared | None
 
@@ -50,33 +49,35 @@ _PAIRS: dict[tuple[type[Any], type[Prior]], _Pair] = {}
 def register_kl(
     q_type: type[Any],
     p_type: type[Prior],
-    refuse: Refusal = lambda q, p: None,
+    refuse: Reason = lambda q, p: None,
     gradient: Formula | None = None,
     shared: Shared | None = None,
 ) -> Callable[[Formula], Formula]:
     """Register the KL of a pair of types, as a decorator of its formula.
 
     Args:
-        q_type: the posterior; `Posterior` itself stands for all that have no pair of their own.
+        q_type: the posterior. `Posterior` itself means all types without their own pair.
         p_type: the prior.
-        refuse: `refuse(q, p)` names a reason why two values of these types have no KL, or None.
-        gradient: like the formula, but only the gradient of its result counts, where that is
-            cheaper.
-        shared: what the draws and the KL of one training step have in common, computed at once:
-            mean and variance of the weight, and the KL; None where it cannot be used.
+        refuse: `refuse(q, p)` returns why two values of these types have no KL, or None.
+        gradient: a cheaper formula of which only the gradient is used.
+        shared: computes what the draws and the KL of one training step have in common: mean and
+            variance of the weight, and the KL. It may return None.
+
+    Returns:
+        The decorator.
     """
-    for name, given, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
-        if not (isinstance(given, type) and issubclass(given, kind)):
+    for name, argument, kind in (("q_type", q_type, Posterior), ("p_type", p_type, Prior)):
+        if not (isinstance(argument, type) and issubclass(argument, kind)):
             raise VardropError(
                 f"Expected `{name}` to be a subclass of {kind.__name__}, "
-                f"but got {describe_value(given)}."
+                f"but got {describe_value(argument)}."
             )
 
     def register(formula: Formula) -> Formula:
         if (q_type, p_type) in _PAIRS:
             raise VardropError(
                 f"Expected the KL of ({q_type.__name__}, {p_type.__name__}) to be registered once, "
-                "but got a second registration. Define a type of your own instead."
+                "but got a second registration. Define a new type instead."
             )
         _PAIRS[q_type, p_type] = _Pair(formula, refuse, gradient or formula, shared)
         return formula
@@ -84,25 +85,22 @@ def register_kl(
     return register
 
 
-def check_kl(q: Posterior, p: Prior) -> None:
-    """Raise unless KL(q || p) can be computed."""
+def check_kl(q: Posterior, p: Prior) -> _Pair:
+    """Return the registered pair, or raise an error if KL(q || p) cannot be computed."""
     check_type("q", q, Posterior, "a Posterior")
     check_type("p", p, Prior, "a Prior")
-    found = _registered(q, p)
-    if found is None:
-        known = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
+    pair = _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
+    if pair is None:
+        registered = ", ".join(sorted(f"({a.__name__}, {b.__name__})" for a, b in _PAIRS))
         can_sample = q.has_entropy and isinstance(p, Proper)
         sampling = ", or ask for sampling with MonteCarlo(prior)" if can_sample else ""
         raise UnregisteredKLError(
             f"Expected a registered KL for ({type(q).__name__}, {type(p).__name__}), but the known "
-            f"pairs are {known}. Add one with `register_kl`{sampling}."
+            f"pairs are {registered}. Add one with `register_kl`{sampling}."
         )
-    if reason := found.refuse(q, p):
+    if reason := pair.unsupported_reason(q, p):
         raise VardropError(f"Expected a KL of {q!r} to {p!r}, but {reason}.")
-
-
-def _registered(q: Posterior, p: Prior) -> _Pair | None:
-    return _PAIRS.get((type(q), type(p))) or _PAIRS.get((Posterior, type(p)))
+    return pair
 
 
 def kl_divergence(
@@ -114,10 +112,20 @@ def kl_divergence(
     p_tensors: Tensors,
     value: bool = True,
 ) -> Tensor:
-    """KL(q || p) summed over the elements of `weight`, in at least single precision.
+    """Compute KL(q || p), summed over the elements of `weight`, in at least single precision.
 
-    `value=False` asks for the gradient alone: the value is then unspecified, and a pair whose value
-    is expensive may leave it out.
+    Args:
+        q: the posterior.
+        p: the prior.
+        weight: the posterior mean.
+        axes: the axes of the weight.
+        q_tensors: the noise tensors of q.
+        p_tensors: the tensors of p.
+        value: with False only the gradient is exact, and the value is unspecified, which may be
+            faster.
+
+    Returns:
+        A tensor without axes.
 
     >>> import torch
     >>> q, w = AdditiveGaussian(log_sigma2=0.0), torch.ones(4)
@@ -125,36 +133,35 @@ def kl_divergence(
     >>> kl_divergence(q, Normal(), w, axes, q.initial(w, axes), {})
     tensor(2.)
     """
-    check_kl(q, p)
-    found = _registered(q, p)
-    assert found is not None
+    pair = check_kl(q, p)
     weight = F.to_float32_or_wider(weight)
     q_tensors, p_tensors = (
         {name: F.to_float32_or_wider(t) for name, t in tensors.items()}
         for tensors in (q_tensors, p_tensors)
     )
-    formula = found.formula if value else found.gradient
+    formula = pair.formula if value else pair.gradient
     return formula(q, p, weight, axes, q_tensors, p_tensors)
 
 
 def shared_in_step(
     q: Posterior, p: Prior, weight: Tensor, q_tensors: Tensors
 ) -> F.AdditiveWeights | None:
-    """What draws and KL of the running training step share of a weight, where the pair says so."""
+    """What draws and KL of the current training step have in common, or None."""
     pair = _PAIRS.get((type(q), type(p)))
     return None if pair is None or pair.shared is None else pair.shared(q, p, weight, q_tensors)
 
 
 def log_uniform_from_log_alpha(prior: LogUniform, log_alpha: Tensor) -> Tensor:
     """The KL to a log-uniform prior as a function of log alpha, elementwise."""
-    if prior.form == "exact":
-        return F.log_uniform_kl_of_log(log_alpha)
-    forms = {
-        "sigmoid": F.log_uniform_kl_sigmoid,
-        "cubic": F.log_uniform_kl_cubic,
-        "bound": F.log_uniform_kl_bound,
-    }
-    return forms[prior.form](log_alpha)
+    return _FORMS[prior.form](log_alpha)
+
+
+_FORMS = {
+    "exact": F.log_uniform_kl_of_log,
+    "sigmoid": F.log_uniform_kl_sigmoid,
+    "cubic": F.log_uniform_kl_cubic,
+    "bound": F.log_uniform_kl_bound,
+}
 
 
 def _cubic_needs_a_bound(q: Posterior, p: LogUniform) -> str | None:
@@ -175,12 +182,14 @@ def _additive_gradient(
     return _additive_to_log_uniform(q, p, weight, axes, qt, pt)
 
 
-def _additive_shared(q: Any, p: Any, weight: Tensor, qt: Tensors) -> F.AdditiveWeights | None:
-    return F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
-
-
 @register_kl(
-    AdditiveGaussian, LogUniform, _cubic_needs_a_bound, _additive_gradient, _additive_shared
+    AdditiveGaussian,
+    LogUniform,
+    _cubic_needs_a_bound,
+    gradient=_additive_gradient,
+    shared=lambda q, p, weight, qt: (
+        F.shared_weights(weight, qt["log_sigma2"]) if p.form == "exact" else None
+    ),
 )
 def _additive_to_log_uniform(
     q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors
@@ -215,7 +224,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
     return qt["sigma"].new_zeros(())  # alpha is infinite: the constant that KL is normalised by
 
 
-def _only_gaussian(q: ZeroMean, p: Prior) -> str | None:
+def _needs_density(q: ZeroMean, p: Prior) -> str | None:
     return None if q.gaussian else f"{q.noise} noise has no Gaussian density"
 
 
@@ -233,10 +242,10 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 
 
 @register_kl(MultiplicativeGaussian, Normal)
-@register_kl(ZeroMean, Normal, _only_gaussian)
+@register_kl(ZeroMean, Normal, _needs_density)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
-    # A weight of zero under multiplicative noise is a point, whose KL is infinite: it counts as the
-    # smallest normal number (`log_square`), so that a net with such weights can be trained.
+    # The KL of a zero weight under multiplicative noise is infinite. It counts as the smallest
+    # normal number (`log_square`), so that a model with such weights can be trained.
     location, scale = p.location(weight, pt), p.scale(weight, pt)
     log_variance = q.log_variance(weight, qt)
     return F.normal_kl(_mean(q, weight), location, scale, log_variance=log_variance).sum()
@@ -244,7 +253,7 @@ def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> T
 
 @register_kl(AdditiveGaussian, StudentT)
 @register_kl(MultiplicativeGaussian, StudentT)
-@register_kl(ZeroMean, StudentT, _only_gaussian)
+@register_kl(ZeroMean, StudentT, _needs_density)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     mean, variance = _mean(q, weight), q.variance(weight, qt)
     unit = p.scale * math.sqrt(p.df)
@@ -264,12 +273,12 @@ def _zero_centred(q: Bernoulli, p: Normal) -> str | None:
 @register_kl(Bernoulli, Normal, _zero_centred)
 def _(q: Any, p: Any, weight: Tensor, axes: Axes, qt: Tensors, pt: Tensors) -> Tensor:
     # Quasi-KL of Gal & Ghahramani 2016 (appendix): the singular posterior's mean term; a dropped
-    # weight costs nothing and a kept one stands at weight / (1 - drop_rate).
+    # weight has no cost, and a retained one has the value weight / (1 - drop_rate).
     return 0.5 * weight.square().sum() / (p.std**2 * (1 - q.drop_rate))
 
 
 def _needs_entropy(q: Posterior, p: MonteCarlo) -> str | None:
-    return None if q.has_entropy else "its entropy is not known; a posterior gives it by `entropy`"
+    return None if q.has_entropy else "the posterior does not define `entropy`"
 
 
 @register_kl(Posterior, MonteCarlo, _needs_entropy)

@@ -1,4 +1,4 @@
-"""Estimators: how a noisy affine map draws its output, all with the same marginal mean.
+"""Estimators: how the output of a noisy affine map is drawn. All have the same marginal mean.
 
 | estimator                  | noise                          | output covariance between examples |
 |----------------------------|--------------------------------|------------------------------------|
@@ -7,7 +7,7 @@
 | `local_reparameterization` | one normal number per output   | no                                 |
 | `flipout`                  | one draw, signs per example    | none (uncorrelated)                |
 
-Noise may be passed explicitly: the same noise gives the same output and the same gradient.
+Noise can be passed explicitly. The same noise gives the same output and the same gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,10 +31,14 @@ from vardrop.posteriors import Posterior
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """One multilinear map `op(inputs, weight, bias)` of a noisy weight.
+    """A multilinear map `op(inputs, weight, bias)` with a noisy weight.
 
-    A `bias` that is a plain tensor is deterministic. `trailing` counts the output axes after the
-    one that runs over channels (0 for Linear, 2 for Conv2d).
+    Args:
+        op: linear in each input and in the weight.
+        weight: its distribution.
+        bias: its distribution, or a tensor without noise.
+        outputs: the number of output units.
+        trailing: the number of output axes after the channels (0 for Linear, 2 for Conv2d).
     """
 
     op: Callable[..., Tensor]
@@ -50,7 +54,7 @@ class AffineMap:
 
     @property
     def precision(self) -> torch.dtype:
-        """The dtype in which a product of this map is taken: that of autocast, or the weight's."""
+        """The dtype of products of this map: the dtype of autocast, or else of the weight."""
         mean = self.weight.mean
         kind = mean.device.type
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
@@ -62,28 +66,32 @@ class AffineMap:
         variances: tuple[Tensor, Tensor],
         spread: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """E y and Var y of every output, for x with given values or for random x.
+        """Compute E y and Var y of every output.
 
             E y = op(m, M) + E b,   Var y = op(m^2 + v, V) + op(v, M^2) + Var b
 
-        for a weight with mean M and variance V and an input with mean m and variance v, which is
-        zero for given values. The mean is None where it is zero without a product.
+        for a weight with mean M and variance V and an input with mean m and variance v.
 
         Args:
             inputs: m.
             variances: V and Var b, from `variances(floor)`.
-            spread: v, of a map of one input.
+            spread: v, for a map of one input. None means zero.
+
+        Returns:
+            The mean, or None if it is zero without a product, and the variance.
 
         Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, sec. 3.
         """
         mean = self.weight.mean
-        half = self.precision == torch.float16  # in which variances vanish: it ends at 6e-8
+        half = (
+            self.precision == torch.float16
+        )  # variances vanish in it: its smallest number is 6e-8
         dtype = torch.float32 if half else mean.dtype
         with torch.autocast(mean.device.type, enabled=False) if half else nullcontext():
-            values = [x.float() if half and x.is_floating_point() else x for x in inputs]
-            squares = [x * x if x.is_floating_point() else x for x in values]  # or an index
+            wide = [x.float() if half and x.is_floating_point() else x for x in inputs]
+            squares = [x * x if x.is_floating_point() else x for x in wide]  # or an index
             if self.trailing:
-                squares = [keep_layout(s, x) for s, x in zip(squares, values, strict=True)]
+                squares = [keep_layout(s, x) for s, x in zip(squares, wide, strict=True)]
             if spread is not None:
                 squares[0] = squares[0] + spread
             variance = self.op(*squares, *(v.to(dtype) for v in variances))
@@ -92,14 +100,14 @@ class AffineMap:
         return self.mean_output(inputs), variance
 
     def mean_output(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """The output for the mean weights, or None where it is zero without a product."""
+        """The output for the mean weights, or None if it is zero without a product."""
         bias = self.bias.mean if isinstance(self.bias, NoisyTensor) else self.bias
         if not self.weight.posterior.zero_mean:
             return self.op(*inputs, self.weight.mean, bias)
         return None if bias is None else bias.view(-1, *(1,) * self.trailing)
 
     def variances(self, floor: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The variance of the weight, and that of the bias + floor."""
+        """The variance of the weight, and the variance of the bias + floor."""
         variance = self.weight.variance()
         bias = variance.new_full((self.outputs,), floor)
         if isinstance(self.bias, NoisyTensor):
@@ -107,12 +115,12 @@ class AffineMap:
         return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
 
     def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
-        """Standard noise for the weight and, where it is noisy, for the bias."""
+        """Standard noise for the weight, and for the bias if it is noisy."""
         noise = self.weight.draw(batch)
         return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
 
-    def sampled(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias for given noise; a bias without noise is at its mean."""
+    def sample(self, noise_w: Tensor, noise_b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for given noise. A bias without noise is its mean."""
         weight = keep_layout(self.weight.sample(noise_w), self.weight.mean)
         if isinstance(self.bias, NoisyTensor) and noise_b is not None:
             return weight, self.bias.sample(noise_b)
@@ -121,49 +129,44 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class Estimator(Value, ABC):
-    """Draws the output of an `AffineMap` map."""
+    """Draws the output of an `AffineMap`."""
 
-    @property
-    def whole_weights_per(self) -> Literal["batch", "example"] | None:
-        """What a draw of whole weight tensors serves; None where none is drawn."""
-        return "batch"
+    # What one draw of whole weight tensors is used for. None if no weights are drawn.
+    whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "batch"
 
-    def refuse(self, posterior: Posterior) -> str | None:
-        """Why this estimator cannot draw from a posterior, or None."""
+    def unsupported_reason(self, posterior: Posterior) -> str | None:
+        """Why this estimator does not support a posterior, or None if it does."""
         return None
 
     @abstractmethod
     def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        """The sampled output; `noise=None` draws from torch's global generator."""
+        """Draw the output. With `noise=None` the noise is drawn as well."""
 
 
 @dataclass(frozen=True)
 class WeightSample(Estimator):
-    """y = op(x, w) with one draw of w for the whole batch; noise = (weight noise, bias noise).
+    """y = op(x, w) with one draw of w for the whole batch, noise = (weight noise, bias noise).
 
     Blundell et al. 2015, sec. 3.2.
     """
 
     def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw() if noise is None else noise
-        return affine.op(*inputs, *affine.sampled(noise_w, noise_b))
+        return affine.op(*inputs, *affine.sample(noise_w, noise_b))
 
 
 @dataclass(frozen=True)
 class PerExample(Estimator):
-    """y_n = op(x_n, w_n) with a weight draw of its own for every example (axis 0 of the input).
+    """y_n = op(x_n, w_n) with one weight draw per example (axis 0 of the input).
 
-    The reference for other estimators: a batch of B needs B weight tensors.
+    The reference for other estimators. A batch of B needs B weight tensors.
     """
 
-    @property
-    def whole_weights_per(self) -> Literal["example"]:
-        """ "example"."""
-        return "example"
+    whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "example"
 
     def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
         noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
-        weight, bias = affine.sampled(noise_w, noise_b)
+        weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
             return affine.op(*(x.unsqueeze(0) for x in example), weight, bias).squeeze(0)
@@ -174,17 +177,17 @@ class PerExample(Estimator):
 
 @dataclass(frozen=True)
 class LocalReparameterization(Estimator):
-    """y ~ N(op(x, E w), op(x^2, Var w)), drawn per output; noise has the output's shape.
+    """y ~ N(op(x, E w), op(x^2, Var w)), drawn per output. Noise has the shape of the output.
 
     Exact for Gaussian weights of a dense layer on inputs (N, features). If a weight serves several
     positions of an example (a kernel, a dense layer over tokens, a tied weight), it keeps the
     marginals and drops the covariance between positions. `floor` is added to the variance so that
     its square root has a gradient at x = 0.
 
-    Other noise (signs, masks) makes outputs that are normal only in the limit of a large fan-in:
-    with three inputs a sum of signs takes four values. Such a posterior is refused, unless
-    `central_limit=True` asks for that approximation, which keeps mean and variance. One mask for
-    several weights of an output is refused always, since then the variance would be wrong too.
+    With other noise (signs, masks) outputs are normal only in the limit of a large fan-in: with
+    three inputs a sum of signs takes four values. Such a posterior raises an error, unless
+    `central_limit=True` requests that approximation, which keeps mean and variance. One mask for
+    several weights of an output always raises an error, because the variance would be wrong too.
 
     Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, "Fast dropout training", sec. 3
     (the limit).
@@ -192,31 +195,27 @@ class LocalReparameterization(Estimator):
 
     floor: float = 1e-8
     central_limit: bool = False
+    whole_weights_per: ClassVar[Literal["batch", "example"] | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("floor", self.floor, above=0)
 
-    @property
-    def whole_weights_per(self) -> None:
-        """None: outputs are drawn."""
-        return None
-
-    def refuse(self, posterior: Posterior) -> str | None:
-        """Weights that are not independent normal numbers, unless `central_limit`."""
+    def unsupported_reason(self, posterior: Posterior) -> str | None:
+        """Weights must be independent normal numbers, unless `central_limit`."""
         if posterior.gaussian:
             return None
         if posterior.noise_per != "weight":
             return (
                 "local reparameterisation needs weights with independent noise, which "
-                f"{posterior!r} does not have or does not declare by `noise_per`"
+                f"{posterior!r} does not have or does not declare in `noise_per`"
             )
         if self.central_limit:
             return None
         return (
             f"local reparameterisation draws normal outputs, and the weights of {posterior!r} are "
-            "not normal; vardrop.estimators.LocalReparameterization(central_limit=True) takes them "
-            "as normal all the same, which a large fan-in justifies"
+            "not normal; vardrop.estimators.LocalReparameterization(central_limit=True) treats "
+            "them as normal, which a large fan-in justifies"
         )
 
     def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
@@ -232,13 +231,13 @@ class LocalReparameterization(Estimator):
 class Flipout(Estimator):
     """y = op(x, E w) + s op(r x, dw): one perturbation dw per batch, signs r, s per example.
 
-    noise = ((weight noise, bias noise), r, s). Needs noise that is symmetric about its mean.
+    noise = ((weight noise, bias noise), r, s). Needs noise with a symmetric distribution.
 
     Wen et al. 2018, "Flipout: efficient pseudo-independent weight perturbations", eq. 4.
     """
 
-    def refuse(self, posterior: Posterior) -> str | None:
-        """Noise that a sign would change."""
+    def unsupported_reason(self, posterior: Posterior) -> str | None:
+        """Noise must be symmetric."""
         if posterior.symmetric:
             return None
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
@@ -266,7 +265,7 @@ class Flipout(Estimator):
 
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
     """Raise unless the estimator can draw from the posterior."""
-    if reason := estimator.refuse(posterior):
+    if reason := estimator.unsupported_reason(posterior):
         raise VardropError(
             f"Expected an estimator that fits the posterior, but {reason}. "
             "Use per_example or weight_sample."

@@ -1,4 +1,4 @@
-"""Likelihoods: what a net's output says of its target, for training and for prediction alike.
+"""Likelihoods p(y | output), for training and for prediction.
 
 | likelihood                   | output                             | target                   |
 |------------------------------|------------------------------------|--------------------------|
@@ -9,9 +9,9 @@
 | `HeteroscedasticGaussian`    | means, log variances (N, ..., 2 T) | values (N, ..., T)       |
 | `Values`                     | values (N, ...)                    | none: it has no density  |
 
-Called as a module, each gives the negative log-likelihood of an example: summed over its targets
-(pixels, tokens, outputs), averaged over examples. Of draws (S, N, ...) it gives their parts and
-log E p(y | draw), in log space throughout.
+Called as a module, each returns the negative log-likelihood of an example: summed over its targets
+(pixels, tokens, outputs) and averaged over the batch. For draws (S, N, ...) it returns their parts
+and log E p(y | draw), in log space throughout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from torch.nn import functional
 
 from vardrop._core.checks import check_number, check_tensor, check_type, describe_value
 from vardrop._core.errors import VardropError
-from vardrop._core.sharding import full_tensor
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
 
@@ -34,10 +33,9 @@ from vardrop.functional.normal import LOG_2PI
 class Parts(NamedTuple):
     """Draws (S, N, ...) by meaning.
 
-    `location` is what is averaged into the mean. `log_probs` has an entry per outcome, along the
-    likelihood's class axis, and `probs` is what a user calls the probability: of every class, or
-    of a one. `aleatoric` is the entropy (classes) or the variance (values) of the target given the
-    draw.
+    `location` is averaged into the mean. `log_probs` has one entry per outcome, along the class
+    axis of the likelihood. `probs` is the probability of every class, or of a one. `aleatoric` is
+    the entropy (classes) or the variance (values) of the target given the draw.
     """
 
     location: Tensor
@@ -46,8 +44,8 @@ class Parts(NamedTuple):
     probs: Tensor | None = None
 
 
-class Taught(NamedTuple):
-    """What a student learns: the predictive mean, deviation and log-probabilities of N rows."""
+class TeacherOutput(NamedTuple):
+    """The predictive mean, standard deviation and log-probabilities of N examples."""
 
     mean: Tensor
     std: Tensor
@@ -57,22 +55,22 @@ class Taught(NamedTuple):
 class Likelihood(nn.Module, ABC):
     """p(y | output)."""
 
-    class_axis: int | None = None  # where outcomes run in the log-probabilities (N, ...)
+    class_axis: int | None = None  # the axis of outcomes in the log-probabilities (N, ...)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean NLL of an example, in nats: summed over its targets, averaged over examples."""
-        return -_per_row(self.log_density(output.unsqueeze(0), target).squeeze(0), 1).mean()
+        return -_per_example(self.log_density(output.unsqueeze(0), target).squeeze(0), 1).mean()
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean NLL of an example; the same as calling the likelihood."""
+        """The mean NLL of an example, the same as calling the likelihood."""
         return self.forward(output, target)
 
     def example_nll(self, output: Tensor, target: Tensor) -> Tensor:
         """The NLL of every example, (N,), summed over its targets."""
         return -self.log_prob(output.unsqueeze(0), target)
 
-    def counted(self, y: Tensor) -> Tensor:
-        """Which targets (N, ...) count: all, but for those of an ignored class."""
+    def valid_mask(self, y: Tensor) -> Tensor:
+        """True for targets (N, ...) that count: all except an ignored class."""
         return torch.ones_like(y, dtype=torch.bool)
 
     @abstractmethod
@@ -84,21 +82,23 @@ class Likelihood(nn.Module, ABC):
         """log p of every target under every draw, (S, N, ...)."""
 
     def log_prob(self, draws: Tensor, y: Tensor) -> Tensor:
-        """log p(y | x) of every row, (N,), from outputs (S, N, ...).
+        """log p(y | x) of every example, (N,), from outputs (S, N, ...).
 
-        log 1/S sum_s prod_t p(y_t | draw s): the targets of a row together, never the mean of
-        logarithms, and finite wherever one draw is.
+        log 1/S sum_s prod_t p(y_t | draw s), over all targets of an example. It is finite if one
+        draw is finite.
         """
-        each = _per_row(self.log_density(draws, y), 2)
+        each = _per_example(self.log_density(draws, y), 2)
         return torch.logsumexp(each, 0) - math.log(len(each))
 
     @abstractmethod
     def sample(self, output: Tensor) -> Tensor:
-        """One target drawn for every row of the output."""
+        """Draw one target for every example."""
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
-        """How far a student's output is from a predictive distribution."""
-        return functional.mse_loss(output, taught.mean)
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
+        """The loss of a student with this output under the predictive distribution of a teacher."""
+        return functional.mse_loss(output, teacher.mean)
 
     def locations(self, output: Tensor) -> Tensor:
         """The part of an output that is averaged into the mean."""
@@ -109,23 +109,22 @@ class Likelihood(nn.Module, ABC):
         return mean
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
-        """Refuse a target that does not fit locations (N, ...)."""
+        """Raise an error for a target that does not fit locations (N, ...)."""
         _check_same_shape("y", y, mean.shape)
 
-    def fixed(self) -> Likelihood:
-        """The same with its tensors as they are now, which no training changes."""
+    def frozen_copy(self) -> Likelihood:
+        """The same with copies of the current tensors, which training does not change."""
         return self
 
     def scaled(self, factor: float) -> Likelihood:
-        """The same with noise that is `factor` times as wide, fixed.
+        """The same with its standard deviation or temperature multiplied by `factor`, fixed.
 
-        The standard deviation of values, and of classes the temperature, is multiplied by it;
         `vardrop.calibrate` finds the factor that fits held-out data.
         """
-        raise VardropError(f"Expected a likelihood with noise of its own, but got {self!r}.")
+        raise VardropError(f"Expected a likelihood with noise, but got {self!r}.")
 
-    def tempered(self, log_probs: Tensor, temperature: float) -> Tensor:
-        """Log-probabilities (N, ...) divided by a temperature and normalised."""
+    def apply_temperature(self, log_probs: Tensor, temperature: float) -> Tensor:
+        """Divide log-probabilities (N, ...) by a temperature and normalise them."""
         if self.class_axis is None:
             raise VardropError(f"Expected class probabilities, but got {self!r}.")
         return functional.log_softmax(log_probs / temperature, self.class_axis)
@@ -146,15 +145,15 @@ class _OfClasses(Likelihood):
 class Categorical(_OfClasses):
     """-log softmax(output / T)[target], summed over the targets of an example.
 
-    Output (N, C, ...), or (N, ..., C) with `class_axis=-1`, as of a model of tokens; target
-    (N, ...) of class indices. Targets of `ignore_index` do not count: padding, or what a model is
-    not asked. A sequence must have a target that counts, because it counts as one of `num_data`; in
-    training with one target per example, those without are left out of the mean, as torch does.
+    The output is (N, C, ...), or (N, ..., C) with `class_axis=-1` (tokens). The target (N, ...)
+    holds class indices. Targets of `ignore_index`, such as padding, do not count. Every sequence
+    needs a target that counts, because it counts as one of `num_data`. In training with one target
+    per example, examples without one are left out of the mean, as in torch.
 
     Args:
-        temperature: T, 1 while a net is trained.
+        temperature: T, 1 in training.
         class_axis: 1, or -1 for the last.
-        ignore_index: the class of targets that do not count; torch's and transformers' own.
+        ignore_index: the class of targets that do not count, by default as in torch.
 
     >>> import torch
     >>> Categorical()(torch.zeros(1, 2), torch.tensor([1]))
@@ -179,16 +178,16 @@ class Categorical(_OfClasses):
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """torch's cross entropy, summed over the positions of an example."""
-        output = self._logits(output)
+        if self.temperature != 1:
+            output = output / self.temperature
         if output.dim() <= 2:
             return functional.cross_entropy(output, target, ignore_index=self.ignore_index)
-        if self.class_axis == -1:  # one long row of tokens: no copy with the classes in the middle
+        logits = output
+        if self.class_axis == -1:  # one long sequence avoids a copy with classes in the middle
             soft = target.is_floating_point()
-            rows, target = output.flatten(0, -2), target.flatten(0, -2 if soft else -1)
-        else:
-            rows = output
+            logits, target = output.flatten(0, -2), target.flatten(0, -2 if soft else -1)
         total = functional.cross_entropy(
-            rows, target, ignore_index=self.ignore_index, reduction="sum"
+            logits, target, ignore_index=self.ignore_index, reduction="sum"
         )
         return total / len(output)
 
@@ -197,17 +196,17 @@ class Categorical(_OfClasses):
         return Categorical(self.temperature * factor, self.class_axis, self.ignore_index)
 
     def extra_repr(self) -> str:
-        found = [] if self.temperature == 1 else [f"temperature={self.temperature:.4g}"]
-        found += [] if self.class_axis == 1 else [f"class_axis={self.class_axis}"]
-        found += [] if self.ignore_index == -100 else [f"ignore_index={self.ignore_index}"]
-        return ", ".join(found)
+        options = [] if self.temperature == 1 else [f"temperature={self.temperature:.4g}"]
+        options += [] if self.class_axis == 1 else [f"class_axis={self.class_axis}"]
+        options += [] if self.ignore_index == -100 else [f"ignore_index={self.ignore_index}"]
+        return ", ".join(options)
 
-    def counted(self, y: Tensor) -> Tensor:
-        """Which targets (N, ...) count."""
+    def valid_mask(self, y: Tensor) -> Tensor:
+        """True for targets (N, ...) that count."""
         return y != self.ignore_index
 
     def masked(self, y: Tensor, mask: Tensor) -> Tensor:
-        """Targets of which those count where the mask, such as an attention mask, is not zero.
+        """Set targets to `ignore_index` if the mask, such as an attention mask, is zero.
 
         >>> import torch
         >>> Categorical().masked(torch.tensor([[3, 1, 0]]), torch.tensor([[1, 1, 0]]))
@@ -220,18 +219,18 @@ class Categorical(_OfClasses):
                 f"Expected `mask` to have the shape {tuple(y.shape)} of the targets, but got "
                 f"{tuple(mask.shape)}. Mask each target."
             )
-        found = y.masked_fill(mask == 0, self.ignore_index)
-        self.check_counted(found)
-        return found
+        targets = y.masked_fill(mask == 0, self.ignore_index)
+        self.check_valid(targets)
+        return targets
 
-    def check_counted(self, y: Tensor) -> None:
-        """Refuse an example of which no target counts."""
-        empty = ~_per_row(self.counted(y), 1).bool()
+    def check_valid(self, y: Tensor) -> None:
+        """Raise an error for an example without a target that counts."""
+        empty = ~_per_example(self.valid_mask(y), 1).bool()
         if bool(empty.any()):
             raise VardropError(
                 f"Expected a target that counts in every example, but got {self.ignore_index} "
                 f"alone in row {int(empty.int().argmax())}. Leave the example out: it would count "
-                "as one of `num_data` and say nothing."
+                "as one of `num_data` without any information."
             )
 
     def parts(self, draws: Tensor) -> Parts:
@@ -256,53 +255,56 @@ class Categorical(_OfClasses):
         return 2 if self.class_axis == 1 else -1
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
-        """log softmax(draw / T)[y]; 0 of a target that does not count."""
+        """log softmax(draw / T)[y], or 0 for a target that does not count."""
         self.check_target(draws[0], y)
-        axis, counted = self._draws_axis, self.counted(y)
-        index = y.where(counted, 0).unsqueeze(self.class_axis)
+        axis, valid = self._draws_axis, self.valid_mask(y)
+        index = y.where(valid, 0).unsqueeze(self.class_axis)
         logs = self._logits(draws).log_softmax(axis)
-        found = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)
-        return found.where(counted, 0)
+        chosen = logs.gather(axis, index.expand(len(draws), *index.shape)).squeeze(axis)
+        return chosen.where(valid, 0)
 
     def check_target(self, mean: Tensor, y: Tensor) -> None:
-        """Class indices that the output has, and some that count in every example."""
+        """Targets must be class indices of the output, with one that counts in every example."""
         classes, expected = mean.shape[self.class_axis], mean.select(self.class_axis, 0).shape
         if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
             raise VardropError(
                 f"Expected `y` to hold class indices of shape {tuple(expected)}, "
                 f"but got {y.dtype} of shape {tuple(y.shape)}."
             )
-        known = y[self.counted(y)]
-        if known.numel() and not (int(known.min()) >= 0 and int(known.max()) < classes):
-            wrong = int(known.min()) if int(known.min()) < 0 else int(known.max())
+        valid = y[self.valid_mask(y)]
+        low, high = (int(valid.min()), int(valid.max())) if valid.numel() else (0, 0)
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
             raise VardropError(
                 f"Expected `y` to be classes from 0 to {classes - 1}, but got {wrong}. "
-                "The net's output has no such class."
+                "The output of the model has no such class."
             )
-        self.check_counted(y)
+        self.check_valid(y)
 
     def sample(self, output: Tensor) -> Tensor:
         """Classes, from softmax(output / T)."""
         probs = self._logits(output).softmax(self.class_axis).movedim(self.class_axis, -1)
-        own = generator(output.device)
-        drawn = torch.multinomial(probs.flatten(0, -2), 1, generator=own)
-        return drawn.view(probs.shape[:-1])
+        source = generator(output.device)
+        classes = torch.multinomial(probs.flatten(0, -2), 1, generator=source)
+        return classes.view(probs.shape[:-1])
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """T^2 KL(p_T || softmax(output / T)), p_T the teacher's probability at temperature T."""
         log_probs = functional.log_softmax(output / temperature, self.class_axis)
-        return _tempered_kl(self, log_probs, taught, temperature)
+        return _kl_to_teacher(self, log_probs, teacher, temperature)
 
 
 class Bernoulli(_OfClasses):
-    """-log p(target) for independent binary targets; output / `temperature` are their logits.
+    """-log p(target) for independent binary targets with logits output / `temperature`.
 
     >>> import torch
     >>> Bernoulli()(torch.zeros(2), torch.tensor([0.0, 1.0]))
     tensor(0.6931)
     """
 
-    class_axis: int = -1  # of log-probabilities (N, ..., 2), of a zero and a one
+    class_axis: int = -1  # of log-probabilities (N, ..., 2) of a zero and a one
 
     def scaled(self, factor: float) -> Bernoulli:
         """The temperature times `factor`."""
@@ -334,9 +336,11 @@ class Bernoulli(_OfClasses):
         probs = self._logits(output).sigmoid()
         return torch.bernoulli(probs, generator=generator(output.device))
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """T^2 KL of the two-sided distributions at temperature T."""
-        return _tempered_kl(self, _two_sides(output / temperature), taught, temperature)
+        return _kl_to_teacher(self, _two_sides(output / temperature), teacher, temperature)
 
 
 class Gaussian(Likelihood):
@@ -353,15 +357,15 @@ class Gaussian(Likelihood):
     def __init__(self, std: float = 1.0, learned: bool = False) -> None:
         super().__init__()
         check_number("std", std, above=0, remedy="Pass vardrop.Values() for outputs without noise.")
-        value = torch.full((1,), math.log(std))
+        log_std = torch.full((1,), math.log(std))
         if learned:
-            self.log_std = nn.Parameter(value)
+            self.log_std = nn.Parameter(log_std)
         else:
-            self.register_buffer("log_std", value)
+            self.register_buffer("log_std", log_std)
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation of the targets as it is now, detached."""
+        """The current standard deviation of the targets, detached."""
         return full_tensor(self.log_std.detach()).exp().squeeze()
 
     def parts(self, draws: Tensor) -> Parts:
@@ -378,11 +382,11 @@ class Gaussian(Likelihood):
         """output + std noise."""
         return output + self.std * standard_normal(output.shape, output)
 
-    def fixed(self) -> Gaussian:
-        """A Gaussian with the present std."""
-        found = Gaussian()
-        found.log_std = full_tensor(self.log_std.detach()).clone()
-        return found
+    def frozen_copy(self) -> Gaussian:
+        """A Gaussian with the current std."""
+        likelihood = Gaussian()
+        likelihood.log_std = full_tensor(self.log_std.detach()).clone()
+        return likelihood
 
     def scaled(self, factor: float) -> Gaussian:
         """std times `factor`."""
@@ -393,9 +397,9 @@ class Gaussian(Likelihood):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    """-log N(target; mean, scale^2 exp(log_variance)), which the net's last axis holds.
+    """-log N(target; mean, scale^2 exp(log_variance)), both from the last axis of the output.
 
-    First the means, then the log variances; `scale` is 1 while a net is trained.
+    The last axis holds the means, then the log variances. `scale` is 1 in training.
 
     >>> import torch
     >>> HeteroscedasticGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))
@@ -440,10 +444,12 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_variance = self._split(output)
         return mean + torch.exp(0.5 * log_variance) * standard_normal(mean.shape, mean)
 
-    def match(self, output: Tensor, taught: Taught, temperature: float) -> Tensor:
+    def distillation_loss(
+        self, output: Tensor, teacher: TeacherOutput, temperature: float
+    ) -> Tensor:
         """The KL from the normal with the teacher's mean and variance, without its constant."""
         mean, log_variance = self._split(output)
-        square = (taught.mean - mean).square() + taught.std.square()
+        square = (teacher.mean - mean).square() + teacher.std.square()
         return 0.5 * (square * torch.exp(-log_variance) + log_variance).mean()
 
     def locations(self, output: Tensor) -> Tensor:
@@ -456,7 +462,7 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 class Values(Likelihood):
-    """Outputs as they are, with no model of the targets' noise; for prediction only.
+    """Outputs without a model of the noise of the targets, for prediction only.
 
     >>> import torch
     >>> Values().parts(torch.ones(8, 2, 1)).aleatoric.sum()
@@ -468,10 +474,10 @@ class Values(Likelihood):
         return Parts(draws, draws.new_zeros(()).expand_as(draws))
 
     def log_density(self, draws: Tensor, y: Tensor) -> Tensor:
-        """Refused: there is no density."""
+        """Raises an error: there is no density."""
         raise VardropError(
             "Expected a likelihood with a density, but got Values(). "
-            "Pass likelihood=vardrop.Gaussian(std) with the deviation of the targets."
+            "Pass likelihood=vardrop.Gaussian(std) with the standard deviation of the targets."
         )
 
     def sample(self, output: Tensor) -> Tensor:
@@ -495,20 +501,20 @@ def _two_sides(logits: Tensor) -> Tensor:
     return functional.logsigmoid(torch.stack([-logits, logits], -1))
 
 
-def _tempered_kl(
-    likelihood: Likelihood, log_probs: Tensor, taught: Taught, temperature: float
+def _kl_to_teacher(
+    likelihood: Likelihood, log_probs: Tensor, teacher: TeacherOutput, temperature: float
 ) -> Tensor:
-    assert taught.log_probs is not None
+    assert teacher.log_probs is not None
     axis = likelihood.class_axis
     assert axis is not None
-    target = likelihood.tempered(taught.log_probs, temperature)
+    target = likelihood.apply_temperature(teacher.log_probs, temperature)
     probs = target.exp()
     lowest = torch.finfo(target.dtype).min
     gap = probs * (target.clamp(min=lowest) - log_probs.clamp(min=lowest))
-    return temperature**2 * _per_row(gap.sum(axis), 1).mean()
+    return temperature**2 * _per_example(gap.sum(axis), 1).mean()
 
 
-def _per_row(values: Tensor, leading: int) -> Tensor:
+def _per_example(values: Tensor, leading: int) -> Tensor:
     """Sums over the axes after the first `leading` ones."""
     return values.flatten(leading).sum(leading) if values.dim() > leading else values
 
@@ -522,37 +528,44 @@ def _check_same_shape(name: str, y: Tensor, expected: torch.Size) -> None:
 
 
 class Objective(Protocol):
-    """A net with its likelihood, such as an ELBO: anything that has both."""
+    """A model with its likelihood, such as an ELBO."""
 
     net: nn.Module
     likelihood: Any
 
 
-def net_and_likelihood(
+def resolve_likelihood(
     net: nn.Module | Objective, likelihood: Likelihood | None
 ) -> tuple[nn.Module, Likelihood]:
-    """What a verb works on: from an objective, or from a net and a likelihood beside it.
+    """Return the model and the likelihood of an objective, or of a model and a likelihood.
+
+    Args:
+        net: an objective such as an ELBO, or a model.
+        likelihood: overrides the likelihood of the objective. Without both it is Categorical().
+
+    Returns:
+        The model and the likelihood.
 
     >>> import torch
-    >>> net_and_likelihood(torch.nn.Linear(2, 1), None)[1]
+    >>> resolve_likelihood(torch.nn.Linear(2, 1), None)[1]
     Categorical()
     """
     model: Any = net
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
-    given: Any = likelihood
+    meaning: Any = likelihood
     if hasattr(model, "likelihood") and hasattr(model, "net"):
-        given = model.likelihood if given is None else given
+        meaning = model.likelihood if meaning is None else meaning
         model = model.net
     if not isinstance(model, nn.Module):
         raise VardropError(
             f"Expected `net` to be a torch.nn.Module or an ELBO, but got {describe_value(net)}."
         )
-    if given is None:
-        given = Categorical()
-    if not isinstance(given, Likelihood):
+    if meaning is None:
+        meaning = Categorical()
+    if not isinstance(meaning, Likelihood):
         raise VardropError(
             "Expected `likelihood` to be one of vardrop's, such as vardrop.Categorical(), but got "
-            f"{describe_value(given)}. Pass likelihood= what the output means."
+            f"{describe_value(meaning)}. Pass likelihood= what the output means."
         )
-    return model, given
+    return model, meaning

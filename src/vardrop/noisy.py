@@ -1,4 +1,4 @@
-"""What all noisy modules share: the sampling switch, their KL, and the walks over a net."""
+"""The base of noisy modules: the sampling switch, the KL, and iteration over a model."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Kind = Literal["weight", "input", "output"]
 KLTerms = dict[Hashable, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
 
-# A layer whose parameters change in the second half of so many passes is being trained; steps that
-# gather gradients, or draws of one step, change no parameters in between.
+# A layer is being trained if its parameters change in the second half of this many passes.
+# Gradient accumulation, or several draws per step, do not change parameters in between.
 _PASSES = 100
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
-_LOG_ALPHA = 3.0  # beyond it a weight is noise: a drop rate of 0.95 (Molchanov et al. 2017)
+_LOG_ALPHA = 3.0  # the threshold of Molchanov et al. 2017, a drop rate of 0.95
 _NO_KL = (
-    f"A noisy net is being trained, but nobody asked for its KL in {_PASSES} passes: nothing then "
-    "keeps the noise from vanishing. Minimise vardrop.ELBO(net, likelihood, num_data)(x, y).loss, "
+    f"A noisy model is being trained, but its KL was not used in {_PASSES} passes. Without the KL "
+    "the noise vanishes. Minimise vardrop.ELBO(net, likelihood, num_data)(x, y).loss, "
     "or add vardrop.kl(net) / num_data to the loss. ELBO(..., beta=0) trains without it."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """How much each weight (or unit) matters to a module, and the method's rule to keep it.
+    """The relevance of each weight or unit of a module, and the rule to retain it.
 
-    `score` has the shape of the weight, or one entry per input or output unit, as `kind` says.
+    `score` has the shape of the weight (`kind` is "weight"), or one entry per input or output unit.
     """
 
     score: Tensor
@@ -56,18 +56,18 @@ class Relevance:
 
     @property
     def kept(self) -> Tensor:
-        """True where the rule keeps the weight or unit."""
+        """True for each weight or unit that the rule retains."""
         above, below = self.score > self.threshold, self.score < self.threshold
         return above if self.keep_above else below
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyTensor:
-    """One noisy tensor of a layer: a view of what the layer holds now, made at each call.
+    """One noisy tensor of a layer: a view of the current tensors, made at each call.
 
-    w ~ q with E w = `mean`; `noise` and `hyper` are the tensors of posterior and prior by their own
-    names, and `axes` says which axes run over inputs and outputs (a bias has no inputs).
-    `cached_variance` is Var w where a training step has computed it already.
+    w ~ q with E w = `mean`. `noise` and `hyper` are the tensors of posterior and prior by name.
+    `axes` are the axes of inputs and outputs (a bias has no inputs). `cached_variance` is Var w if
+    a training step has already computed it.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd(log_sigma2=0.0))
@@ -94,10 +94,10 @@ class NoisyTensor:
                 for name, t in tensors.items()
             }
 
-        known = None if self.cached_variance is None else self.cached_variance[start:stop]
+        variance = None if self.cached_variance is None else self.cached_variance[start:stop]
         noise, hyper = cut(self.noise), cut(self.hyper)
         mean = self.mean[start:stop]
-        return NoisyTensor(mean, self.posterior, self.prior, noise, hyper, self.axes, known)
+        return replace(self, mean=mean, noise=noise, hyper=hyper, cached_variance=variance)
 
     def variance(self) -> Tensor:
         """Var w, in the shape of the mean."""
@@ -124,11 +124,11 @@ class NoisyTensor:
         return self.posterior.log_alpha(self.mean, self.noise)
 
     def adds_variances(self) -> bool:
-        """Whether an output's variance is the sum over its weights: no two of them share noise."""
+        """Whether the variance of an output is a sum over its weights, because none share noise."""
         return self.posterior.adds_variances(self.mean, self.axes)
 
     def kl(self, value: bool = True) -> Tensor | None:
-        """KL(q || p), summed; None without a prior. With `value=False` only its gradient counts."""
+        """KL(q || p), summed, or None without a prior; only its gradient with `value=False`."""
         if self.prior is None:
             return None
         if is_sharded(self.mean):
@@ -137,21 +137,21 @@ class NoisyTensor:
         shared = shared_in_step(self.posterior, self.prior, self.mean, self.noise)
         if shared is not None:
             return shared.kl(value)
-        values = self.posterior, self.prior, self.mean, self.axes, self.noise, self.hyper
-        return kl_divergence(*values, value)
+        tensors = self.mean, self.axes, self.noise, self.hyper
+        return kl_divergence(self.posterior, self.prior, *tensors, value)
 
     def _local(self, mean: DTensor) -> NoisyTensor:
-        """The part that this process holds, where the tensors are spread over several."""
+        """The part of sharded tensors that this process holds."""
         noise, hyper = (
             {name: local_part(t, mean) for name, t in tensors.items()}
             for tensors in (self.noise, self.hyper)
         )
-        return NoisyTensor(mean.to_local(), self.posterior, self.prior, noise, hyper, self.axes)
+        return replace(self, mean=mean.to_local(), noise=noise, hyper=hyper, cached_variance=None)
 
     def with_shared_variance(self, training: bool) -> NoisyTensor:
-        """The tensor as products see it, with what a training step shares computed once.
+        """The tensor for products, with values that a training step shares computed once.
 
-        In training mode the mean is the posterior's `training_mean`.
+        In training mode the mean is the `training_mean` of the posterior.
         """
         mean, variance = self.mean, self.cached_variance
         if self.prior is not None:
@@ -165,7 +165,7 @@ class NoisyTensor:
         return replace(self, mean=mean, cached_variance=variance)
 
     def relevance(self) -> Relevance | None:
-        """log alpha of every weight and the rule to keep it; None where noise selects nothing."""
+        """log alpha of every weight and the rule to retain it, or None without such a rule."""
         if self.posterior.zero_mean or not self.posterior.learned:
             return None
         return Relevance(self.log_alpha().expand_as(self.mean), _LOG_ALPHA, False, "weight")
@@ -174,13 +174,13 @@ class NoisyTensor:
 class Noisy(nn.Module):
     """Base of layers, gates and heads that draw noise.
 
-    `sampling` is None (noise while training), True or False; it never touches `training`.
+    `sampling` is None (noise in training mode), True or False. It does not change `training`.
     """
 
     sampling: bool | None = None
-    transient: ClassVar[tuple[str, ...]] = ("_switches",)  # of one call; a clone starts without
+    transient: ClassVar[tuple[str, ...]] = ("_switches",)  # state of one call, not for clones
     encloses: ClassVar[bool] = True  # modules inside belong to it, and are converted with it
-    _passes: float = 0  # noisy passes with gradients since the KL was last asked for
+    passes_without_kl: float = 0  # noisy passes with gradients since the KL was last used
     _checksums: tuple[int, ...] = ()  # of the parameters, halfway through these passes
 
     @property
@@ -189,21 +189,22 @@ class Noisy(nn.Module):
         return self.training if self.sampling is None else self.sampling
 
     def kl(self, value: bool = True) -> Tensor | None:
-        """KL of this module's own noise, summed; None where its objective has no KL.
+        """KL of the noise of this module, summed, or None if its objective has no KL.
 
-        With `value=False` only the gradient of the result counts.
+        With `value=False` only the gradient is exact.
         """
         return None
 
-    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
-        """The KL in terms, by a key that says which tensors a term is about.
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
+        """The terms of the KL, by a key that identifies the tensors of a term.
 
-        A term whose key is `known` has been counted by a module that shares the tensors, and is
-        left out. Gates that share a weight, but not their rates, each have a term for it under one
-        key: the weight counts once, so these are averaged.
+        A term with a key in `counted` is left out, because a module that shares its tensors has
+        counted it. Gates that share a weight, but not their rates, have terms under the same key,
+        which are averaged, because the weight counts once.
         """
-        self.reset_kl_counter()
-        term = None if self.kl_key() in known else self.kl(value)
+        if not torch.compiler.is_compiling():
+            vars(self)["passes_without_kl"] = 0  # the KL is used
+        term = None if self.kl_key() in counted else self.kl(value)
         return {} if term is None else {self.kl_key(): term}
 
     def kl_key(self) -> Hashable:
@@ -211,41 +212,36 @@ class Noisy(nn.Module):
         return id(self)
 
     def warn_if_kl_unused(self) -> None:
-        """Count a noisy pass, to warn where parameters are trained and nobody asks for the KL."""
+        """Count a noisy pass, and warn if parameters are trained without the KL."""
         if torch.compiler.is_compiling() or in_transform():
             return
         if not (self.training and torch.is_grad_enabled()):
             return
-        state = vars(self)  # what nn.Module does on setting an attribute is slow
-        state["_passes"] = passes = self._passes + 1
-        if passes == _PASSES // 2:  # which steps that ask for the KL do not reach
+        state = vars(self)  # nn.Module.__setattr__ is slow
+        state["passes_without_kl"] = passes = self.passes_without_kl + 1
+        if passes == _PASSES // 2:  # not reached by steps that use the KL
             state["_checksums"] = self._parameter_checksums()
         elif passes == _PASSES:
-            state["_passes"] = 0
+            state["passes_without_kl"] = 0
             if self._parameter_checksums() != self._checksums and self._owes_kl():
-                state["_passes"] = -math.inf  # once
+                state["passes_without_kl"] = -math.inf  # once
                 warnings.warn(_NO_KL, stacklevel=2)
 
-    def reset_kl_counter(self) -> None:
-        """The KL is asked for: count from the beginning."""
-        if not torch.compiler.is_compiling():
-            vars(self)["_passes"] = 0
-
     def _parameter_checksums(self) -> tuple[int, ...]:
-        """The sum of the bits of every parameter that is trained, which any update changes.
+        """The sum of the bits of every trained parameter, which any update changes.
 
-        A fused optimizer does not raise a tensor's version.
+        A fused optimizer does not raise the version of a tensor.
         """
         trained = (p.detach() for p in self.parameters() if p.requires_grad)
-        own = (p.to_local() if is_sharded(p) else p for p in trained)
-        return tuple(int(p.view(_BITS[p.element_size()]).sum()) for p in own)
+        local = (p.to_local() if is_sharded(p) else p for p in trained)
+        return tuple(int(p.view(_BITS[p.element_size()]).sum()) for p in local)
 
     def _owes_kl(self) -> bool:
-        """Whether this module has a KL, which training should count."""
+        """Whether this module has a KL that training should use."""
         return True
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
-        """The noisy tensors of this module by name, as they are now; views, not to be kept."""
+        """The current noisy tensors of this module by name. Do not keep these views."""
         return {}
 
     def get_log_alpha(self) -> Tensor | None:
@@ -253,15 +249,15 @@ class Noisy(nn.Module):
         return None
 
     def relevance(self) -> Relevance | None:
-        """What the method's own rule keeps of the units, or None where it selects nothing."""
+        """The relevance of the units and the rule to retain them, or None without such a rule."""
         return None
 
     def noise_tensors(self) -> Iterator[Tensor]:
-        """Parameters that describe noise or its prior, of this module alone."""
+        """The parameters of the noise and its prior, of this module only."""
         yield from ()
 
     def noise_names(self) -> Iterable[str]:
-        """Names in the module's state of all tensors of its noise; the means are not among them."""
+        """The names of all noise tensors in the state of the module, without the means."""
         return ()
 
 
@@ -275,20 +271,20 @@ def named_modules_of(net: nn.Module, kind: type[Module]) -> dict[str, Module]:
 
 
 def noisy_modules(net: nn.Module) -> dict[str, Noisy]:
-    """The noisy modules of a net by name, each once; an error where there is none."""
+    """The noisy modules of a model by name, each once. Raises an error if there are none."""
     check_net(net)
-    found = named_modules_of(net, Noisy)
-    if not found:
+    modules = named_modules_of(net, Noisy)
+    if not modules:
         kinds = sorted({type(m).__name__ for m in net.modules()})
         raise VardropError(
             f"Expected `net` to have noisy modules, but got {', '.join(kinds)}. "
             "Call vardrop.convert(net, recipe) first."
         )
-    return found
+    return modules
 
 
 def has_noise(net: nn.Module) -> bool:
-    """Whether a net has noisy modules."""
+    """Whether a model has noisy modules."""
     return any(isinstance(m, Noisy) for m in net.modules())
 
 
@@ -299,14 +295,13 @@ def enclosed(net: nn.Module) -> set[int]:
 
 
 def training_mode(module: nn.Module) -> bool:
-    """Whether a module is in training mode, whatever the switch says to its code."""
-    own: bool = vars(module).get("training", module.training)
-    return own
+    """Whether a module is in training mode, regardless of the sampling switch."""
+    return bool(vars(module).get("training", module.training))
 
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Run a net in evaluation mode for a while; every module gets its own mode back."""
+    """Run a model in evaluation mode, and restore the mode of every module afterwards."""
     training = [m for m in net.modules() if training_mode(m)]
     try:
         for module in training:
@@ -319,7 +314,7 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Switch:
-    """One `sampling` that is open: what it wants, and in which thread it was entered."""
+    """An active `sampling` context: its switch, and the thread that entered it."""
 
     on: bool
     thread: int
@@ -330,11 +325,15 @@ _switching = threading.Lock()
 
 @contextmanager
 def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
-    """Switch the noise of a net on (or off) for a while; modes and BatchNorm stay as they are.
+    """Switch the noise of a model on or off. Training modes and BatchNorm are unchanged.
 
-    May be nested and left in any order: the one that was entered last, of those still open, counts.
-    The switch is a flag on the modules, which all threads see, so a second thread that wants to
-    switch the same modules meanwhile is refused; `predict` and `draw` work in any thread.
+    Contexts can be nested and left in any order: the active context that was entered last applies.
+    The switch is a flag on the modules, which all threads share. A second thread that enters a
+    context of the same modules gets an error. `predict` and `draw` work in any thread.
+
+    Args:
+        net: a model with noisy modules.
+        on: whether noise is drawn.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop()).eval()
@@ -350,7 +349,7 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
         with _switching:
             _check_thread(modules, switch.thread)
             for m in modules:
-                # The first entry is what the flag was before, which comes back at the end.
+                # The first entry is the flag before, which is restored at the end.
                 m.__dict__.setdefault("_switches", [m.sampling]).append(switch)
                 m.sampling = on
         yield net
@@ -364,7 +363,7 @@ def _check_thread(modules: list[Noisy], thread: int) -> None:
     if any(s.thread != thread for m in modules for s in m.__dict__.get("_switches", [])[1:]):
         raise VardropError(
             "Expected `sampling(net)` from one thread at a time, but got a second one while "
-            "another thread is inside. Use vardrop.predict or vardrop.draw, or a copy of the net "
+            "another thread is inside. Use vardrop.predict or vardrop.draw, or a copy of the model "
             "for each thread."
         )
 
@@ -381,9 +380,14 @@ def _leave(module: Noisy, switch: _Switch) -> None:
 
 
 def kl(net: nn.Module, value: bool = True) -> Tensor:
-    """The KL of a net: the sum over its noisy modules, a shared module or tied weight once.
+    """The KL of a model, summed over its noisy modules. Shared modules and ties count once.
 
-    With `value=False` the gradient is exact and the value unspecified, which is faster.
+    Args:
+        net: a model with noisy modules.
+        value: with False the gradient is exact and the value unspecified, which is faster.
+
+    Returns:
+        A tensor without axes.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.ard())
@@ -395,7 +399,7 @@ def kl(net: nn.Module, value: bool = True) -> Tensor:
 
 
 def sum_kl(modules: Iterable[Noisy], value: bool = True) -> Tensor | None:
-    """The KL of noisy modules, tied weights once; None if they have none."""
+    """The KL of noisy modules, or None if they have none. Tied weights count once."""
     terms: dict[Hashable, list[Tensor]] = {}
     for module in modules:
         for key, term in module.kl_terms(value, terms).items():
@@ -405,15 +409,15 @@ def sum_kl(modules: Iterable[Noisy], value: bool = True) -> Tensor | None:
 
 
 def noisy_weights(net: nn.Module) -> Iterator[tuple[str, str, NoisyTensor]]:
-    """Every noisy weight of a net: the name it is reported by, its state_dict key and a view."""
+    """Yield for every noisy weight of a model its reported name, its state_dict key and a view."""
     for name, module in noisy_modules(net).items():
-        for own, tensor in module.noisy_tensors().items():
+        for key, tensor in module.noisy_tensors().items():
             if tensor.axes.input:  # biases have none
-                yield tensor_name(name, own), f"{name}.{own}".lstrip("."), tensor
+                yield tensor_name(name, key), f"{name}.{key}".lstrip("."), tensor
 
 
 def tensor_name(module: str, tensor: str) -> str:
-    """The name under which a noisy tensor is reported: the module's for its `weight`.
+    """The reported name of a noisy tensor: the name of its module if it is called `weight`.
 
     >>> tensor_name("fc", "weight"), tensor_name("rnn", "weight_hh_l0")
     ('fc', 'rnn.weight_hh_l0')
@@ -422,9 +426,16 @@ def tensor_name(module: str, tensor: str) -> str:
 
 
 def log_alpha(net: nn.Module) -> dict[str, Tensor]:
-    """log alpha of every noisy weight and gate that has one, by module name, detached.
+    """log alpha of every noisy weight and gate, by module name, detached.
 
-    A weight under another name than `weight` is `<module>.<name>`.
+    A weight with another name than `weight` is `<module>.<name>`. Gates without an alpha are left
+    out.
+
+    Args:
+        net: a model with noisy modules.
+
+    Returns:
+        Tensors that broadcast to the weights, or one entry per unit.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.sparse_vd())
@@ -438,12 +449,17 @@ def log_alpha(net: nn.Module) -> dict[str, Tensor]:
 
 
 def relevance(net: nn.Module) -> dict[str, Relevance]:
-    """What each method keeps, by the name of its module, detached.
+    """The relevance of weights and units, by module name, detached.
 
-    Weight posteriors: log alpha, one per weight, kept below 3; a weight under another name than
-    `weight` is `<module>.<name>`. Gates: the method's own score, one per unit; a gate inside a
-    layer is named `<layer>.gate`, and `kind` says whether its units are the layer's inputs or its
-    outputs.
+    For weight posteriors the score is log alpha, one per weight, retained below 3. A weight with
+    another name than `weight` is `<module>.<name>`. For gates it is the score of the method, one
+    per unit. A gate inside a layer is `<layer>.gate`, and `kind` is the side of the layer.
+
+    Args:
+        net: a model with noisy modules.
+
+    Returns:
+        The scores and rules of the modules that have them.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.sparse_vd(log_sigma2=-30.0))

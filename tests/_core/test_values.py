@@ -29,7 +29,7 @@ def test_type_names_are_distinct():
 
 
 BAD = [
-    (lambda: vd.gaussian_dropout(1.0), r"`drop_rate` to lie in \[0, 1\), but got 1.0"),
+    (lambda: vd.gaussian_dropout(1.0), r"`drop_rate` to be in \[0, 1\), but got 1.0"),
     (lambda: vd.gaussian_dropout(0.0), "above 0 for Gaussian noise"),
     (lambda: vd.variational_dropout("A", per="weight"), "`per` to be 'input' or 'layer' for A"),
     (lambda: vd.variational_dropout("A", prior=vd.ARD()), "`prior` to be a LogUniform for A"),

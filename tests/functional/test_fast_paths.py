@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import vardrop as vd
 from vardrop import functional as F
-from vardrop.functional.fast import switch
+from vardrop.functional.fast import additive, switch
 from vardrop.functional.fast.table import FAST_PATHS
 
 WEIGHTS = [torch.randn(40, 30), torch.randn(40, 30) - 3]
@@ -30,19 +30,20 @@ def test_a_fast_path_is_its_reference(name):
     path, results = FAST_PATHS[name], []
     for function in (path.run, path.reference):
         inputs = [t.clone().requires_grad_(t.is_floating_point()) for t in ARGUMENTS[name]]
-        assert path.applies(*inputs) or "compiled" in name
         out = function(*inputs)
         outputs = list(out[:2]) if isinstance(out, tuple) else [out]
         loss = sum((t * t).sum() for t in outputs)
         results.append([*outputs, *torch.autograd.grad(loss, inputs[:2])])
     for fast, plain in zip(*results, strict=True):
-        torch.testing.assert_close(fast, plain, rtol=2e-5, atol=1e-5)
+        # The plain expression for compilers has other fits.
+        rtol = 2e-5 if "compiled" in name else 1e-5
+        torch.testing.assert_close(fast, plain, rtol=rtol, atol=1e-5)
 
 
 def test_reference_switches_all_of_them_off():
     with vd.reference(), vd.reference():
         assert not switch.enabled
-        assert not FAST_PATHS["blocked KL"].applies(*WEIGHTS)
+        assert additive.additive_weights(*WEIGHTS) is None
         assert not F.fast.normal.can_look_up(WEIGHTS[0])
         mean, variance, noise = (t.clone().requires_grad_() for t in OUTPUTS)
         assert "Addcmul" in F.gaussian_output(mean, variance, noise).grad_fn.name()

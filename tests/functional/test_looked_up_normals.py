@@ -27,7 +27,7 @@ def test_the_table_is_a_normal_distribution_between_its_tails():
     assert (below < rank + 1 / len(values) + 1e-6).all()
 
 
-@pytest.mark.parametrize("size", [1000, MIN_COUNT - 1, MIN_COUNT, 1 << 20])
+@pytest.mark.parametrize("size", [MIN_COUNT - 1, MIN_COUNT, 1 << 20])
 def test_tails_do_not_depend_on_how_many_are_drawn(size):
     total, rounds = 1 << 23, max(1, (1 << 23) // size)
     with draw_from(GeneratorNoise(size)):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vardrop import functional as F
-from vardrop.functional import truncated_log_normal_kl, truncated_log_normal_log_sample
+from vardrop.functional.truncated_log_normal import kl, log_sample
 
 LOW, HIGH = -20.0, 0.0
 SETTINGS = list(product((-20, -12, -3, -0.1, 0, 0.5, 5), (-5, -2, 0, 2, 5)))
@@ -37,19 +37,19 @@ def reference(mu: float, log_sigma: float) -> tuple[float, float]:
 def test_closed_forms_match_quadrature(mu: float, log_sigma: float) -> None:
     mean, snr = reference(mu, log_sigma)
     args = (*torch.tensor([mu, log_sigma], dtype=torch.float64), LOW, HIGH)
-    moment = F.truncated_log_normal_log_moment(*args, order=1).exp().item()
+    moment = F.truncated_log_normal.log_moment(*args, order=1).exp().item()
     assert moment == pytest.approx(mean, rel=1e-8)
     # E theta^2 / (E theta)^2 - 1 = 1 / SNR^2 is a difference of numbers rounded to 2e-16.
     rel = max(1e-6, 1e-15 * snr**2)
-    assert F.truncated_log_normal_snr(*args).item() == pytest.approx(snr, rel=rel)
+    assert F.truncated_log_normal.snr(*args).item() == pytest.approx(snr, rel=rel)
 
 
 @pytest.mark.parametrize(("mu", "log_sigma"), SETTINGS)
 def test_samples_have_the_mean(mu: float, log_sigma: float) -> None:
     noise = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double()
     args = (*torch.tensor([mu, log_sigma], dtype=torch.float64), LOW, HIGH)
-    theta = truncated_log_normal_log_sample(*args, noise).exp()
-    mean = F.truncated_log_normal_log_moment(*args, order=1).exp()
+    theta = log_sample(*args, noise).exp()
+    mean = F.truncated_log_normal.log_moment(*args, order=1).exp()
     error = theta.std() / noise.numel() ** 0.5
     assert abs(theta.mean() - mean) < Z * error
 
@@ -60,7 +60,7 @@ def test_sample_gradients_match_finite_differences(mu: float, log_sigma: float) 
     args = torch.tensor([mu, log_sigma], dtype=torch.float64)
 
     def sample(p: torch.Tensor) -> torch.Tensor:
-        return truncated_log_normal_log_sample(p[0], p[1], LOW, HIGH, noise)
+        return log_sample(p[0], p[1], LOW, HIGH, noise)
 
     step, found = 1e-5, torch.autograd.functional.jacobian(sample, args)
     for i in range(2):
@@ -74,8 +74,8 @@ def test_gradients_are_finite_at_the_extremes(dtype: torch.dtype) -> None:
     grid = torch.cartesian_prod(torch.tensor([-20.0, 0.0, 5.0]), torch.tensor([-10.0, 0.0, 5.0]))
     mu, log_sigma = grid.to(dtype).clone().requires_grad_().unbind(1)
     noise = torch.full((9,), 1e-6, dtype=dtype)
-    total = truncated_log_normal_kl(mu, log_sigma, LOW, HIGH).sum()
-    total = total + truncated_log_normal_log_sample(mu, log_sigma, LOW, HIGH, noise).exp().sum()
+    total = kl(mu, log_sigma, LOW, HIGH).sum()
+    total = total + log_sample(mu, log_sigma, LOW, HIGH, noise).exp().sum()
     gradients = torch.autograd.grad(total, [mu, log_sigma])
     assert all(torch.isfinite(g).all() for g in gradients)
 
@@ -86,7 +86,7 @@ def test_second_derivatives_of_a_sample() -> None:
     noise = torch.linspace(0.05, 0.95, 7, dtype=torch.float64)
 
     def sample(mu, log_sigma):
-        return truncated_log_normal_log_sample(mu, log_sigma, LOW, HIGH, noise)
+        return log_sample(mu, log_sigma, LOW, HIGH, noise)
 
     assert torch.autograd.gradcheck(sample, (mu, log_sigma))
     assert torch.autograd.gradgradcheck(sample, (mu, log_sigma), atol=1e-4)
@@ -107,7 +107,7 @@ def exact_kl(mu, log_sigma, low, high):
 def test_kl_over_the_whole_range_of_the_gate(mu: float, low: float) -> None:
     for log_sigma in (-10.0, -8.0, -5.0, -2.0, 0.0, 5.0):
         args = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (mu, log_sigma)]
-        value = truncated_log_normal_kl(*args, low, 0.0)
+        value = kl(*args, low, 0.0)
         slopes = torch.autograd.grad(value, args)
         with mp.workdps(150):
             exact, step = exact_kl(mu, log_sigma, low, 0.0), mp.mpf(10) ** -30

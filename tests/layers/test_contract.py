@@ -10,8 +10,7 @@ from vardrop import recipes
 from vardrop.testing import CHECKS, HEADS, LAYERS, RECIPES, RECURRENT, cases, covering
 
 ALL = RECIPES | RECURRENT
-TRACED = {"compile", "export"}  # which cost a second each
-ROWS = [(check, *pair) for check in CHECKS for pair in covering(1 if check in TRACED else 4)]
+ROWS = [(check, *pair) for check in CHECKS for pair in covering(1)]
 
 
 @pytest.mark.parametrize("check, layer, recipe", ROWS)

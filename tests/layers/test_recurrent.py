@@ -143,8 +143,8 @@ def test_where_masks_go():
     assert [s.name for s in plan.changes] == ["lstm"]
     reasons = {s.name: s.reason for s in plan.skips}
     assert reasons["last"] == "one mask per sequence is for recurrent layers"
-    assert_refused("a cell sees one step", vd.convert, nn.LSTMCell(4, 3), vd.recurrent_dropout())
-    with pytest.raises(vd.VardropError, match="cannot depend on what comes at each step"):
+    assert_refused("a cell runs one step", vd.convert, nn.LSTMCell(4, 3), vd.recurrent_dropout())
+    with pytest.raises(vd.VardropError, match="cannot depend on the input of each step"):
         vd.convert(nn.LSTM(4, 3), vd.standout())
     noisy = vd.convert(nn.LSTM(4, 3), vd.recurrent_dropout()).train()
     assert_refused("padded tensor.*PackedSequence", noisy, pack_sequence([torch.randn(3, 4)]))

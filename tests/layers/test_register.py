@@ -45,11 +45,11 @@ class NoisyGatedLinear(vd.Variational, GatedLinear):
     bias_names = ("offset",)
 
     @property
-    def inputs(self) -> int:
+    def num_inputs(self) -> int:
         return self.in_features
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         return self.out_features
 
     def scale_units(self, factor: Tensor, side: str) -> None:
@@ -61,10 +61,10 @@ class NoisyGatedLinear(vd.Variational, GatedLinear):
                 self.offset.mul_(factor)
 
     def forward(self, x: Tensor, noise=(None, None)) -> Tensor:
-        x, linear = self.gated("input", x), functional.linear
+        x, linear = self.apply_gate("input", x), functional.linear
         value = self.product(linear, (x,), noise[0], weight="value", bias="offset")
         control = self.product(linear, (x,), noise[1], weight="control", bias="none")
-        return self.gated("output", value * control.sigmoid())
+        return self.apply_gate("output", value * control.sigmoid())
 
 
 @pytest.fixture(autouse=True)

@@ -84,11 +84,7 @@ def test_compile_refuses_to_draw_twice(budget):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("net", [nn.Linear(6, 4), nn.Conv2d(2, 3, 3)], ids=["dense", "conv"])
 def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
-    """Products of variances in half precision would vanish.
-
-    Convolutions are exact. torch multiplies in half precision in the backward pass of a dense
-    layer, noisy or not; the gradients then have that precision.
-    """
+    """Products of variances in half precision would vanish."""
     net = vd.convert(copy.deepcopy(net), vd.sparse_vd())
     x = torch.randn(8, 6) if hasattr(net, "in_features") else torch.randn(4, 2, 6, 6)
     found = []
@@ -100,6 +96,4 @@ def test_gradients_do_not_depend_on_autocast_around_backward(net, dtype):
             loss.backward()
         found.append([p.grad.clone() for p in net.parameters()])
     for alone, under in zip(*found, strict=True):
-        if isinstance(net, nn.Conv2d):
-            assert torch.equal(alone, under)
-        assert (alone - under).abs().max() < 4 * torch.finfo(dtype).eps * alone.abs().max()
+        assert torch.equal(alone, under)

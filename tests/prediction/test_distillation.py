@@ -93,8 +93,10 @@ def test_bad_input() -> None:
 def test_a_binary_students_loss_is_the_kl_at_the_temperature(temperature: float) -> None:
     likelihood, generator = vd.Bernoulli(), torch.Generator().manual_seed(0)
     p, q = torch.randn(6, 1, generator=generator), torch.randn(6, 1, generator=generator)
-    taught = vd.likelihoods.Taught(p, torch.ones_like(p), likelihood.parts(p[None]).log_probs[0])
+    taught = vd.likelihoods.TeacherOutput(
+        p, torch.ones_like(p), likelihood.parts(p[None]).log_probs[0]
+    )
     a, b = (p / temperature).sigmoid(), (q / temperature).sigmoid()
     kl = a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
-    found = likelihood.match(q, taught, temperature)
+    found = likelihood.distillation_loss(q, taught, temperature)
     torch.testing.assert_close(found, temperature**2 * kl.mean())

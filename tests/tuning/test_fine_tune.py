@@ -91,8 +91,8 @@ def test_few_rows_that_are_all_right_do_not_say_much():
 def test_a_prediction_without_all_of_its_draws_is_not_rescaled():
     net = vd.convert(nn.Linear(2, 2), vd.bayes_by_backprop())
     p = vd.predict(net, torch.randn(3, 2), samples=8, keep=4)
-    assert_refused("8 draws to be kept, but got 4.*without keep", p.rescaled, 2.0)
-    with pytest.raises(vd.VardropError, match="noise of its own, but got Values"):
+    assert_refused("8 draws to be kept, but got 4.*without keep", p.rescale, 2.0)
+    with pytest.raises(vd.VardropError, match="with noise, but got Values"):
         vd.predict(net, torch.randn(3, 2), likelihood=vd.Values()).rescale(2.0)
 
 

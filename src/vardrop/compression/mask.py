@@ -184,7 +184,7 @@ def _make_layer_plain(
 ) -> None:
     """Zero the pruned weights and the weights of pruned gate units, and remove the noise."""
     layers = {name: module}
-    layers |= {join_name(name, part_name): part for part_name, part in module.parts().items()}
+    layers |= {join_name(name, part_name): part for part_name, part in module.sublayers().items()}
     for layer_name, layer in layers.items():
         for weight_name in layer.weight_axes:
             if (alive := masks.get(tensor_name(layer_name, weight_name))) is not None:

@@ -69,7 +69,7 @@ class NoisyLayers(ConversionRule):
             if weight.numel() == 0:
                 return "no units to gate" if self.recipe.gate is not None else "it has no weights"
         asked = not self.everywhere or any(w is not None and w.requires_grad for w in weights)
-        return noisy.refuse(module, self.recipe.gate) or ("" if asked else FROZEN)
+        return noisy.unsupported_reason(module, self.recipe.gate) or ("" if asked else FROZEN)
 
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
         """A weight that a module which cannot be noisy has too stays plain: it is one weight.
@@ -150,7 +150,7 @@ class _TakenOver(ConversionRule):
     def change(self, module: nn.Module, noise: Ties) -> None:
         there = _gate_of(module)
         assert there is not None
-        module.gate = self.gate.over(there)
+        module.gate = self.gate.take_over(there)
 
     def restore(self, module: nn.Module, noise: Ties) -> None:
         NoisyLayers(replace(self.recipe, gate=self.base), False).change(module, noise)

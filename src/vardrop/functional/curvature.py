@@ -1,7 +1,7 @@
 """Diagonals of second derivatives over autograd: exact, by random probes, and from scores.
 
-Averaged over draws of the weights and multiplied by their variances they say how much the noise of
-each weight matters: `kappa`.
+Averaged over draws of the weights and multiplied by their variances they measure how much the noise
+of each weight matters: `kappa`.
 """
 
 from __future__ import annotations
@@ -102,17 +102,14 @@ def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def diagonal_fisher(
-    output: Tensor,
-    tensors: Sequence[Tensor],
-    score: Callable[[], Tensor],
-    probes: int = 32,
+    output: Tensor, tensors: Sequence[Tensor], score: Callable[[], Tensor], probes: int = 32
 ) -> list[Tensor]:
     """An unbiased estimate of the diagonal of the Fisher matrix, summed over rows, a tensor each.
 
     E (d log p(y | output) / dt_i)^2 with y drawn from the model itself. It equals minus the
     expected Hessian of log p, and needs first derivatives only. The scores of different rows are
     independent and have mean zero, so the square of their summed gradient has the expectation of
-    the sum of their squares: one backward pass a probe.
+    the sum of their squares: one backward pass per probe.
 
     Args:
         output: the net's output, rows first, with its graph.
@@ -167,6 +164,6 @@ def kappa(
     totals = [torch.zeros_like(v) for v in variances]
     for _ in range(draws):
         leaves = [t.detach().clone().requires_grad_() for t in draw()]
-        for total, found in zip(totals, curvature(leaves), strict=True):
-            total.add_(found.detach())
+        for total, diagonal in zip(totals, curvature(leaves), strict=True):
+            total.add_(diagonal.detach())
     return [v * total / draws for v, total in zip(variances, totals, strict=True)]

@@ -1,9 +1,8 @@
-"""Random numbers: every draw of the library comes from here, so that a call can own its generator.
+"""Random numbers: all draws of the library, from global generators or from those of one call.
 
 By default they come from torch's global generators. Inside `draw_from(GeneratorNoise(seed))` they
 come from generators of the calling thread, so that several threads draw independently and
-repeatably.
-A compiled graph always draws from the global generators, as the compiler has it.
+repeatably. A compiled graph always draws from the global generators.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 
 class Source(NamedTuple):
-    """Where a thread has its noise from: generators made from a seed, or noise that is given."""
+    """The noise of a thread: generators made from a seed, or a function that returns noise."""
 
     seed: int | None
     generators: dict[torch.device, torch.Generator]
-    given: Callable[[_Shape], Tensor] | None
+    take: Callable[[_Shape], Tensor] | None
 
 
 _GLOBAL = Source(None, {}, None)
@@ -55,7 +54,7 @@ _thread = _Thread()
 
 
 def noise_source() -> Source:
-    """Where the calling thread has its noise from; a compiled graph has it from torch."""
+    """The noise source of the calling thread. A compiled graph uses torch's generators."""
     if torch.compiler.is_exporting():
         return _thread.source._replace(seed=None)
     return _GLOBAL if torch.compiler.is_compiling() else _thread.source
@@ -63,9 +62,9 @@ def noise_source() -> Source:
 
 @dataclass(frozen=True)
 class GeneratorNoise:
-    """Noise from generators made from a seed, one per device; the global ones are left unchanged.
+    """Noise from generators made from a seed, one per device. Global generators are unchanged.
 
-    With the same `generators` a later block continues where this one ends.
+    With the same `generators` a later block continues the sequence.
     """
 
     seed: int
@@ -74,7 +73,7 @@ class GeneratorNoise:
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """Standard normal numbers from a function of their shape; uniform ones are made of them."""
+    """Standard normal numbers from a function of their shape. Uniform numbers are made of them."""
 
     take: Callable[[_Shape], Tensor]
 
@@ -82,7 +81,7 @@ class TensorNoise:
 class draw_from(AbstractContextManager[None]):
     """Draw from another source in a block of this thread.
 
-    It is not a generator function: one that an interrupt abandons ends late.
+    It is a class, because a generator function that an interrupt abandons ends late.
 
     >>> import torch
     >>> with draw_from(GeneratorNoise(0)):
@@ -98,9 +97,9 @@ class draw_from(AbstractContextManager[None]):
     def __init__(self, noise: GeneratorNoise | TensorNoise) -> None:
         self.before = _thread.source
         if isinstance(noise, TensorNoise):
-            self.source = self.before._replace(given=noise.take)
+            self.source = self.before._replace(take=noise.take)
         else:
-            self.source = Source(noise.seed, noise.generators, self.before.given)
+            self.source = Source(noise.seed, noise.generators, self.before.take)
 
     def __enter__(self) -> None:
         self.before, _thread.source = _thread.source, self.source
@@ -110,9 +109,9 @@ class draw_from(AbstractContextManager[None]):
 
 
 def restore_state_on_error(verb: _Verb) -> _Verb:
-    """Leave the thread's modes and noise as they were, also when an interrupt cuts a call short.
+    """Decorate a function to restore the modes and the noise of the thread after an error.
 
-    It may come inside a context manager, after it has changed something or before it changes back.
+    An interrupt may come inside a context manager, before it restores the state.
     """
 
     @wraps(verb)
@@ -130,12 +129,12 @@ def restore_state_on_error(verb: _Verb) -> _Verb:
 
 
 def noise_is_given() -> bool:
-    """Whether noise comes from `TensorNoise` here; a compiled graph draws its own."""
-    return noise_source().given is not None
+    """Whether noise comes from `TensorNoise`. In a compiled graph it does not."""
+    return noise_source().take is not None
 
 
 def generator(device: torch.device) -> torch.Generator | None:
-    """The generator to draw from on a device: this thread's own, or None for the global one."""
+    """The generator of this thread for a device, or None for the global generator."""
     seed, generators, _ = noise_source()
     if seed is None:
         return None
@@ -156,17 +155,17 @@ def uniform(shape: _Shape, like: Tensor) -> Tensor:
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     step = torch.finfo(dtype).eps
     if noise_is_given():
-        below = torch.erf(_given(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
+        below = torch.erf(_take(shape).to(dtype) * math.sqrt(0.5)) * 0.5 + 0.5
         return below.clamp(step, 1 - step)
-    own = generator(like.device)
-    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=own)
+    source = generator(like.device)
+    unit = torch.rand(shape, dtype=dtype, device=like.device, generator=source)
     return unit * (1 - 2 * step) + step
 
 
-def _given(shape: _Shape) -> Tensor:
-    given = _thread.source.given
-    assert given is not None
-    return given(shape)
+def _take(shape: _Shape) -> Tensor:
+    take = _thread.source.take
+    assert take is not None
+    return take(shape)
 
 
 def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
@@ -179,16 +178,16 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     torch.Size([2, 3])
     """
     source = noise_source()
-    if source.given is not None:
-        return source.given(shape).to(like.dtype, copy=True)  # the caller may write into it
+    if source.take is not None:
+        return source.take(shape).to(like.dtype, copy=True)  # the caller may write into it
     if is_sharded(like):
         return _spread(standard_normal, shape, like)
-    own, count = None if source.seed is None else generator(like.device), math.prod(shape)
+    drawer, count = None if source.seed is None else generator(like.device), math.prod(shape)
     if count >= normal.MIN_COUNT and normal.can_look_up(like):
-        return normal.look_up(count, own).view(shape)
-    if own is None:  # then no generator is named, or torch takes no dynamic shape
+        return normal.look_up(count, drawer).view(shape)
+    if drawer is None:  # torch takes no dynamic shape together with a generator argument
         return torch.randn(shape, dtype=like.dtype, device=like.device)
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=own)
+    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=drawer)
 
 
 def _spread(draw: Callable[[_Shape, Tensor], Tensor], shape: _Shape, like: DTensor) -> Tensor:
@@ -210,8 +209,8 @@ def normal_like(x: Tensor) -> Tensor:
     >>> normal_like(x).stride() == x.stride()
     True
     """
-    # Under vmap a tensor does not know its layout.
-    if x.dim() == 4 and not in_transform() and not noise_is_given():
+    # Under vmap the layout of a tensor is not available.
+    if x.dim() == 4 and not in_transform() and noise_source().take is None:
         last = x.is_contiguous(memory_format=torch.channels_last)
         if last and not x.is_contiguous():
             n, c, h, w = x.shape
@@ -222,19 +221,19 @@ def normal_like(x: Tensor) -> Tensor:
 def random_signs(shape: _Shape, like: Tensor) -> Tensor:
     """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
     if noise_is_given():
-        return torch.where(_given(shape) < 0, -1.0, 1.0).to(like.dtype)
+        return torch.where(_take(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
         return _spread(random_signs, shape, like)
-    own = generator(like.device)
-    bits = torch.randint(0, 2, shape, generator=own, device=like.device, dtype=torch.int8)
+    source = generator(like.device)
+    bits = torch.randint(0, 2, shape, generator=source, device=like.device, dtype=torch.int8)
     return bits.mul_(2).sub_(1).to(like.dtype)
 
 
 class RandomOpMode(TorchDispatchMode):
-    """Hands every random function that torch calls in this thread to `answer`, from inside too.
+    """Passes every random function that torch calls in this thread to `answer`.
 
-    `answer(function, args, kwargs)` gives the result in its place. Functions that cannot draw, most
-    by far, run as they are.
+    `answer(function, args, kwargs)` returns the result instead. Functions that cannot draw run
+    unchanged.
     """
 
     def __init__(self, answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
@@ -251,13 +250,13 @@ class RandomOpMode(TorchDispatchMode):
 
 
 def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Attention draws nothing without dropout, though torch marks it as random."""
+    """Attention without dropout does not draw, although torch marks it as random."""
     arguments = enumerate(schema(function).arguments)
     place = next((i for i, a in arguments if a.name == "dropout_p"), None)
     if place is None:
         return True
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(given > 0)
+    rate = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+    return bool(rate > 0)
 
 
 def redirect_random_ops() -> RandomOpMode:
@@ -288,29 +287,29 @@ def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Call a random function of torch with the generator of this thread, for `RandomOpMode`."""
     tensors = (a for a in args if isinstance(a, Tensor))
     device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
-    own = generator(torch.device(device))
-    if own is None or kwargs.get("generator") is not None:
+    source = generator(torch.device(device))
+    if source is None or kwargs.get("generator") is not None:
         return function(*args, **kwargs)
     if any(a.name == "generator" for a in schema(function).arguments):
-        return function(*args, **{**kwargs, "generator": own})
+        return function(*args, **{**kwargs, "generator": source})
     name = _WITH_GENERATOR.get(overload_name(function), "")
     if name in function.overloadpacket.overloads():
-        return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": own})
-    # A fused kernel draws from the global generator alone: it is lent a seed, by one at a time.
+        return getattr(function.overloadpacket, name)(*args, **{**kwargs, "generator": source})
+    # A fused kernel draws from the global generator only, so one thread at a time seeds it.
     with _fused:
-        return _with_temporary_seed(own, partial(function, *args, **kwargs))
+        return _with_temporary_seed(source, partial(function, *args, **kwargs))
 
 
-def _with_temporary_seed(own: torch.Generator, function: Callable[[], Any]) -> Any:
-    """A call with a seed from one's own in the global generator, which gets its state back."""
-    device, whole = own.device, torch.default_generator
+def _with_temporary_seed(source: torch.Generator, function: Callable[[], Any]) -> Any:
+    """Call a function with a seed from `source` in the global generator, and restore its state."""
+    device, shared = source.device, torch.default_generator
     if device.type != "cpu":
         module = torch.get_device_module(device)
         index = module.current_device() if device.index is None else device.index
-        whole = module.default_generators[index]
-    before = whole.get_state()
+        shared = module.default_generators[index]
+    before = shared.get_state()
     try:
-        whole.manual_seed(int(torch.randint(2**62, (), generator=own, device=device)))
+        shared.manual_seed(int(torch.randint(2**62, (), generator=source, device=device)))
         return function()
     finally:
-        whole.set_state(before)
+        shared.set_state(before)

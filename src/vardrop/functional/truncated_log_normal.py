@@ -37,11 +37,11 @@ def _log_cdf(z: Tensor) -> Tensor:
     return torch.where(near, body, tail)
 
 
-def log_normal_mass(low: Tensor, high: Tensor) -> Tensor:
+def log_interval_mass(low: Tensor, high: Tensor) -> Tensor:
     """log(Phi(high) - Phi(low)), elementwise, also where both lie far in one tail.
 
     >>> import torch
-    >>> log_normal_mass(torch.tensor(-1.0).double(), torch.tensor(1.0).double()).exp()
+    >>> log_interval_mass(torch.tensor(-1.0).double(), torch.tensor(1.0).double()).exp()
     tensor(0.6827, dtype=torch.float64)
     """
     flip = low > 0  # Phi is accurate in its left tail only
@@ -50,7 +50,7 @@ def log_normal_mass(low: Tensor, high: Tensor) -> Tensor:
     return log_right + log1mexp(log_left - log_right)
 
 
-def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
+def kl(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
     """KL to the log-uniform distribution on [exp(low), exp(high)], elementwise.
 
     log(high - low) - log sigma - 1/2 log(2 pi e) - log Z - (A phi(A) - B phi(B)) / (2 Z).
@@ -58,7 +58,7 @@ def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: flo
     Where mu lies far outside, the last two terms are huge and cancel: see `_kl_from_outside`.
 
     >>> import torch
-    >>> truncated_log_normal_kl(torch.tensor(0.0), torch.tensor(-5.0), -20.0, 0.0)
+    >>> kl(torch.tensor(0.0), torch.tensor(-5.0), -20.0, 0.0)
     tensor(7.2699)
 
     Neklyudov et al. 2017, "Structured Bayesian pruning via log-normal multiplicative noise",
@@ -68,12 +68,12 @@ def truncated_log_normal_kl(mu: Tensor, log_sigma: Tensor, low: float, high: flo
     outside = torch.maximum(a, -b)  # how far mu lies beyond the nearer end, in units of sigma
     far = outside > _FAR
     a, b = torch.where(far, -1.0, a), torch.where(far, 1.0, b)
-    log_mass = log_normal_mass(a, b)
+    log_mass = log_interval_mass(a, b)
     ends = a * torch.exp(_log_density(a) - log_mass) - b * torch.exp(_log_density(b) - log_mass)
     near = -0.5 * LOG_2PI - 0.5 - log_mass - 0.5 * ends
     beyond = _kl_from_outside(torch.where(far, outside, _FAR), (high - low) / sigma)
-    found = math.log(high - low) - log_sigma.double() + torch.where(far, beyond, near)
-    return found.to(mu.dtype)
+    constant = math.log(high - low) - log_sigma.double()
+    return (constant + torch.where(far, beyond, near)).to(mu.dtype)
 
 
 def _kl_from_outside(outside: Tensor, width: Tensor) -> Tensor:
@@ -92,23 +92,21 @@ def _kl_from_outside(outside: Tensor, width: Tensor) -> Tensor:
     return outside.log() - mass.log() - (density * energy).sum(-1) / mass
 
 
-def truncated_log_normal_log_moment(
-    mu: Tensor, log_sigma: Tensor, low: float, high: float, order: int
-) -> Tensor:
+def log_moment(mu: Tensor, log_sigma: Tensor, low: float, high: float, order: int) -> Tensor:
     """log E theta^k = k mu + k^2 sigma^2 / 2 + log[Phi(B - k sigma) - Phi(A - k sigma)] - log Z.
 
     In double precision.
 
     >>> import torch
     >>> args = torch.tensor(-20.0), torch.tensor(-3.0), -20.0, 0.0
-    >>> truncated_log_normal_log_moment(*args, order=0)
+    >>> log_moment(*args, order=0)
     tensor(0., dtype=torch.float64)
 
     Neklyudov et al. 2017, eq. 17.
     """
     a, b, sigma = _bounds(mu, log_sigma, low, high)
     shift = order * sigma
-    inside = log_normal_mass(a - shift, b - shift) - log_normal_mass(a, b)
+    inside = log_interval_mass(a - shift, b - shift) - log_interval_mass(a, b)
     body = order * mu.double() + 0.5 * shift.square() + inside
     # Where mu lies above `high`, the squares of B and B - k sigma cancel to k high: scaled tails.
     end = b.clamp(max=0.0)
@@ -122,24 +120,20 @@ def _log_scaled_mass(low: Tensor, high: Tensor, shift: Tensor | float) -> Tensor
     return torch.special.erfcx((shift - high) / _SQRT_2).log() + log1mexp(below)
 
 
-def truncated_log_normal_snr(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
+def snr(mu: Tensor, log_sigma: Tensor, low: float, high: float) -> Tensor:
     """E theta / sqrt(Var theta), elementwise.
 
     >>> import torch
-    >>> truncated_log_normal_snr(torch.tensor(-10.0), torch.tensor(-5.0), -20.0, 0.0)
+    >>> snr(torch.tensor(-10.0), torch.tensor(-5.0), -20.0, 0.0)
     tensor(148.4115)
 
     Neklyudov et al. 2017, eq. 18.
     """
-    first, second = (
-        truncated_log_normal_log_moment(mu, log_sigma, low, high, order=k) for k in (1, 2)
-    )
+    first, second = (log_moment(mu, log_sigma, low, high, order=k) for k in (1, 2))
     return torch.expm1(second - 2 * first).rsqrt().to(mu.dtype)
 
 
-def truncated_log_normal_log_sample(
-    mu: Tensor, log_sigma: Tensor, low: float, high: float, noise: Tensor
-) -> Tensor:
+def log_sample(mu: Tensor, log_sigma: Tensor, low: float, high: float, noise: Tensor) -> Tensor:
     """log theta = mu + sigma Phi^-1(Phi(A) + u (Phi(B) - Phi(A))) for uniform u, in [low, high].
 
     The quantile is found in log space by Newton steps on log Phi, so it is exact in the tail where
@@ -147,7 +141,7 @@ def truncated_log_normal_log_sample(
     each step doubles the order that is right).
 
     >>> import torch
-    >>> truncated_log_normal_log_sample(
+    >>> log_sample(
     ...     torch.tensor(-10.0), torch.tensor(0.0), -20.0, 0.0, torch.tensor(0.5))
     tensor(-10.)
 

@@ -69,9 +69,9 @@ def bernoulli_kl(logit_q: Tensor, logit_p: Tensor) -> Tensor:
     >>> bernoulli_kl(torch.tensor([0.0, 1e4]), torch.tensor([0.0, -1e4]))
     tensor([    0., 10000.])
     """
-    kept = functional.logsigmoid(logit_q) - functional.logsigmoid(logit_p)
+    retained = functional.logsigmoid(logit_q) - functional.logsigmoid(logit_p)
     dropped = functional.logsigmoid(-logit_q) - functional.logsigmoid(-logit_p)
-    return torch.sigmoid(logit_q) * kept + torch.sigmoid(-logit_q) * dropped
+    return torch.sigmoid(logit_q) * retained + torch.sigmoid(-logit_q) * dropped
 
 
 def bernoulli_entropy(logit: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def bernoulli_entropy(logit: Tensor) -> Tensor:
     >>> bernoulli_entropy(torch.tensor([0.0, 2.0]))
     tensor([0.6931, 0.3653])
     """
-    kept = torch.sigmoid(logit) * functional.logsigmoid(logit)
+    retained = torch.sigmoid(logit) * functional.logsigmoid(logit)
     dropped = torch.sigmoid(-logit) * functional.logsigmoid(-logit)
-    return -(kept + dropped)
+    return -(retained + dropped)
 
 
 def kumaraswamy_log_sample(a: Tensor, b: Tensor, noise: Tensor) -> Tensor:

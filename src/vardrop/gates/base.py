@@ -27,24 +27,22 @@ Granularity = Literal["element", "channel", "example", "sequence"]
 class FeatureNoise(Value, ABC):
     """Multiplicative noise on features: a value with pure functions.
 
-    Every method answers, in this order: which tensors it needs (`initial`, `statistics`), what one
-    draw multiplies by (`multiplier`), what the mean multiplies by (`unit_mean`), its KL (`kl`, and
-    `weight_kl` for a gate inside a layer), and which units it keeps (`relevance`).
+    Every method defines, in this order: its tensors (`initial`, `statistics`), the multiplier of a
+    draw (`multiplier`) and of the mean (`unit_mean`), its KL (`kl`, and `weight_kl` for a gate
+    inside a layer), and which units it retains (`relevance`).
     """
 
     input_dependent: ClassVar[bool] = False  # the multiplier is a function of the features
+    # Which units it gates, of dense layers and of convolutions.
+    sides: ClassVar[tuple[Side, Side]] = ("input", "input")
 
     @property
     def learned(self) -> bool:
         """Whether the tensors are parameters, not buffers."""
         return True
 
-    def side(self, spatial: int) -> Side:
-        """Which units of a layer it gates; `spatial` is 0 for dense layers, 2 for Conv2d."""
-        return "input"
-
-    def placed(self, axis: int) -> FeatureNoise:
-        """This noise for units along `axis`, with what depends on that filled in."""
+    def at_axis(self, axis: int) -> FeatureNoise:
+        """The same noise for units along `axis`, with defaults that depend on the axis."""
         return self
 
     @abstractmethod
@@ -52,7 +50,7 @@ class FeatureNoise(Value, ABC):
         """The tensors for this many units, at their initial values."""
 
     def start(self, units: int) -> dict[str, Tensor]:
-        """Where the tensors of a gate that is there begin again."""
+        """The tensors after `reset_parameters`."""
         return self.initial(units)
 
     def statistics(self, units: int) -> dict[str, Tensor]:
@@ -60,19 +58,19 @@ class FeatureNoise(Value, ABC):
         return {}
 
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
-        """Update the statistics in place; called in training mode only."""
+        """Update the statistics in place. Called in training mode only."""
 
     @property
     def parent_noise(self) -> FeatureNoise | None:
-        """The noise of the trained gates that it takes over; None where it starts its own."""
+        """The noise of the trained gates that it takes over, or None if it takes over none."""
         return None
 
     def takeover_error(self, noise: FeatureNoise | None) -> str:
-        """Why it cannot take over a gate of this noise (None: no gate); empty where it can."""
+        """Why it cannot take over a gate of this noise (None: no gate). Empty if it can."""
         raise NotImplementedError
 
-    def over(self, gate: Gate) -> Gate:
-        """The gate of this noise that takes over a trained one, and its tensors."""
+    def take_over(self, gate: Gate) -> Gate:
+        """Make the gate of this noise that takes over a trained gate and its tensors."""
         raise NotImplementedError
 
     @abstractmethod
@@ -80,43 +78,43 @@ class FeatureNoise(Value, ABC):
         """One draw, broadcastable to x, whose units run along `axis`."""
 
     def unit_mean(self, tensors: Tensors) -> Tensor | None:
-        """The expected multiplier of each unit, or None where it is one."""
+        """The expected multiplier of each unit, or None if it is one."""
         return None
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor | None:
-        """The expected multiplier, broadcastable to x, or None where it is one."""
+        """The expected multiplier, broadcastable to x, or None if it is one."""
         unit_mean = self.unit_mean(tensors)
         return None if unit_mean is None else along(axis, x, unit_mean.to(x.dtype))
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor] | None:
-        """Mean and variance of a draw, per unit or of all, where they are known.
+        """Mean and variance of a draw, per unit or shared, or None without a closed form.
 
-        Of the draw itself: units that the mean sets to zero by a threshold are still drawn.
+        They describe draws: units that the mean sets to zero by a threshold are still drawn.
         """
         return None
 
     def kl(self, tensors: Tensors, units: int) -> Tensor | None:
-        """KL to the method's prior, summed over the units; None where it has none."""
+        """KL to the prior of the method, summed over the units, or None without a prior."""
         return None
 
     @property
     def counts_weights(self) -> bool:
-        """Whether `weight_kl` takes the place of `kl` for a gate that belongs to a layer."""
+        """Whether `weight_kl` replaces `kl` for a gate inside a layer."""
         return False
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
-        """What the layer's weights add to the KL, for a gate that belongs to a layer.
+        """The KL of the weights of the layer, for a gate inside a layer.
 
-        The weight may be spread over processes: `square_sum` and `weight.numel()` are of all of it.
+        The weight may be sharded over processes. `square_sum` and `weight.numel()` cover all parts.
         """
         return None
 
     def log_alpha(self, tensors: Tensors) -> Tensor | None:
-        """log of noise variance over squared mean, per unit, where the method has it."""
+        """log of noise variance over squared mean, per unit, or None without such a ratio."""
         return None
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance | None:
-        """The method's score of each unit and its rule, or None where it selects nothing."""
+        """The score of each unit and the rule to retain it, or None without such a rule."""
         return None
 
 
@@ -125,8 +123,8 @@ class Gate(Noisy):
 
     Args:
         noise: the method.
-        units: how many units there are along `axis`.
-        axis: where they run: -1 for dense features, 1 for channels.
+        units: the number of units along `axis`.
+        axis: the axis of the units: -1 for dense features, 1 for channels.
         side: whether they are the inputs or the outputs of the layer that owns the gate.
 
     >>> import torch, vardrop as vd
@@ -143,17 +141,15 @@ class Gate(Noisy):
         check_integer("units", units, remedy="A gate needs features to act on.")
         check_type("axis", axis, int, "an integer")
         check_choice("side", side, ("input", "output"))
-        noise = noise.placed(axis)
+        noise = noise.at_axis(axis)
         self.noise, self.units, self.axis, self.side = noise, units, axis, side
         tensors, statistics = noise.initial(units), noise.statistics(units)
         self._names = (*tensors, *statistics)
-        for name, value in tensors.items():
-            if noise.learned:
-                self.register_parameter(name, nn.Parameter(value))
+        for name, tensor in (tensors | statistics).items():
+            if noise.learned and name in tensors:
+                self.register_parameter(name, nn.Parameter(tensor))
             else:
-                self.register_buffer(name, value)
-        for name, value in statistics.items():
-            self.register_buffer(name, value)
+                self.register_buffer(name, tensor)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -183,12 +179,12 @@ class Gate(Noisy):
         return x if mean is None else x * mean
 
     def unit_mean(self) -> Tensor | None:
-        """The expected multiplier of each unit, or None where it is one."""
+        """The expected multiplier of each unit, or None if it is one."""
         if self.noise.input_dependent:
             raise VardropError(
                 "Expected a gate whose mean is a constant, but got "
                 f"{type(self.noise).__name__}, which depends on its input and cannot be folded "
-                "into weights. Keep the gate and use the net in evaluation mode."
+                "into weights. Keep the gate and use the model in evaluation mode."
             )
         mean = self.noise.unit_mean(self.tensors)
         return None if mean is None else mean.expand(self.units)
@@ -198,9 +194,9 @@ class Gate(Noisy):
         return self.noise.kl(self.tensors, self.units)
 
     def weight_kl(self, weight: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """What a weight of the layer that owns the gate adds to the KL.
+        """The KL of a weight of the layer that owns the gate.
 
-        `select` takes the entries of the units that the weight multiplies out of one per unit.
+        `select` maps one entry per unit to the entries of the units that the weight multiplies.
         """
         tensors = {n: select(t) if t.shape == (self.units,) else t for n, t in self.tensors.items()}
         return self.noise.weight_kl(to_float32_or_wider(weight), tensors)
@@ -211,22 +207,22 @@ class Gate(Noisy):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start the noise anew, and forget the statistics of the features."""
+        """Reset the noise and the statistics of the features."""
         start = {**self.noise.start(self.units), **self.noise.statistics(self.units)}
-        for name, value in start.items():
-            getattr(self, name).copy_(value)
+        for name, tensor in start.items():
+            getattr(self, name).copy_(tensor)
 
     def get_log_alpha(self) -> Tensor | None:
-        """log alpha of the noise, per unit, where the method has it."""
+        """log alpha of the noise, per unit, or None if the method has none."""
         return self.noise.log_alpha(self.tensors)
 
     def relevance(self) -> Relevance | None:
-        """The method's rule, on the inputs or outputs of the layer as `side` says."""
-        found = self.noise.relevance(self.tensors, self.units)
-        return None if found is None else replace(found, kind=self.side)
+        """The rule of the method, on the inputs or outputs of the layer (`side`)."""
+        relevance = self.noise.relevance(self.tensors, self.units)
+        return None if relevance is None else replace(relevance, kind=self.side)
 
     def noise_tensors(self) -> Iterator[Tensor]:
-        """Its parameters; statistics are none."""
+        """Its parameters, without the statistics."""
         yield from self.parameters(recurse=False)
 
     def noise_names(self) -> Iterable[str]:
@@ -245,11 +241,11 @@ def along(axis: int, x: Tensor, per_unit: Tensor) -> Tensor:
 
 
 def noise_shape(x: Tensor, axis: int, granularity: Granularity) -> tuple[int, ...]:
-    """The shape of noise that is drawn per element, per unit and example, or per example.
+    """The shape of noise per element, per unit and example, or per example.
 
     Axes before the units count as examples: a dense feature over tokens (N, T, units) has one draw
-    per unit, example and position. Per sequence is per unit and example, the same at all steps;
-    recurrent layers ask for it.
+    per unit, example and position. "sequence" is per unit and example, the same at all steps, for
+    recurrent layers.
 
     >>> import torch
     >>> x = torch.zeros(8, 3, 5, 5)

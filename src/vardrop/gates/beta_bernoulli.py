@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,7 @@ from vardrop.functional import (
     logit_from_log,
     uniform,
 )
-from vardrop.gates.base import (
-    FeatureNoise,
-    Side,
-    along,
-    inverse_softplus,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Side, along, inverse_softplus, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 
@@ -52,16 +47,13 @@ class BetaBernoulli(FeatureNoise):
     b: float = 1.0
     temperature: float = 0.1
     threshold: float = 1e-3
+    sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("alpha", "a", "b", "temperature", "threshold"):
             check_number(name, getattr(self, name), above=0)
         check_number("threshold", self.threshold, below=1, remedy="Else every unit is closed.")
-
-    def side(self, spatial: int) -> Side:
-        """Output channels of convolutions, inputs of dense layers."""
-        return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """raw_a and raw_b per unit, whose softplus is a and b."""

@@ -1,4 +1,4 @@
-"""Binary masks: at one rate (binary dropout), or at one that a unit sets itself (standout)."""
+"""Binary masks: at a fixed rate (binary dropout), or at a rate set by each unit (standout)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vardrop.posteriors import Tensors, check_drop_rate
 
 @dataclass(frozen=True)
 class BinaryDropout(FeatureNoise):
-    """Each element is dropped with probability `drop_rate` and kept ones are scaled up.
+    """Drop each element with probability `drop_rate` and scale up the others.
 
     multiplier = z / (1 - drop_rate), z ~ Bernoulli(1 - drop_rate); mean 1, variance
     drop_rate / (1 - drop_rate). One mask per element, per channel of an example, or per example.
 
     With a prior `length_scale` l, a gate in a layer with weights W adds l^2 |W|^2 / (2 (1 -
     drop_rate)) to the KL: the l^2 (1 - drop_rate) |M|^2 / 2 of the paper for M = W / (1 -
-    drop_rate), the value at which a kept weight stands.
+    drop_rate), the value of a retained weight.
 
     >>> import torch
     >>> BinaryDropout(drop_rate=0.0).multiplier(torch.zeros(1, 2), -1, {})
@@ -56,15 +56,15 @@ class BinaryDropout(FeatureNoise):
     def multiplier(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """0 or 1 / (1 - drop_rate)."""
         shape = noise_shape(x, axis, self.granularity)
-        kept = uniform(shape, x) >= self.drop_rate
-        return kept.to(x.dtype) / (1 - self.drop_rate)
+        mask = uniform(shape, x) >= self.drop_rate
+        return mask.to(x.dtype) / (1 - self.drop_rate)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """1 and drop_rate / (1 - drop_rate)."""
         return torch.ones(1), torch.full((1,), self.drop_rate / (1 - self.drop_rate))
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor | None:
-        """l^2 |W|^2 / (2 (1 - drop_rate)), where there is a length scale l."""
+        """l^2 |W|^2 / (2 (1 - drop_rate)) if there is a length scale l."""
         if self.length_scale is None:
             return None
         return square_sum(weight) * (0.5 * self.length_scale**2 / (1 - self.drop_rate))
@@ -75,7 +75,7 @@ class Standout(FeatureNoise):
     """A unit with pre-activation x is kept with probability sigmoid(scale x + shift).
 
     multiplier = z, z ~ Bernoulli(sigmoid(scale x + shift)); the mean multiplies by the
-    probability. It sits on the outputs of a layer, before a non-linearity that keeps 0 and
+    probability. It is applied to the outputs of a layer, before a non-linearity that keeps 0 and
     commutes with positive factors (ReLU). No gradient flows through the probabilities.
 
     >>> import torch
@@ -88,15 +88,12 @@ class Standout(FeatureNoise):
     scale: float = 1.0
     shift: float = 0.0
     input_dependent: ClassVar[bool] = True
+    sides: ClassVar[tuple[Side, Side]] = ("output", "output")  # before the non-linearity
 
     @property
     def learned(self) -> bool:
         """False: scale and shift are fixed."""
         return False
-
-    def side(self, spatial: int) -> Side:
-        """Outputs, before the non-linearity."""
-        return "output"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """No tensors: scale and shift are numbers."""

@@ -26,10 +26,10 @@ class ConcreteDropout(FeatureNoise):
         KL = length_scale^2 |W|^2 / (2 (1 - p)) - K H(p)
 
     with K the number of input units (channels of a convolution, whatever its image size) and the
-    entropy H of a Bernoulli(p). Biases are not regularised. A gate on its own has the second term
-    only. `granularity="channel"` draws one mask per channel, as convolutions need; dense features
-    are the same either way. `temperature` None takes the authors' 0.1 for dense features (units
-    along the last axis, -1) and 2/3 for channels.
+    entropy H of a Bernoulli(p). Biases are not regularised. A gate outside of a layer has only the
+    second term. `granularity="channel"` draws one mask per channel, as convolutions need. Dense
+    features are the same either way. With `temperature` None it is the authors' 0.1 for dense
+    features (units along the last axis, -1) and 2/3 for channels.
 
     The mean multiplies by E (1 - d) / (1 - p), by quadrature. A relaxed draw is not unbiased: at
     p = 0.1 this is 0.950 for channels and 0.999 for dense features. The authors' code multiplies
@@ -56,8 +56,8 @@ class ConcreteDropout(FeatureNoise):
         if self.temperature is not None:
             check_number("temperature", self.temperature, above=0)
 
-    def placed(self, axis: int) -> ConcreteDropout:
-        """The temperature for units along `axis`, where none was given."""
+    def at_axis(self, axis: int) -> ConcreteDropout:
+        """The same with the temperature for units along `axis`, if none was passed."""
         if self.temperature is not None:
             return self
         spatial = self.granularity == "channel" and axis != -1
@@ -71,9 +71,9 @@ class ConcreteDropout(FeatureNoise):
         """(1 - d) / (1 - p) with a relaxed d."""
         logit = tensors["drop_logit"]
         shape = noise_shape(x, axis, self.granularity)
-        temperature = self.placed(axis).temperature or _DENSE
-        kept = concrete(-logit, uniform(shape, logit), temperature)
-        return (kept / torch.sigmoid(-logit)).to(x.dtype)
+        temperature = self.at_axis(axis).temperature or _DENSE
+        retained = concrete(-logit, uniform(shape, logit), temperature)
+        return (retained / torch.sigmoid(-logit)).to(x.dtype)
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
         """E (1 - d) / (1 - p), by quadrature."""
@@ -81,7 +81,7 @@ class ConcreteDropout(FeatureNoise):
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
         """The same for all units of x."""
-        return self.placed(axis).unit_mean(tensors).to(x.dtype)
+        return self.at_axis(axis).unit_mean(tensors).to(x.dtype)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         """-K H(p), K units."""
@@ -89,6 +89,6 @@ class ConcreteDropout(FeatureNoise):
 
     def weight_kl(self, weight: Tensor, tensors: Tensors) -> Tensor:
         """length_scale^2 |W|^2 / (2 (1 - p))."""
-        # 1 / (1 - p) = 1 + exp(logit), bounded where the rate reaches one.
+        # 1 / (1 - p) = 1 + exp(logit), bounded for a rate near one.
         inverse_keep = torch.exp(functional.softplus(tensors["drop_logit"].clamp(max=50.0)))
         return 0.5 * self.length_scale**2 * square_sum(weight) * inverse_keep.sum()

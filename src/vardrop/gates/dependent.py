@@ -13,14 +13,7 @@ from torch.nn import functional
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.functional import concrete, log_square, normal_kl, normal_like, uniform
-from vardrop.gates.base import (
-    FeatureNoise,
-    Gate,
-    Side,
-    along,
-    inverse_softplus,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Gate, Side, along, inverse_softplus, noise_shape
 from vardrop.gates.beta_bernoulli import BetaBernoulli
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
@@ -54,6 +47,7 @@ class DependentBetaBernoulli(FeatureNoise):
     std: float = 1.0
     prior_std: float = math.sqrt(5.0)
     input_dependent: ClassVar[bool] = True
+    sides: ClassVar[tuple[Side, Side]] = BetaBernoulli.sides
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,11 +56,11 @@ class DependentBetaBernoulli(FeatureNoise):
 
     @property
     def parent_noise(self) -> BetaBernoulli | None:
-        """The Beta-Bernoulli gates that it takes over; None where both start together."""
+        """The Beta-Bernoulli gates that it takes over, or None if both start together."""
         return None if self.joint else self.base
 
     def takeover_error(self, noise: FeatureNoise | None) -> str:
-        """Any gate but a Beta-Bernoulli one is refused."""
+        """It can take over Beta-Bernoulli gates only."""
         if isinstance(noise, BetaBernoulli):
             return ""
         return (
@@ -74,8 +68,8 @@ class DependentBetaBernoulli(FeatureNoise):
             "or use joint=True"
         )
 
-    def over(self, gate: Gate) -> Gate:
-        """The trained gate's a and b, frozen unless `joint`, and its own tensors at their start."""
+    def take_over(self, gate: Gate) -> Gate:
+        """The a and b of the trained gate, frozen unless `joint`, and new tensors."""
         noise = replace(self, base=cast(BetaBernoulli, gate.noise))
         dependent = Gate(replace(noise, joint=True), gate.units, gate.axis, gate.side)
         dependent.to(gate.get_parameter("raw_a")).train(gate.training)
@@ -84,12 +78,8 @@ class DependentBetaBernoulli(FeatureNoise):
         dependent.noise = noise
         return dependent
 
-    def side(self, spatial: int) -> Side:
-        """As the base."""
-        return self.base.side(spatial)
-
     def initial(self, units: int) -> dict[str, Tensor]:
-        """Its own tensors and those of the base; refused where a trained base has to be there."""
+        """Its tensors and the tensors of the base. Raises an error if a trained base is needed."""
         if not self.joint:
             raise VardropError(
                 "Expected a trained Beta-Bernoulli gate under the dependent one, but got none. "
@@ -98,12 +88,9 @@ class DependentBetaBernoulli(FeatureNoise):
         return self.start(units)
 
     def start(self, units: int) -> dict[str, Tensor]:
-        """The same, for a gate that has its base."""
-        return {**self.base.initial(units), **self.own(units)}
-
-    def own(self, units: int) -> dict[str, Tensor]:
-        """The tensors that the dependent part adds to its base."""
+        """The same, for a gate that already has its base."""
         return {
+            **self.base.initial(units),
             "scale": torch.full((units,), self.scale),
             "shift": torch.full((units,), self.shift),
             "raw_std": torch.full((units,), inverse_softplus(self.std)),
@@ -118,7 +105,7 @@ class DependentBetaBernoulli(FeatureNoise):
     def observe(self, x: Tensor, axis: int, tensors: Tensors) -> None:
         """A plain average over the first batches, then an exponential one."""
         mean = tensors["running_mean"]
-        rows = self._pooled(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
+        rows = self._pool(x, axis).movedim(axis, -1).reshape(-1, x.shape[axis]).to(mean)
         if rows.shape[0] < 2:
             return  # one example has no variance
         rate = torch.clamp(1 / (tensors["batches"] + 1), min=_MOMENTUM)
@@ -128,12 +115,12 @@ class DependentBetaBernoulli(FeatureNoise):
         tensors["batches"].add_(1)
 
     @staticmethod
-    def _pooled(x: Tensor, axis: int) -> Tensor:
+    def _pool(x: Tensor, axis: int) -> Tensor:
         space = tuple(range(axis % x.dim() + 1, x.dim()))
         return x.detach().mean(space, keepdim=True) if space else x.detach()
 
     def _activation(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
-        h = self._pooled(x, axis).to(tensors["running_mean"].dtype)
+        h = self._pool(x, axis).to(tensors["running_mean"].dtype)
         deviation = torch.rsqrt(tensors["running_var"] + _EPS)
         h = (h - along(axis, x, tensors["running_mean"])) * along(axis, x, deviation)
         return h * along(axis, x, tensors["scale"]) + along(axis, x, tensors["shift"])
@@ -148,24 +135,24 @@ class DependentBetaBernoulli(FeatureNoise):
         return z.to(x.dtype) * self.base.multiplier(x, axis, tensors)
 
     def mean(self, x: Tensor, axis: int, tensors: Tensors) -> Tensor:
-        """E pi clip(scale h + shift, 0, 1), or zero where that is at most the threshold."""
+        """E pi clip(scale h + shift, 0, 1), or zero if that is at most the threshold."""
         base = along(axis, x, self.base.unit_mean(tensors))
         open_ = base * self._activation(x, axis, tensors).clamp(0, 1)
         return torch.where(open_ > self.base.threshold, open_, 0.0).to(x.dtype)
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
-        """KL(N(shift, std^2) || N(0, prior_std^2)), and that of the base where `joint`."""
+        """KL(N(shift, std^2) || N(0, prior_std^2)), plus the KL of the base if `joint`."""
         log_variance = log_square(functional.softplus(tensors["raw_std"]))
         zero, prior_std = log_variance.new_zeros(()), log_variance.new_tensor(self.prior_std)
-        own = normal_kl(tensors["shift"], zero, prior_std, log_variance=log_variance).sum()
-        return own + self.base.kl(tensors, units) if self.joint else own
+        shift_kl = normal_kl(tensors["shift"], zero, prior_std, log_variance=log_variance).sum()
+        return shift_kl + self.base.kl(tensors, units) if self.joint else shift_kl
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
-        """As the base: a unit goes for all inputs or for none."""
+        """The relevance of the base: a unit is removed for all inputs or for none."""
         return self.base.relevance(tensors, units)
 
 
 def _between(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
-    """torch.lerp, exact at both ends and where nothing moves; vmap has no rule for torch's own."""
+    """torch.lerp, exact at both ends and for equal tensors. vmap has no rule for torch.lerp."""
     step = new - old
     return torch.where(rate < 0.5, old + rate * step, new - step * (1 - rate))

@@ -1,4 +1,4 @@
-"""Dropout in the code of classes that nobody registered, found by running them in training mode."""
+"""Dropout in the code of unregistered classes, found by running them in training mode."""
 
 from __future__ import annotations
 
@@ -27,19 +27,26 @@ from vardrop.gates.functional_dropout import is_custom
 from vardrop.noisy import Noisy
 
 _NOTE = (
-    "vardrop ran the code of custom classes in training mode, to look for dropout in it. Where a "
-    "class cannot run so, say that it has none: "
+    "vardrop ran the code of custom classes in training mode, to look for dropout in it. If a "
+    "class cannot run like this, register that it has none: "
     "vardrop.gates.register_functional_dropout(kind, lambda module: {})."
 )
 
 
 @restore_state_on_error
 def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, float]:
-    """The rates of dropout that custom code draws, by the name of the innermost module that draws.
+    """Find the rates of dropout in custom code, by the name of the innermost module that draws.
 
-    Runs one pass of a copy, in training mode where neither torch nor this library wrote the class,
-    and nobody registered it. The net, its modes and its BatchNorm stay as they are. Dropout is what
-    torch is told a rate for: `dropout` and its kind, attention and `bernoulli`.
+    It runs one pass of a copy. Classes of other packages that are not registered are in training
+    mode. The model, its modes and its BatchNorm are unchanged. Dropout means torch functions with a
+    drop rate: `dropout` and its variants, attention and `bernoulli`.
+
+    Args:
+        net: a model.
+        example_input: an input of the model.
+
+    Returns:
+        The rates by module name.
 
     >>> import torch
     >>> class Block(torch.nn.Module):
@@ -56,9 +63,9 @@ def find_functional_dropout(net: nn.Module, example_input: Any) -> dict[str, flo
 
 
 def check_functional_dropout(net: nn.Module, x: Any) -> None:
-    """Refuse dropout of custom code in training mode alone: predictions would be without it.
+    """Raise an error for custom code with dropout in training mode only: predictions lack it.
 
-    A net is looked at once, and again where a class or a number among the attributes has changed.
+    A model is checked once, and again after a class or a number among the attributes has changed.
     """
     net = (
         net.net if isinstance(net, PickOutput) else net
@@ -86,7 +93,7 @@ _CHECKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, str, float]]:
-    """The custom modules that drew dropout in a pass of a copy: names, classes and rates."""
+    """The custom modules that draw dropout in a pass of a copy: names, classes and rates."""
     twin, data = clone_modules(net), [(p, p.data) for p in net.parameters()]
     entered: list[tuple[str, str]] = []
     drawn: list[tuple[str, str, float]] = []
@@ -125,23 +132,23 @@ def _dropout_calls(net: nn.Module, x: Any, training: bool) -> list[tuple[str, st
 
 
 class _Rehearsal(RandomOpMode):
-    """`RandomOpMode` in which what writes into a tensor of the net writes into a copy instead."""
+    """`RandomOpMode` in which writes into tensors of the model go to copies."""
 
     def __init__(self, answer: Callable[..., Any], net: nn.Module) -> None:
         super().__init__(answer)
         tensors = chain(net.parameters(), net.buffers())
-        self.kept = {t.untyped_storage().data_ptr() for t in tensors if _has_storage(t)}
+        self.storages = {t.untyped_storage().data_ptr() for t in tensors if _has_storage(t)}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if schema(function).is_mutable:
-            args, kwargs = tree_map_only(Tensor, self._apart, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, self._copy, (args, kwargs))
         return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _apart(self, tensor: Tensor) -> Tensor:
-        kept = _has_storage(tensor) and tensor.untyped_storage().data_ptr() in self.kept
-        return tensor.clone() if kept else tensor
+    def _copy(self, tensor: Tensor) -> Tensor:
+        of_net = _has_storage(tensor) and tensor.untyped_storage().data_ptr() in self.storages
+        return tensor.clone() if of_net else tensor
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -149,12 +156,12 @@ def _has_storage(tensor: Tensor) -> bool:
 
 
 def _rate_of_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The rate with which a random function of torch drops; zero where it does something else."""
+    """The drop rate of a random function of torch, or zero if it is no dropout."""
     arguments = schema(function).arguments
-    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
-    if "bernoulli" in schema(function).name:  # which is told what to keep
-        keep = torch.as_tensor(given.get("p", args[0]), dtype=torch.float64)
+    options = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    options |= {a.name: option for a, option in zip(arguments, args, strict=False)} | kwargs
+    if "bernoulli" in schema(function).name:  # its argument is the probability of a one
+        keep = torch.as_tensor(options.get("p", args[0]), dtype=torch.float64)
         return round(1 - float(keep.mean()), 6)
-    told = given.get("p") if "dropout" in schema(function).name else given.get("dropout_p")
-    return 0.0 if told is None else float(told)
+    rate = options.get("p" if "dropout" in schema(function).name else "dropout_p")
+    return 0.0 if rate is None else float(rate)

@@ -13,12 +13,7 @@ from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop.divergence import log_uniform_from_log_alpha
 from vardrop.functional import clamp_with_gradient, standard_normal
-from vardrop.gates.base import (
-    FeatureNoise,
-    Granularity,
-    along,
-    noise_shape,
-)
+from vardrop.gates.base import FeatureNoise, Granularity, along, noise_shape
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
 from vardrop.priors import LogUniform

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class HardConcrete(FeatureNoise):
     temperature: float = 2 / 3
     low: float = -0.1
     high: float = 1.1
+    sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,10 +56,6 @@ class HardConcrete(FeatureNoise):
                 f"Expected `low` < 0 and `high` > 1, but got {self.low} and {self.high}. "
                 "The stretch is what lets a gate close."
             )
-
-    def side(self, spatial: int) -> Side:
-        """Output channels of convolutions, inputs of dense layers."""
-        return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """logit per unit."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
-from vardrop.functional import (
-    clamp_with_gradient,
-    truncated_log_normal_kl,
-    truncated_log_normal_log_moment,
-    truncated_log_normal_log_sample,
-    truncated_log_normal_snr,
-    uniform,
-)
+from vardrop.functional import clamp_with_gradient, truncated_log_normal, uniform
 from vardrop.gates.base import FeatureNoise, Side, along
 from vardrop.noisy import Relevance
 from vardrop.posteriors import Tensors
@@ -44,16 +38,13 @@ class LogNormal(FeatureNoise):
     low: float = -20.0
     high: float = 0.0
     threshold: float = 1.0
+    sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("threshold", self.threshold, above=0)
         if not self.low < self.high:
             raise VardropError(f"Expected `low` < `high`, but got {self.low} and {self.high}.")
-
-    def side(self, spatial: int) -> Side:
-        """Output channels of convolutions, inputs of dense layers."""
-        return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """mu and log_sigma per unit."""
@@ -71,31 +62,31 @@ class LogNormal(FeatureNoise):
         """theta, one per unit and batch."""
         parameters = self.parameters(tensors)
         noise = uniform(parameters[0].shape, parameters[0])
-        theta = truncated_log_normal_log_sample(*parameters, noise).exp()
+        theta = truncated_log_normal.log_sample(*parameters, noise).exp()
         return along(axis, x, theta.to(x.dtype))
 
     def unit_mean(self, tensors: Tensors) -> Tensor:
         """E theta, or zero where the signal-to-noise ratio is at most the threshold."""
         parameters = self.parameters(tensors)
-        mean = truncated_log_normal_log_moment(*parameters, order=1).exp()
-        snr = truncated_log_normal_snr(*parameters)
+        mean = truncated_log_normal.log_moment(*parameters, order=1).exp()
+        snr = truncated_log_normal.snr(*parameters)
         return torch.where(snr > self.threshold, mean.to(snr.dtype), 0.0)
 
     def moments(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """E theta and Var theta."""
         parameters = self.parameters(tensors)
-        mean = truncated_log_normal_log_moment(*parameters, order=1).exp()
-        return mean, (mean / truncated_log_normal_snr(*parameters)).square()
+        mean = truncated_log_normal.log_moment(*parameters, order=1).exp()
+        return mean, (mean / truncated_log_normal.snr(*parameters)).square()
 
     def kl(self, tensors: Tensors, units: int) -> Tensor:
         """KL to the log-uniform prior on [low, high], summed over the units."""
-        return truncated_log_normal_kl(*self.parameters(tensors)).sum()
+        return truncated_log_normal.kl(*self.parameters(tensors)).sum()
 
     def log_alpha(self, tensors: Tensors) -> Tensor:
         """-2 log(E theta / sd theta)."""
-        return -2 * truncated_log_normal_snr(*self.parameters(tensors)).log()
+        return -2 * truncated_log_normal.snr(*self.parameters(tensors)).log()
 
     def relevance(self, tensors: Tensors, units: int) -> Relevance:
         """E theta / sd theta, kept above the threshold."""
-        snr = truncated_log_normal_snr(*self.parameters(tensors))
+        snr = truncated_log_normal.snr(*self.parameters(tensors))
         return Relevance(snr, self.threshold, True, "input")

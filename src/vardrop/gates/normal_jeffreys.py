@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,14 +32,11 @@ class NormalJeffreys(FeatureNoise):
 
     log_sigma2: float = -9.0
     threshold: float = -3.0
+    sides: ClassVar[tuple[Side, Side]] = ("input", "output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_log_variance("log_sigma2", self.log_sigma2)
-
-    def side(self, spatial: int) -> Side:
-        """Output channels of convolutions, inputs of dense layers."""
-        return "output" if spatial else "input"
 
     def initial(self, units: int) -> dict[str, Tensor]:
         """mu and log_sigma2 per unit."""

@@ -20,7 +20,7 @@ from vardrop.functional import to_float32_or_wider
 from vardrop.noisy import Noisy
 
 Branches = Mapping[str, Tensor]
-_TAP = threading.local()  # `head`, `labels` and `runs`, while this thread asks for a head's loss
+_TAP = threading.local()  # `head`, `labels` and `runs`, while this thread computes a loss
 
 
 class HeadParts(NamedTuple):
@@ -40,19 +40,22 @@ class HeadParts(NamedTuple):
 class ClassRule(Value, ABC):
     """How a head turns class logits into probabilities: a value with pure functions.
 
-    `logits` are those of the linear layer, (..., classes); `branches` holds the outputs, of the
-    same shape, of the further linear maps that the rule names.
+    `logits` are the outputs of the linear layer, (..., classes). `branches` holds the outputs, of
+    the same shape, of the further linear maps that the rule names. With a branch `retain`, class k
+    is retained with probability sigmoid(retain_k).
     """
 
     branches: ClassVar[tuple[str, ...]] = ()
     linear: ClassVar[bool] = False  # the probabilities are the softmax of the logits
 
-    @abstractmethod
     def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """Class log-probabilities in one pass, without noise."""
+        """Class log-probabilities without noise: log softmax(o), or log softmax(o + log rho)."""
+        if "retain" in branches:
+            logits = logits + functional.logsigmoid(branches["retain"])
+        return torch.log_softmax(logits, dim=-1)
 
     def draw(self, logits: Tensor, branches: Branches) -> Tensor:
-        """Class log-probabilities under one draw of the noise, labels unknown."""
+        """Class log-probabilities under one draw of the noise, without labels."""
         return self.log_probs(logits, branches)
 
     @abstractmethod
@@ -60,16 +63,18 @@ class ClassRule(Value, ABC):
         """The training objective under one draw of the noise."""
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
-        """How probably each class stays in play, in the shape of the logits."""
+        """The probability that each class is retained, in the shape of the logits."""
+        if "retain" in branches:
+            return torch.sigmoid(branches["retain"])
         return torch.ones_like(logits)
 
 
 class Head(Noisy, nn.Linear):
-    """A classifier on features: `weight` and `bias` make the logits, the rule does the rest.
+    """A classifier on features: `weight` and `bias` give the logits, the rule the probabilities.
 
-    `head(h)` gives class log-probabilities in one pass, and `head(h, samples=S)` their Monte-Carlo
-    average over draws; `head.loss(h, y)` is the rule's objective with its parts;
-    `head.retain_probability(h)` says which classes are still in play.
+    `head(h)` returns class log-probabilities in one pass, and `head(h, samples=S)` their
+    Monte-Carlo average over draws. `head.loss(h, y)` is the objective of the rule with its parts.
+    `head.retain_probability(h)` is the probability that each class is retained.
 
     Args:
         in_features: width of the features.
@@ -94,7 +99,7 @@ class Head(Noisy, nn.Linear):
         self.make_head(rule)
 
     def make_head(self, rule: ClassRule) -> None:
-        """Register the rule and its branches on a layer that is a plain linear layer so far."""
+        """Register the rule and its branches on a plain linear layer."""
         check_type("rule", rule, ClassRule, "a rule such as vardrop.heads.DropMaxRule()")
         if self.out_features < 2:
             raise VardropError(
@@ -107,18 +112,18 @@ class Head(Noisy, nn.Linear):
             self.add_module(name, branch.to(self.weight).train(self.training))
 
     def reset_parameters(self) -> None:
-        """Start the logits and the branches of the rule anew."""
+        """Reset the logits and the branches of the rule."""
         super().reset_parameters()
         if "rule" in vars(self):  # torch's own constructor calls this first
             for name in self.rule.branches:
                 getattr(self, name).reset_parameters()
 
     def check_linear(self) -> None:
-        """Refuse to become a linear layer where the probabilities are more than its softmax."""
+        """Raise an error unless the probabilities are the softmax of the linear layer."""
         if not self.rule.linear:
             raise VardropError(
                 f"Expected a head that is a softmax of its linear layer, but got {self.rule!r}. "
-                "Keep the head and use the net in evaluation mode."
+                "Keep the head and use the model in evaluation mode."
             )
 
     def make_plain(self) -> None:
@@ -128,7 +133,7 @@ class Head(Noisy, nn.Linear):
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return self.out_features
 
     def _maps(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -171,19 +176,19 @@ class Head(Noisy, nn.Linear):
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.num_classes:
             raise VardropError(
-                f"Expected `y` to lie in 0..{self.num_classes - 1}, but got {low}..{high}. "
+                f"Expected `y` to be in 0..{self.num_classes - 1}, but got {low}..{high}. "
                 "Count classes from 0."
             )
 
     def retain_probability(self, h: Tensor) -> Tensor:
-        """How probably each class is still in play for features h, (..., num_classes)."""
+        """The probability that each class is retained for features h, (..., num_classes)."""
         return self.rule.retain_probability(*self._maps(h))
 
     def loss_in(self, net: nn.Module, x: Any, y: Tensor) -> HeadParts:
-        """`loss` at the features that the head sees in `net(x)`, of which it must be the last step.
+        """`loss` at the features that the head receives in `net(x)`. It must be the last module.
 
-        It is computed in the head's forward pass, where a sharded net has its tensors together. For
-        this thread alone: others go on to get log-probabilities from the same head.
+        It is computed in the forward pass of the head, when a sharded model has its tensors
+        together. Other threads still get log-probabilities from the same head.
         """
         _TAP.head, _TAP.labels, _TAP.runs = self, y, 0
         try:
@@ -196,14 +201,14 @@ class Head(Noisy, nn.Linear):
             runs, _TAP.head, _TAP.labels = _TAP.runs, None, None
         if runs != 1 or not isinstance(output, HeadParts):
             raise VardropError(
-                "Expected the head to be the last step of the net and to run once, but got "
-                f"{runs} runs and an output of its own. Take away what follows the head: it "
+                "Expected the head to be the last module of the model and to run once, but got "
+                f"{runs} runs and another output. Remove the modules after the head: it "
                 "returns log-probabilities."
             )
         return output
 
     def noise_tensors(self) -> Iterator[Tensor]:
-        """The parameters of the branches, which say what is dropped."""
+        """The parameters of the branches."""
         for name in self.rule.branches:
             yield from getattr(self, name).parameters()
 
@@ -232,6 +237,6 @@ def per_example(terms: Tensor) -> Tensor:
 
 
 def only_nll(nll: Tensor) -> HeadParts:
-    """The parts of a rule whose loss is a likelihood alone."""
+    """The parts of a rule whose loss is only a likelihood."""
     zero = torch.zeros_like(nll)
     return HeadParts(nll, nll, zero, zero, zero)

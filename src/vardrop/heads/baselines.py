@@ -1,4 +1,4 @@
-"""What DropMax is compared with: softmax, sampled softmax, class dropout, attention, sparsemax."""
+"""Baselines of DropMax: softmax, sampled softmax, class dropout, attention, sparsemax."""
 
 from __future__ import annotations
 
@@ -25,13 +25,9 @@ from vardrop.posteriors import check_drop_rate
 
 @dataclass(frozen=True)
 class SoftmaxRule(ClassRule):
-    """p_k ~ exp(o_k), trained by its likelihood."""
+    """p_k ~ exp(o_k), trained with its likelihood."""
 
     linear: ClassVar[bool] = True
-
-    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """log softmax(o)."""
-        return torch.log_softmax(logits, dim=-1)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o)[y]."""
@@ -40,7 +36,7 @@ class SoftmaxRule(ClassRule):
 
 @dataclass(frozen=True)
 class SampledSoftmaxRule(ClassRule):
-    """Trains on the target and a uniform sample of a `fraction` of the classes; tests on all.
+    """Train on the target and a uniform sample of a `fraction` of the classes. Predict with all.
 
     Jean et al. 2015, "On using very large target vocabulary for neural machine translation",
     sec. 3, with a uniform proposal, which needs no correction.
@@ -52,11 +48,7 @@ class SampledSoftmaxRule(ClassRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.fraction <= 1:
-            raise VardropError(f"Expected `fraction` to lie in (0, 1], but got {self.fraction}.")
-
-    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """log softmax(o) over all classes."""
-        return torch.log_softmax(logits, dim=-1)
+            raise VardropError(f"Expected `fraction` to be in (0, 1], but got {self.fraction}.")
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax over the target and the sampled classes."""
@@ -69,7 +61,7 @@ class SampledSoftmaxRule(ClassRule):
 
 @dataclass(frozen=True)
 class ClassDropoutRule(ClassRule):
-    """Drops every class but the target with one fixed rate in training; tests on all.
+    """Drop every class but the target at a fixed rate in training. Predict with all.
 
     Lee et al. 2018, "DropMax: adaptive variational softmax", sec. 5 (random DropMax).
     """
@@ -81,14 +73,10 @@ class ClassDropoutRule(ClassRule):
         super().__post_init__()
         check_drop_rate(self.drop_rate)
 
-    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """log softmax(o) over all classes."""
-        return torch.log_softmax(logits, dim=-1)
-
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
-        """-log softmax over the target and the classes that were kept."""
-        kept = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
-        return only_nll(masked_nll(logits, torch.where(kept, 0.0, -torch.inf), y))
+        """-log softmax over the target and the retained classes."""
+        mask = (uniform(logits.shape, logits) >= self.drop_rate) | is_target(y, logits)
+        return only_nll(masked_nll(logits, torch.where(mask, 0.0, -torch.inf), y))
 
     def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
         """1 - drop_rate for every class."""
@@ -104,17 +92,9 @@ class AttentionRule(ClassRule):
 
     branches: ClassVar[tuple[str, ...]] = ("retain",)
 
-    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """log softmax(o + log sigmoid(a))."""
-        return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
-
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
         """-log softmax(o + log sigmoid(a))[y]."""
         return only_nll(masked_nll(logits, functional.logsigmoid(branches["retain"]), y))
-
-    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
-        """sigmoid(a)."""
-        return torch.sigmoid(branches["retain"])
 
 
 def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +117,7 @@ def sparsemax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SparsemaxRule(ClassRule):
-    """p = sparsemax(o), trained by the sparsemax loss, which stands in the place of the NLL.
+    """p = sparsemax(o), trained with the sparsemax loss instead of the NLL.
 
         loss = -o_y + 1/2 sum_{k in support} (o_k^2 - t^2) + 1/2
 
@@ -153,8 +133,8 @@ class SparsemaxRule(ClassRule):
         return torch.where(inside, torch.where(inside, probs, 1.0).log(), -torch.inf)
 
     def loss(self, logits: Tensor, branches: Branches, y: Tensor) -> HeadParts:
-        """The sparsemax loss, without a shift that both sides ignore."""
-        # Both the map and the loss ignore a shift; without it the squares would cancel.
+        """The sparsemax loss."""
+        # Map and loss do not change with this shift, without which the squares would cancel.
         shifted = logits - logits.amax(-1, keepdim=True).detach()
         probs, threshold = sparsemax(shifted)
         squares = torch.where(probs > 0, shifted.square() - threshold.square(), 0.0).sum(-1)

@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vardrop._core.errors import VardropError
+from vardrop._core.checks import check_number
 from vardrop.functional import bernoulli_entropy, bernoulli_kl, concrete_logit, uniform
-from vardrop.heads.base import (
-    Branches,
-    ClassRule,
-    HeadParts,
-    is_target,
-    masked_nll,
-    per_example,
-)
+from vardrop.heads.base import Branches, ClassRule, HeadParts, is_target, masked_nll, per_example
 
 
 @dataclass(frozen=True)
@@ -47,18 +40,11 @@ class DropMaxRule(ClassRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise VardropError(
-                f"Expected `temperature` to be positive, but got {self.temperature}."
-            )
+        check_number("temperature", self.temperature, above=0)
 
     def _log_mask(self, logit: Tensor) -> Tensor:
         noise = uniform(logit.shape, logit)
         return functional.logsigmoid(concrete_logit(logit, noise, self.temperature))
-
-    def log_probs(self, logits: Tensor, branches: Branches) -> Tensor:
-        """log softmax(o + log rho): every class by the probability that it is kept."""
-        return torch.log_softmax(logits + functional.logsigmoid(branches["retain"]), dim=-1)
 
     def draw(self, logits: Tensor, branches: Branches) -> Tensor:
         """log softmax(o + log z), z ~ Bernoulli(rho), relaxed."""
@@ -77,7 +63,3 @@ class DropMaxRule(ClassRule):
         aux = functional.binary_cross_entropy_with_logits(r, target.to(r.dtype), reduction="none")
         kl, aux, entropy = (per_example(t.sum(-1)) for t in (kl, aux, bernoulli_entropy(a)))
         return HeadParts(nll + kl + aux - entropy, nll, kl, aux, entropy)
-
-    def retain_probability(self, logits: Tensor, branches: Branches) -> Tensor:
-        """rho = sigmoid(a)."""
-        return torch.sigmoid(branches["retain"])

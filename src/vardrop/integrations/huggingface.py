@@ -60,11 +60,11 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
 
     @property
-    def inputs(self) -> int:
+    def num_inputs(self) -> int:
         return self.nx
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         return self.nf
 
     @property
@@ -73,10 +73,10 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
 
     def forward(self, x: Tensor, noise: Any = None) -> Tensor:
         """The noisy output while sampling (or with explicit noise), else the plain layer's."""
-        x = self.gated("input", x)
+        x = self.apply_gate("input", x)
         rows = x.unsqueeze(0) if x.dim() == 1 else x
         y = self.product(_product, (rows,), noise)
-        return self.gated("output", y.squeeze(0) if x.dim() == 1 else y)
+        return self.apply_gate("output", y.squeeze(0) if x.dim() == 1 else y)
 
     def _reset_means(self) -> None:
         nn.init.normal_(self.weight, std=0.02)

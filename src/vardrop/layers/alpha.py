@@ -1,4 +1,4 @@
-"""log alpha of a net as data and as text: quantiles, sparsity at a threshold."""
+"""log alpha of a model as data and as text: quantiles, sparsity at a threshold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vardrop.noisy import log_alpha, noisy_modules, noisy_weights
 
 @dataclass(frozen=True)
 class LayerAlpha:
-    """log alpha of one noisy module; an alpha that several weights share counts for each."""
+    """log alpha of one noisy module. An alpha shared by several weights counts for each."""
 
     name: str
     weights: int
@@ -26,7 +26,7 @@ class LayerAlpha:
 
 @dataclass(frozen=True)
 class AlphaSummary:
-    """log alpha by layer; print it to read it."""
+    """log alpha by layer, with a printable form."""
 
     threshold: float
     layers: tuple[LayerAlpha, ...]
@@ -45,7 +45,7 @@ class AlphaSummary:
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Weights in all and weights whose noise drowns them, by layer; print it to read it."""
+    """The number of weights and of removed weights, by layer, with a printable form."""
 
     threshold: float
     weights: dict[str, int]
@@ -63,9 +63,9 @@ class Sparsity:
 
     @property
     def compression(self) -> float:
-        """All weights over the kept ones; infinite where none is kept."""
-        kept = sum(self.weights.values()) - sum(self.removed.values())
-        return sum(self.weights.values()) / kept if kept else math.inf
+        """The number of weights divided by the number of retained ones, which may be infinite."""
+        left = sum(self.weights.values()) - sum(self.removed.values())
+        return sum(self.weights.values()) / left if left else math.inf
 
     def __str__(self) -> str:
         layers = ", ".join(f"{name or '(net)'} {s:.1%}" for name, s in self.by_layer.items())
@@ -76,24 +76,24 @@ class Sparsity:
 
 
 def spread_log_alpha(net: nn.Module) -> dict[str, Tensor]:
-    """log alpha in the shape of each weight tensor, a shared alpha repeated; an error if none."""
-    found = log_alpha(net)
-    if not found:
+    """log alpha in the shape of each weight, a shared alpha repeated. An error if there is none."""
+    alphas = log_alpha(net)
+    if not alphas:
         kinds = sorted({type(m).__name__ for m in noisy_modules(net).values()})
         raise VardropError(
             f"Expected `net` to have modules with an alpha, but got {', '.join(kinds)}. "
             "Convert it with a Gaussian posterior, such as vardrop.sparse_vd()."
         )
     shapes = {name: tensor.mean.shape for name, _, tensor in noisy_weights(net)}
-    return {name: la.expand(shapes.get(name, la.shape)) for name, la in found.items()}
+    return {name: la.expand(shapes.get(name, la.shape)) for name, la in alphas.items()}
 
 
 def alpha_summary(net: nn.Module, threshold: float = 3.0) -> AlphaSummary:
-    """Quantiles of log alpha by layer, and how many weights lie at or above a threshold.
+    """Quantiles of log alpha by layer, and the number of weights at or above a threshold.
 
     Args:
-        net: a net with noisy modules.
-        threshold: on log alpha; 3 is the authors' choice, read off the histogram.
+        net: a model with noisy modules.
+        threshold: on log alpha. The authors chose 3 from the histogram.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.variational_dropout())
@@ -118,8 +118,8 @@ def sparsity(net: nn.Module, threshold: float = 3.0) -> Sparsity:
     """Fraction of weights with log alpha >= threshold, by layer and in all.
 
     Args:
-        net: a net with noisy modules.
-        threshold: on log alpha, a hyper-parameter; 3 is a drop rate of 0.953.
+        net: a model with noisy modules.
+        threshold: on log alpha, a hyper-parameter. 3 is a drop rate of 0.953.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())

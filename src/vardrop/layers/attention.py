@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import in_transform
 from vardrop.estimators import AffineMap, Estimator, local_reparameterization
+from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.layers.base import Ties, Variational
 from vardrop.layers.dense import Linear
@@ -23,18 +24,18 @@ from vardrop.priors import Prior
 
 
 class Projection(Linear, NonDynamicallyQuantizableLinear):
-    """The noisy output projection of an attention layer, which it belongs to."""
+    """The noisy output projection of an attention layer."""
 
 
 class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
     """`nn.MultiheadAttention` with posteriors on its projections, or with gates on its heads.
 
-    q, k, v = x W^T + b with W ~ q; heads = softmax(q k^T / sqrt(d)) v, each times its gate; the
-    output is their projection, which has a posterior of its own. Arguments and shapes are torch's.
+    q, k, v = x W^T + b with W ~ q, heads = softmax(q k^T / sqrt(d)) v, each times its gate. The
+    output is their projection, which has its own posterior. Arguments and shapes are as in torch.
 
-    Where query, key and value are one tensor they come from one draw of the packed weights; rows of
-    packed weights that meet different tensors are drawn apart, which is the same distribution.
-    With its noise off, and without a gate, it is torch's own layer, fast path included.
+    If query, key and value are the same tensor, they come from one draw of the packed weights. Rows
+    of packed weights with different inputs are drawn separately, with the same distribution. With
+    sampling off and without a gate it runs torch's layer, including its fast path.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.MultiheadAttention(8, 2, batch_first=True), vd.sparse_vd())
@@ -50,15 +51,8 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         packed = layer.in_proj_weight is not None
         return dict.fromkeys(("in_proj_weight",) if packed else SEPARATE, Linear.axes)
 
+    sizes: ClassVar[tuple[str, str]] = ("num_heads", "embed_dim")
     bias_names = ("in_proj_bias",)  # type: ignore[assignment]
-
-    @property
-    def inputs(self) -> int:
-        return self.num_heads
-
-    @property
-    def outputs(self) -> int:
-        return self.embed_dim
 
     def add_noise(
         self,
@@ -79,13 +73,13 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
             self.out_proj.make_plain()
             self.out_proj.__class__ = NonDynamicallyQuantizableLinear  # type: ignore[assignment]
 
-    def parts(self) -> dict[str, Variational]:
+    def sublayers(self) -> dict[str, Variational]:
         return {"out_proj": self.out_proj} if isinstance(self.out_proj, Projection) else {}
 
-    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
-        terms = super().kl_terms(value, known)
-        for part in self.parts().values():
-            terms |= part.kl_terms(value, known)
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
+        terms = super().kl_terms(value, counted)
+        for part in self.sublayers().values():
+            terms |= part.kl_terms(value, counted)
         return terms
 
     def _reset_means(self) -> None:
@@ -93,7 +87,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         self._reset_parameters()
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
-        """A gate with one unit per head, on heads (N, heads, length, width)."""
+        """Make a gate with one unit per head, for heads (N, heads, length, width)."""
         return Gate(noise, self.num_heads, -3, "input")
 
     def gated_weights(self) -> dict[str, Tensor]:
@@ -119,10 +113,10 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         is_causal: bool = False,
         noise: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Torch's attention with noise while sampling, or for given noise.
+        """Attention as in torch, with noise while sampling or for given noise.
 
-        `noise` is a pair: what the estimator takes for each of the input projections that are
-        drawn apart, in a tuple, and for the output projection.
+        `noise` is a pair: a tuple with the noise of each input projection, and the noise of the
+        output projection.
         """
         if not self.add_zero_attn and self.bias_k is None:  # else there is always one more key
             _check_mask("key_padding_mask", key_padding_mask)
@@ -144,27 +138,27 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         return self.out_proj(heads.transpose(1, 2).flatten(2), noise)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
-        """Queries, keys and values: one product for tensors that are the same."""
+        """Queries, keys and values, with one product for equal tensors."""
         size = self.embed_dim
         if self.in_proj_weight is None:
-            found = [
+            q, k, v = (
                 self._product(x, name, (0, size), (i * size, (i + 1) * size), _nth(noise, i))
                 for i, (name, x) in enumerate(zip(SEPARATE, (query, key, value), strict=True))
-            ]
-            return found[0], found[1], found[2]
+            )
+            return q, k, v
 
-        def packed(x: Tensor, start: int, stop: int, index: int) -> Tensor:
+        def project(x: Tensor, start: int, stop: int, index: int) -> Tensor:
             rows = start * size, stop * size
             return self._product(x, "in_proj_weight", rows, rows, _nth(noise, index))
 
         if query is key and key is value:
-            q, k, v = packed(query, 0, 3, 0).chunk(3, -1)
+            q, k, v = project(query, 0, 3, 0).chunk(3, -1)
             return q, k, v
-        q = packed(query, 0, 1, 0)
+        q = project(query, 0, 1, 0)
         if key is value:
-            k, v = packed(key, 1, 3, 1).chunk(2, -1)
+            k, v = project(key, 1, 3, 1).chunk(2, -1)
             return q, k, v
-        return q, packed(key, 1, 2, 1), packed(value, 2, 3, 2)
+        return q, project(key, 1, 2, 1), project(value, 2, 3, 2)
 
     def _product(
         self, x: Tensor, name: str, rows: tuple[int, int], biases: tuple[int, int], noise: Any
@@ -175,7 +169,7 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
         views = self.noisy_tensors()
         noisy = views.get("in_proj_bias")
         affine = AffineMap(
-            op=functional.linear,
+            op=linear,
             weight=views[name].with_shared_variance(self.training).rows(*rows),
             bias=bias if noisy is None else noisy.rows(*biases),
             outputs=rows[1] - rows[0],
@@ -187,9 +181,9 @@ class MultiheadAttention(Heads, Variational, nn.MultiheadAttention):
 
 
 def _check_mask(name: str, mask: Tensor | None) -> None:
-    """Refuse a mask without a key for some query, over which a softmax is not defined."""
+    """Raise an error for a mask that hides all keys of a query: its softmax is not defined."""
     if mask is None or torch.compiler.is_compiling() or in_transform() or not mask.is_cpu:
-        return  # to look at values breaks a graph, or waits for a device
+        return  # reading values breaks a graph, or waits for a device
     hidden = (mask if mask.dtype == torch.bool else mask == float("-inf")).all(-1)
     if bool(hidden.any()):
         row = tuple(hidden.nonzero()[0].tolist())

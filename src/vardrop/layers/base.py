@@ -1,9 +1,9 @@
-"""What every layer with noisy weights shares: tensors, the switch, the KL.
+"""The base of layers with noisy weights: tensors, products, the KL.
 
-A noisy layer *is* the torch layer of its name: a weight is the posterior mean, and the noise
-tensors stand beside it, so a plain checkpoint loads and mean mode is the torch layer. The noise of
-`weight` is stored under the posterior's own names (`log_sigma2`), that of any other tensor after
-its name (`bias_log_sigma2`).
+A noisy layer is a subclass of the torch layer of its name. A weight is the posterior mean, and the
+noise tensors are stored next to it, so a plain checkpoint loads, and with sampling off the outputs
+are those of the torch layer. The noise of `weight` is stored under the names of the posterior
+(`log_sigma2`), the noise of any other tensor with a prefix (`bias_log_sigma2`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vardrop.noisy import KLTerms, Noisy, NoisyTensor
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
 
-Ties = dict[int, dict[str, Tensor]]  # noise tensors by their own name, by the id of their mean
+Ties = dict[int, dict[str, Tensor]]  # noise tensors by name, by the id of their mean
 _Map = Callable[..., Tensor]
 _METHOD = ("posterior", "prior", "estimator", "gate", "noisy_bias")
 _BIAS_AXES = Axes(input=(), output=(0,))
 
 
 class _Stored(NamedTuple):
-    """The names under which a layer stores the tensors of posterior and prior, by their own."""
+    """The attribute names of the tensors of posterior and prior, by tensor name."""
 
     noise: dict[str, str]
     hyper: dict[str, str]
@@ -41,7 +41,7 @@ class _Stored(NamedTuple):
 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
-    """Raise unless the parts fit together."""
+    """Raise an error unless posterior, prior and estimator fit together."""
     check_type("posterior", posterior, Posterior | None, "a Posterior or None")
     check_type("prior", prior, Prior | None, "a Prior or None")
     check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
@@ -59,17 +59,18 @@ def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Es
 class Variational(Noisy):
     """A torch layer whose weights have a posterior, and whose input may pass a gate.
 
-    Its arguments are those of the torch layer, `device` and `dtype` included, and then, by name,
-    `posterior`, `prior`, `estimator`, `gate` and `noisy_bias`.
+    It takes the arguments of the torch layer, and by keyword `posterior`, `prior`, `estimator`,
+    `gate` and `noisy_bias`.
 
-    A layer of your own derives from this class and the torch layer, says which of its tensors are
-    weights (`axes`, or `weights_of` for several), gives `inputs` and `outputs`, and calls
-    `product` in its forward; `vardrop.register_layer` then lets `convert` use it.
+    A custom layer derives from this class and the torch layer. It declares its weights (`axes`, or
+    `weights_of` for several) and its units (`sizes`, or `num_inputs` and `num_outputs`), and calls
+    `product` in its forward. `vardrop.register_layer` makes it available to `convert`.
     """
 
     axes: ClassVar[Axes]
+    sizes: ClassVar[tuple[str, str]]  # attributes with the numbers of input and output units
     spatial: ClassVar[int] = 0  # axes after the one that runs over units
-    weight: Tensor  # of a layer with one
+    weight: Tensor  # of a layer with one weight
     bias: Any  # torch declares it a Tensor, though it may be None
     posterior: Posterior | None
     prior: Prior | None
@@ -85,27 +86,27 @@ class Variational(Noisy):
 
     @property
     def channel_axis(self) -> int:
-        """Where the units run in the input and in the output."""
+        """The axis of the units in the input and in the output."""
         return -1 - self.spatial
 
     @property
-    def inputs(self) -> int:
-        """How many input units a gate would act on."""
-        raise NotImplementedError
+    def num_inputs(self) -> int:
+        """The number of input units that a gate would act on."""
+        return int(getattr(self, self.sizes[0]))
 
     @property
-    def outputs(self) -> int:
-        """How many output units there are."""
-        raise NotImplementedError
+    def num_outputs(self) -> int:
+        """The number of output units."""
+        return int(getattr(self, self.sizes[1]))
 
     @classmethod
     def weights_of(cls, layer: nn.Module) -> Mapping[str, Axes]:
-        """The names of a layer's weights with their axes, noisy or still plain."""
+        """The weights of a noisy or plain layer by name, each with its axes."""
         return {"weight": cls.axes}
 
     @classmethod
-    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
-        """Why a plain layer cannot be made noisy, or not with this gate; empty where it can."""
+    def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+        """Why a plain layer cannot be made noisy, or not with this gate. Empty if it can."""
         if getattr(gate, "granularity", None) == "sequence":
             return "one mask per sequence is for recurrent layers"
         return ""
@@ -117,16 +118,16 @@ class Variational(Noisy):
 
     @property
     def bias_names(self) -> tuple[str, ...]:
-        """The tensors, one number per output, that are noisy only with `noisy_bias`."""
+        """Tensors with one number per output. They are noisy only with `noisy_bias`."""
         return ("bias",)
 
     def _biases(self) -> dict[str, Tensor]:
-        found = {name: getattr(self, name, None) for name in self.bias_names}
-        return {name: bias for name, bias in found.items() if bias is not None}
+        biases = {name: getattr(self, name, None) for name in self.bias_names}
+        return {name: bias for name, bias in biases.items() if bias is not None}
 
     def _first_weight(self) -> Tensor:
-        found: Tensor = getattr(self, next(iter(self.weight_axes)))
-        return found
+        weight: Tensor = getattr(self, next(iter(self.weight_axes)))
+        return weight
 
     def add_noise(
         self,
@@ -137,10 +138,16 @@ class Variational(Noisy):
         noisy_bias: bool = False,
         tied: Ties | None = None,
     ) -> None:
-        """Register the tensors of the method on a layer that is a plain torch layer so far.
+        """Register the tensors of the method on a plain torch layer.
 
-        `tied` holds the noise tensors of other modules by the tensor that they belong to: a module
-        with the same weight shares them, and adds its own for the next.
+        Args:
+            posterior: of the weights, or None.
+            prior: of the weights, or None.
+            estimator: how the noise of the weights is drawn.
+            gate: noise on the inputs or outputs, or None.
+            noisy_bias: whether the biases have the posterior and the prior too.
+            tied: noise tensors of other modules by the id of their weight. A module with the same
+                weight shares them, and new tensors are added.
         """
         check_method(posterior, prior, estimator)
         check_type("gate", gate, FeatureNoise | None, "a FeatureNoise such as BinaryDropout()")
@@ -156,32 +163,32 @@ class Variational(Noisy):
             there = {} if tied is None else tied.setdefault(id(mean), {})
             noise, hyper = self._start(mean, axes)
             self._noise[name] = _Stored(
-                self._own(name, _tied(noise, there, posterior is not None and posterior.learned)),
-                self._own(name, _tied(hyper, there, prior is not None and prior.learned)),
+                self._store(name, _tie(noise, there, posterior is not None and posterior.learned)),
+                self._store(name, _tie(hyper, there, prior is not None and prior.learned)),
                 axes,
             )
         self._centre()
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
-        """A gate for the units of this layer."""
-        side = noise.side(self.spatial)
-        units = self.inputs if side == "input" else self.outputs
+        """Make a gate for the units of this layer."""
+        side = noise.sides[self.spatial > 0]
+        units = self.num_inputs if side == "input" else self.num_outputs
         return Gate(noise, units, self.channel_axis, side)
 
     def gated_weights(self) -> dict[str, Tensor]:
-        """The weights that multiply what passes the gate, by name."""
+        """The weights that multiply gated units, by name."""
         return {name: getattr(self, name) for name in self.weight_axes}
 
     def per_feature(self, factor: Tensor, name: str) -> Tensor:
-        """One number per unit of the gate as one per input (or output) of a gated weight."""
+        """Map one number per unit of the gate to one per input or output of a gated weight."""
         return factor
 
-    def parts(self) -> dict[str, Variational]:
-        """Layers inside this one that are noisy with it, by name."""
+    def sublayers(self) -> dict[str, Variational]:
+        """Layers inside this one that share its method, by name."""
         return {}
 
     def _noisy_axes(self) -> Mapping[str, Axes]:
-        """Which tensors the posterior is put on."""
+        """The tensors with a posterior, and their axes."""
         if self.posterior is None:
             return {}
         if not self.noisy_bias:
@@ -194,27 +201,26 @@ class Variational(Noisy):
         hyper = {} if self.prior is None else self.prior.initial(mean)
         return self.posterior.initial(mean, axes), hyper
 
-    def _own(self, tensor: str, values: Mapping[str, Tensor]) -> dict[str, str]:
-        prefix = "" if tensor == "weight" else f"{tensor}_"
-        for name, value in values.items():
-            if isinstance(value, nn.Parameter):
-                self.register_parameter(prefix + name, value)
+    def _store(self, mean: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        prefix = "" if mean == "weight" else f"{mean}_"
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(prefix + name, tensor)
             else:
-                self.register_buffer(prefix + name, value)
-        return {name: prefix + name for name in values}
+                self.register_buffer(prefix + name, tensor)
+        return {name: prefix + name for name in tensors}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew: the weights as torch starts them, and the noise as the method starts it."""
+        """Reset the weights as torch does, and the noise as the method does."""
         self._reset_means()
         if "_noise" not in vars(self):
             return  # torch's own constructor calls this first
         for tensor in self.noisy_tensors().values():
-            for there, start in zip(
-                (tensor.noise, tensor.hyper), self._start(tensor.mean, tensor.axes), strict=True
-            ):
-                for name, value in start.items():
-                    there[name].copy_(value)
+            noise, hyper = self._start(tensor.mean, tensor.axes)
+            current = {**tensor.noise, **tensor.hyper}
+            for name, start in (noise | hyper).items():
+                current[name].copy_(start)
         self._centre()
         if self.gate is not None:
             self.gate.reset_parameters()
@@ -223,7 +229,7 @@ class Variational(Noisy):
         super().reset_parameters()  # type: ignore[misc]
 
     def _centre(self) -> None:
-        """Keep the means of a zero-mean posterior at zero, whatever was loaded."""
+        """Keep the means of a zero-mean posterior at zero, also after loading."""
         if self.posterior is None or not self.posterior.zero_mean:
             return
         for name in self._noise:
@@ -235,16 +241,18 @@ class Variational(Noisy):
     def replace_posterior(
         self, posterior: Posterior, noise: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Put another posterior on the same tensors; prior, gate and switches stay.
+        """Replace the posterior of the same tensors. Prior, gate and switches are unchanged.
 
-        `noise` has its tensors by the tensor they belong to: a parameter stays one, other tensors
-        become buffers, and tied layers are given the same objects.
+        `noise` holds its tensors by the name of their mean. A parameter stays a parameter, and
+        other tensors become buffers. Pass the same objects to tied layers.
         """
         before = self.noisy_tensors()
         self._forget_noise()
         self.posterior = posterior
         self._noise = {
-            name: _Stored(self._own(name, noise[name]), self._own(name, tensor.hyper), tensor.axes)
+            name: _Stored(
+                self._store(name, noise[name]), self._store(name, tensor.hyper), tensor.axes
+            )
             for name, tensor in before.items()
         }
         self._centre()
@@ -257,7 +265,7 @@ class Variational(Noisy):
                 getattr(self, name).requires_grad_(True)
 
     def make_plain(self) -> None:
-        """Drop every noise tensor; the means stay, with the gate's mean folded into them."""
+        """Remove every noise tensor. The mean of the gate is folded into the means."""
         if self.gate is not None and (mean := self.gate.unit_mean()) is not None:
             self.scale_units(mean, self.gate.side)
         self._forget_noise()
@@ -267,9 +275,9 @@ class Variational(Noisy):
 
     @torch.no_grad()
     def scale_units(self, factor: Tensor, side: Side) -> None:
-        """Multiply every input (or output) unit by one number, in place, in the weights.
+        """Multiply every input or output unit by one number, in place, in the weights.
 
-        Overridden where the output is not linear in all of the weights.
+        Override it if the output is not linear in all of the weights.
         """
         for name, axes in self.weight_axes.items():
             weight = getattr(self, name)
@@ -279,7 +287,7 @@ class Variational(Noisy):
                 bias.mul_(factor)
 
     def noisy_tensors(self) -> dict[str, NoisyTensor]:
-        """The noisy tensors by name, as they are now: `weight`, and `bias` where it is noisy."""
+        """The current noisy tensors by name: `weight`, and `bias` if it is noisy."""
         return {name: self._view(name) for name in self._noise}
 
     def _view(self, name: str) -> NoisyTensor:
@@ -296,28 +304,25 @@ class Variational(Noisy):
 
     @property
     def op(self) -> _Map | None:
-        """`op(x, weight, bias)` where the layer is one product of one input, else None."""
+        """`op(x, weight, bias)` if the layer is one product of one input, else None."""
         return None
 
     def affine(
-        self,
-        op: _Map | None = None,
-        weight: str = "weight",
-        bias: str = "bias",
+        self, op: _Map | None = None, weight: str = "weight", bias: str = "bias"
     ) -> AffineMap:
-        """A product with the distribution of its weight and bias; `op` is the layer's own."""
+        """A product with the distribution of its weight and bias. `op` defaults to `self.op`."""
         op = self.op if op is None else op
         assert op is not None
         return AffineMap(
             op=op,
             weight=self._view(weight).with_shared_variance(self.training),
             bias=self._view(bias) if bias in self._noise else getattr(self, bias, None),
-            outputs=self.outputs,
+            outputs=self.num_outputs,
             trailing=self.spatial,
         )
 
-    def gated(self, side: Side, x: Tensor) -> Tensor:
-        """x through the gate, if it acts on this side of the layer."""
+    def apply_gate(self, side: Side, x: Tensor) -> Tensor:
+        """Apply the gate to x if it acts on this side of the layer."""
         return self.gate(x) if self.gate is not None and self.gate.side == side else x
 
     def product(
@@ -328,14 +333,17 @@ class Variational(Noisy):
         weight: str = "weight",
         bias: str = "bias",
     ) -> Tensor:
-        """`op(*inputs, weight, bias)`, drawn by the estimator while sampling or for given noise.
+        """Compute `op(*inputs, weight, bias)`, with a draw while sampling or for given noise.
 
         Args:
-            op: linear in each input and in the weight; the bias may be None.
+            op: linear in each input and in the weight. The bias may be None.
             inputs: with examples along axis 0.
-            noise: for the estimator; drawn where it is None.
+            noise: for the estimator. None draws it.
             weight: the name of the weight.
-            bias: the name of the bias; a layer without such an attribute has none.
+            bias: the name of the bias. A layer without such an attribute has no bias.
+
+        Returns:
+            The output of the estimator, or of `op` for the means.
         """
         if self.posterior is None or not (self.is_sampling or noise is not None):
             return op(*inputs, getattr(self, weight), getattr(self, bias, None))
@@ -343,19 +351,32 @@ class Variational(Noisy):
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
+    def product_with_gate(self, op: _Map, x: Tensor, noise: Any) -> Tensor:
+        """Apply `product` to one input, with the gate before or after it.
+
+        The input may be a single example without a batch axis.
+        """
+        x = x if self.gate is None else self.apply_gate("input", x)
+        if x.dim() == self.spatial + 1:
+            y = self.product(op, (x.unsqueeze(0),), noise).squeeze(0)
+        else:
+            y = self.product(op, (x,), noise)
+        return y if self.gate is None else self.apply_gate("output", y)
+
     def kl(self, value: bool = True) -> Tensor | None:
-        """KL of the noisy tensors and of the gate, summed; None where there is none."""
+        """KL of the noisy tensors and of the gate, summed, or None if there is none."""
         terms = self.kl_terms(value)
         return torch.stack(list(terms.values())).sum() if terms else None
 
-    def kl_terms(self, value: bool = True, known: Container[Hashable] = ()) -> KLTerms:
-        """The KL by the tensors that it is about, the gate's own included."""
-        self.reset_kl_counter()
+    def kl_terms(self, value: bool = True, counted: Container[Hashable] = ()) -> KLTerms:
+        """The terms of the KL by a key of their tensors, including the gate."""
+        if not torch.compiler.is_compiling():
+            vars(self)["passes_without_kl"] = 0  # the KL is used
         terms: KLTerms = {}
         for name in self._noise if self.prior is not None else ():
             tensor = self._view(name)
             key = self._key(name, tensor)
-            if key not in known and (term := tensor.kl(value)) is not None:
+            if key not in counted and (term := tensor.kl(value)) is not None:
                 terms[key] = term
         if self.gate is None:
             return terms
@@ -363,18 +384,18 @@ class Variational(Noisy):
             extra = self.gate.weight_kl(weight, partial(self.per_feature, name=name))
             if extra is not None:
                 terms["gate", self._key(name)] = extra
-        units = self.gate.kl_terms(value, known)
+        units = self.gate.kl_terms(value, counted)
         if self.gate.noise.counts_weights:
             units = {key: torch.zeros_like(term) for key, term in units.items()}
         return terms | units
 
     def _key(self, name: str, tensor: NoisyTensor | None = None) -> tuple[int, ...]:
-        """What identifies a weight and its noise.
+        """A key of a weight and its noise.
 
         A weight that a parametrization computes at each access belongs to one module.
         """
-        owner, _, own = name.rpartition(".")
-        weight = own_parameters(self.get_submodule(owner) if owner else self).get(own)
+        owner, _, attribute = name.rpartition(".")
+        weight = own_parameters(self.get_submodule(owner) if owner else self).get(attribute)
         noise = () if tensor is None else map(id, tensor.noise.values())
         return id(self if weight is None else weight), *noise
 
@@ -383,7 +404,7 @@ class Variational(Noisy):
         return tuple(keys) or id(self)
 
     def variance(self) -> Tensor:
-        """Var w of every weight of a layer with one, in the shape of `weight`."""
+        """Var w of a layer with one weight, in the shape of `weight`."""
         weight = self._first_weight()
         if self.posterior is None:
             return torch.zeros_like(weight)
@@ -391,16 +412,16 @@ class Variational(Noisy):
 
     def noise_tensors(self) -> Iterator[Tensor]:
         for tensor in self.noisy_tensors().values():
-            for value in (*tensor.noise.values(), *tensor.hyper.values()):
-                if isinstance(value, nn.Parameter):
-                    yield value
+            for candidate in (*tensor.noise.values(), *tensor.hyper.values()):
+                if isinstance(candidate, nn.Parameter):
+                    yield candidate
 
     def noise_names(self) -> Iterable[str]:
         return [n for s in self._noise.values() for n in (*s.noise.values(), *s.hyper.values())]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # A plain checkpoint brings means; a zero-mean layer has none.
+        # A plain checkpoint holds means, but a zero-mean layer has none.
         self._centre()
 
     def extra_repr(self) -> str:
@@ -410,28 +431,28 @@ class Variational(Noisy):
         return ", ".join([super().extra_repr(), *parts])
 
 
-def _tied(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> dict[str, Tensor]:
-    """The tensors that are there already for a mean, and new ones for the others."""
-    found = {}
-    for name, value in start.items():
-        found[name] = there.setdefault(name, nn.Parameter(value) if learned else value)
-        if found[name].shape != value.shape:
+def _tie(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> dict[str, Tensor]:
+    """Use the existing tensors of a mean, and add new ones for the others."""
+    tensors = {}
+    for name, new in start.items():
+        tensors[name] = there.setdefault(name, nn.Parameter(new) if learned else new)
+        if tensors[name].shape != new.shape:
             raise VardropError(
                 f"Expected modules with one weight to share `{name}`, but its shape is "
-                f"{tuple(found[name].shape)} for one and {tuple(value.shape)} for another. "
+                f"{tuple(tensors[name].shape)} for one and {tuple(new.shape)} for another. "
                 "Use per='weight' or per='layer', or leave one out with `exclude`."
             )
-    return found
+    return tensors
 
 
 def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
-    """One number per input or output unit, in a shape that multiplies a weight."""
+    """View one number per input or output unit in a shape that multiplies a weight."""
     axis = axes.input[0] if side == "input" else axes.output[0]
     shape = [1] * weight.dim()
     shape[axis] = weight.shape[axis]
     if factor.numel() == shape[axis]:
         return factor.view(shape)
-    # Grouped convolution: the rows of the kernel (axis 0) see the units of their own group only.
+    # Grouped convolution: the rows of the kernel (axis 0) use only the units of their group.
     groups = factor.numel() // shape[axis]
     shape[0] = weight.shape[0]
     rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)

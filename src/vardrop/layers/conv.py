@@ -1,8 +1,7 @@
 """Convolutions and transposed convolutions with noisy weights, one implementation for 1-3 d.
 
-Padding by copying (reflect, replicate, circular) commutes with squaring, so the variance product
-pads x^2 exactly as the mean product pads x, and local reparameterisation stays exact for every
-padding mode.
+Padding by copying (reflect, replicate, circular) commutes with squaring. The variance product pads
+x^2 exactly as the mean product pads x, so local reparameterisation is exact for every padding mode.
 """
 
 from __future__ import annotations
@@ -19,16 +18,7 @@ from vardrop.posteriors import Axes
 
 class _Conv(Variational):
     axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
-    in_channels: int
-    out_channels: int
-
-    @property
-    def inputs(self) -> int:
-        return self.in_channels
-
-    @property
-    def outputs(self) -> int:
-        return self.out_channels
+    sizes: ClassVar[tuple[str, str]] = ("in_channels", "out_channels")
 
     def _op(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)  # type: ignore[operator]
@@ -38,13 +28,8 @@ class _Conv(Variational):
         return self._op
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self.gated("input", input)
-        if input.dim() == self.spatial + 1:
-            y = self.product(self._op, (input.unsqueeze(0),), noise).squeeze(0)
-        else:
-            y = self.product(self._op, (input,), noise)
-        return self.gated("output", y)
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        return self.product_with_gate(self._op, input, noise)
 
 
 class _ConvTranspose(_Conv):
@@ -52,34 +37,22 @@ class _ConvTranspose(_Conv):
 
     @property
     def op(self) -> Callable[..., Tensor] | None:
-        return None  # its padding depends on the size asked for
+        return None  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]
         self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
     ) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self.gated("input", input)
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        stride, padding, dilation = self.stride, self.padding, self.dilation
         extra = self._output_padding(  # type: ignore[operator]
-            input,
-            output_size,
-            self.stride,
-            self.padding,
-            self.kernel_size,
-            self.spatial,
-            self.dilation,
+            input, output_size, stride, padding, self.kernel_size, self.spatial, dilation
         )
         convolve = getattr(functional, f"conv_transpose{self.spatial}d")
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return convolve(
-                x, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation
-            )
+            return convolve(x, weight, bias, stride, padding, extra, self.groups, dilation)
 
-        if input.dim() == self.spatial + 1:
-            y = self.product(op, (input.unsqueeze(0),), noise).squeeze(0)
-        else:
-            y = self.product(op, (input,), noise)
-        return self.gated("output", y)
+        return self.product_with_gate(op, input, noise)
 
 
 class Conv1d(_Conv, nn.Conv1d):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
+from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
@@ -27,48 +28,29 @@ class Linear(Variational, nn.Linear):
     """
 
     axes: ClassVar[Axes] = Axes(input=(1,), output=(0,))
-
-    @property
-    def inputs(self) -> int:
-        return self.in_features
-
-    @property
-    def outputs(self) -> int:
-        return self.out_features
+    sizes: ClassVar[tuple[str, str]] = ("in_features", "out_features")
 
     @property
     def op(self) -> Callable[..., Tensor] | None:
-        return functional.linear
+        return linear
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input = self.gated("input", input)
-        if input.dim() == 1:
-            y = self.product(functional.linear, (input.unsqueeze(0),), noise).squeeze(0)
-        else:
-            y = self.product(functional.linear, (input,), noise)
-        return self.gated("output", y)
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        return self.product_with_gate(linear, input, noise)
 
 
 class Bilinear(Variational, nn.Bilinear):
     """`nn.Bilinear` with a posterior on its weight: y = x1^T w x2 + b."""
 
     axes: ClassVar[Axes] = Axes(input=(1, 2), output=(0,))
-
-    @property
-    def inputs(self) -> int:
-        return self.in1_features
-
-    @property
-    def outputs(self) -> int:
-        return self.out_features
+    sizes: ClassVar[tuple[str, str]] = ("in1_features", "out_features")
 
     def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
-        input1 = self.gated("input", input1)
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
+        input1 = self.apply_gate("input", input1)
         noisy = self.is_sampling or noise is not None
         y = self.product(_bilinear if noisy else functional.bilinear, (input1, input2), noise)
-        return self.gated("output", y)
+        return self.apply_gate("output", y)
 
 
 def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,45 +60,30 @@ def _bilinear(x1: Tensor, x2: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 class Embedding(Variational, nn.Embedding):
-    """`nn.Embedding` with a posterior on its table; the row of `padding_idx` stays without noise.
+    """`nn.Embedding` with a posterior on its table. The row of `padding_idx` has no noise.
 
-    Under local reparameterisation every look-up draws for itself.
+    Under local reparameterisation each look-up has its own draw.
     """
 
     axes: ClassVar[Axes] = Axes(input=(0,), output=(1,))
+    sizes: ClassVar[tuple[str, str]] = ("num_embeddings", "embedding_dim")
     bias: None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, wrong in (("max_norm", self.max_norm is not None), ("sparse", self.sparse)):
-            if wrong:
-                raise VardropError(
-                    f"Expected `{name}` to be left out of a noisy embedding, but got "
-                    f"{getattr(self, name)}: it does not go with a KL over all weights."
-                )
-        if self.gate is not None:
-            raise VardropError(
-                f"Expected no `gate` on an embedding, but got {self.gate.noise!r}: an index has no "
-                "features to gate. Give a posterior, or put a Gate after it."
-            )
+        gate = None if self.gate is None else self.gate.noise
+        if reason := self.unsupported_reason(self, gate):
+            raise VardropError(f"A noisy Embedding does not support these arguments: {reason}.")
 
     @classmethod
-    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+    def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         if layer.max_norm is not None:
             return "max_norm rewrites its weights in the forward pass"
         if layer.sparse:
-            return "sparse gradients do not go with a KL over all weights"
+            return "sparse gradients cannot be combined with a KL over all weights"
         if gate is not None:
             return "an index has no features to gate (Embedding takes posteriors only)"
         return ""
-
-    @property
-    def inputs(self) -> int:
-        return self.num_embeddings
-
-    @property
-    def outputs(self) -> int:
-        return self.embedding_dim
 
     def _look_up(self, index: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = functional.embedding(
@@ -125,7 +92,7 @@ class Embedding(Variational, nn.Embedding):
         return rows if bias is None else rows + bias
 
     def forward(self, input: Tensor, noise: Any = None) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the torch layer's."""
+        """Return a draw while sampling or for given noise, else the output of the torch layer."""
         y = self.product(self._look_up, (input,), noise)
         if self.padding_idx is None or self.posterior is None:
             return y
@@ -134,7 +101,7 @@ class Embedding(Variational, nn.Embedding):
 
 
 def dense(weight: Tensor, bias: Tensor | None, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """A plain dense layer with copies of these tensors."""
+    """Make a plain dense layer with copies of these tensors."""
     layer = kind(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
     if bias is not None:

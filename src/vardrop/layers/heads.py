@@ -1,4 +1,4 @@
-"""Attention computed head by head: what noisy and shrunken attention share."""
+"""Attention computed head by head, for noisy and for shrunken attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 class Heads:
-    """Attention of queries to keys, by heads; how it projects into heads and out is its own."""
+    """Attention of queries to keys, by heads. Subclasses define the projections."""
 
     head_dim: int
     batch_first: bool
@@ -41,7 +41,7 @@ class Heads:
         rate: float,
         noise: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the weights of every head where they are asked for."""
+        """The output, and the weights of every head if `need_weights`."""
         batched, first = inputs[0].dim() == 3, self.batch_first
         if not batched:
             inputs = _mapped(lambda x: x.unsqueeze(0 if first else 1), *inputs)
@@ -66,11 +66,11 @@ class Heads:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values with those that `add_bias_kv` and `add_zero_attn` append."""
+        """Keys and values with the ones that `add_bias_kv` and `add_zero_attn` append."""
         batch = k.shape[0]
         if self.bias_k is not None and self.bias_v is not None:
-            more = (self._split(b.expand(batch, 1, -1)) for b in (self.bias_k, self.bias_v))
-            k, v = (torch.cat([x, own.to(x.dtype)], 2) for x, own in zip((k, v), more, strict=True))
+            extra = (self._split(b.expand(batch, 1, -1)) for b in (self.bias_k, self.bias_v))
+            k, v = (torch.cat([x, b.to(x.dtype)], 2) for x, b in zip((k, v), extra, strict=True))
         if self.add_zero_attn:
             k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         return k, v
@@ -78,7 +78,7 @@ class Heads:
     def _mask(
         self, q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, batched: bool
     ) -> Tensor | None:
-        """Both masks as one that is added to the scores, (N or 1, heads or 1, L or 1, S)."""
+        """Both masks as one mask to add to the scores, (N or 1, heads or 1, L or 1, S)."""
         total = None
         if attn is not None:
             attn = _additive(attn, q.dtype)
@@ -93,17 +93,11 @@ class Heads:
         return functional.pad(total, (0, extra)) if total is not None and extra else total
 
     def _for_heads(self, masks: Tensor) -> Tensor:
-        """The masks (N, heads, L, S) of its heads, of those for all."""
+        """Select the masks (N, heads, L, S) of the heads."""
         return masks
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        need_weights: bool,
-        rate: float,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool, rate: float
     ) -> tuple[Tensor, Tensor | None]:
         if not need_weights:
             heads = functional.scaled_dot_product_attention(q, k, v, mask, rate)
@@ -121,12 +115,12 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def averaged(weights: Tensor | None, average: bool) -> Tensor | None:
-    """The weights of all heads, or their mean where it is asked for."""
+    """The weights of all heads, or their mean if `average`."""
     return weights.mean(-3) if weights is not None and average else weights
 
 
 def _mapped(function: Any, q: Tensor, k: Tensor, v: Tensor) -> Triple:
-    """A function of three tensors, once for those that are the same."""
+    """Apply a function to three tensors, once for equal tensors."""
     query = function(q)
     key = query if k is q else function(k)
     return query, key, key if v is k else function(v)

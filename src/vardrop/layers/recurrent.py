@@ -1,13 +1,12 @@
 """Recurrent layers and cells with noisy weights, on torch's fused kernels.
 
-The weights are drawn once per call, and one draw serves every step and every sequence of the
-batch: the hidden state is multiplied by the same weights at each step, so noise of its own per step
-would be another model (and local reparameterisation with it). Whatever estimator a recipe names,
-recurrent layers draw weights.
+The weights are drawn once per call, for every step and every sequence of the batch. The hidden
+state is multiplied by the same weights at each step, so separate noise per step (as with local
+reparameterisation) would be another model. Recurrent layers draw weights with any estimator.
 
 A gate has one mask per sequence, the same at every step, on the inputs and on the state of every
-layer: dropout for recurrent nets. The steps then run one by one, because torch's kernel multiplies
-the state of all sequences by the same weights.
+layer. The steps then run one by one, because torch's kernel multiplies the state of all sequences
+by the same weights.
 
 Fortunato, Blundell & Vinyals 2017, "Bayesian recurrent neural networks", sec. 3; Lobacheva,
 Chirkova & Vetrov 2017, "Bayesian sparsification of recurrent neural networks", sec. 3; Gal &
@@ -61,15 +60,19 @@ Part = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[T
 
 
 def run_steps(layer: Any, parts: Sequence[Part], input: Any, hx: Any, drops: bool) -> Any:
-    """The outputs and the last state of a recurrent layer of torch, step by step.
+    """Run a recurrent layer of torch step by step.
 
     Args:
-        layer: with the attributes of torch's layer that say how it is called.
-        parts: of every layer and direction what projects the inputs, the state before a step and
-            the state after it.
-        input: (length, N, inputs) or as `batch_first` has it, without N, or a packed sequence.
+        layer: with the options of torch's layer as attributes.
+        parts: for every layer and direction the projections of the inputs, of the state before a
+            step and of the state after it.
+        input: (length, N, inputs), or (N, length, inputs) with `batch_first`, or without N, or a
+            packed sequence.
         hx: the first state, or None.
         drops: whether dropout between layers is drawn.
+
+    Returns:
+        The outputs and the last state.
     """
     x, lengths = pad_packed_sequence(input) if isinstance(input, PackedSequence) else (input, None)
     batch_first = layer.batch_first and lengths is None
@@ -108,7 +111,7 @@ def _run_part(
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer in one direction; sequences that have ended keep their state."""
+    """Run one layer in one direction. Sequences that have ended keep their state."""
     enter, read, project = part
     projected = enter(steps)
     if state is None:
@@ -135,6 +138,7 @@ _BIAS = re.compile(r"bias_(ih|hh)(_l\d+(_reverse)?)?")
 
 class _Recurrent(Variational):
     plain: ClassVar[type[nn.Module]]  # the torch layer
+    sizes: ClassVar[tuple[str, str]] = ("input_size", "hidden_size")
     hidden_size: int
     input_size: int
     batch_first: bool
@@ -149,11 +153,11 @@ class _Recurrent(Variational):
         return dict.fromkeys(filter(_WEIGHT.fullmatch, own_parameters(layer)), Linear.axes)
 
     @classmethod
-    def refuse(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
+    def unsupported_reason(cls, layer: nn.Module, gate: FeatureNoise | None) -> str:
         if gate is not None and gate.input_dependent:
-            return "a mask per sequence cannot depend on what comes at each step"
+            return "a mask per sequence cannot depend on the input of each step"
         if gate is not None and not isinstance(layer, nn.RNNBase):
-            return "a cell sees one step, and a mask is for a sequence; use the layer of its name"
+            return "a cell runs one step, and a mask is for a sequence; use the layer of its name"
         return ""
 
     def new_gate(self, noise: FeatureNoise) -> Gate:
@@ -179,51 +183,43 @@ class _Recurrent(Variational):
     def bias_names(self) -> tuple[str, ...]:
         return tuple(filter(_BIAS.fullmatch, own_parameters(self)))
 
-    @property
-    def inputs(self) -> int:
-        return self.input_size
-
-    @property
-    def outputs(self) -> int:
-        return self.hidden_size
-
     def forward(self, input: Any, hx: Any = None, noise: Mapping[str, Tensor] | None = None) -> Any:
-        """Torch's layer with drawn weights while sampling, or for noise by the name of a weight."""
+        """Run torch's layer with drawn weights while sampling, or for noise by weight name."""
         weights: dict[str, Tensor] = {}
         if self.posterior is not None and (self.is_sampling or noise is not None):
-            weights = self._drawn_weights(noise)
+            weights = self._draw_weights(noise)
         if self.gate is None:
-            return self._called(weights, input, hx)
+            return self._run_kernel(weights, input, hx)
         if self.gate.is_sampling:
-            return self._masked(weights, input, hx)
+            return self._run_with_masks(weights, input, hx)
         mean = self.gate.unit_mean()
         if mean is not None:
             for name, weight in self.gated_weights().items():
                 factor = self.per_feature(mean, name).to(weight.dtype)
                 weights[name] = weights.get(name, weight) * factor
-        return self._called(weights, input, hx)
+        return self._run_kernel(weights, input, hx)
 
-    def _drawn_weights(self, noise: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def _draw_weights(self, noise: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         if self.prior is not None:
             self.warn_if_kl_unused()
-        found = {}
+        weights = {}
         for name, tensor in self.noisy_tensors().items():
-            own = tensor.draw() if noise is None else noise[name]
-            found[name] = tensor.with_shared_variance(self.training).sample(own)
-        return found
+            draw = tensor.draw() if noise is None else noise[name]
+            weights[name] = tensor.with_shared_variance(self.training).sample(draw)
+        return weights
 
-    def _called(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
-        """Torch's own kernel, on other weights where there are some."""
+    def _run_kernel(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
+        """Run torch's kernel, with other weights if there are any."""
         if not weights:
             return super().forward(input, hx)  # type: ignore[misc]
         return self.plain.forward(self._with(weights), input, hx)
 
-    def _masked(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
+    def _run_with_masks(self, weights: Mapping[str, Tensor], input: Any, hx: Any) -> Any:
         """One mask per sequence, the same at every step, on inputs and on the state."""
         assert self.gate is not None
         if not isinstance(input, Tensor):
             raise VardropError(
-                "Expected a padded tensor where masks are drawn per sequence, but got "
+                "Expected a padded tensor for masks per sequence, but got "
                 f"{type(input).__name__}. Pad the sequences, or switch the noise off."
             )
         rows = input.shape[0 if self.batch_first else 1] if input.dim() == 3 else 1
@@ -232,7 +228,7 @@ class _Recurrent(Variational):
         return run_steps(self, parts, input, hx, self._drops)
 
     def _part(self, names: list[str], drawn: Mapping[str, Tensor], masks: Tensor) -> Part:
-        """What projects inputs and state of one layer in one direction, masked."""
+        """The masked projections of inputs and state of one layer in one direction."""
         weights = {name: drawn.get(name, getattr(self, name)) for name in names}
         w_in, w_state, *others = names
         b_in, b_state = [weights[n] for n in others if n.startswith("bias_")] or [None, None]
@@ -257,7 +253,7 @@ class _Recurrent(Variational):
         self.plain.reset_parameters(twin)  # type: ignore[attr-defined]
 
     def _with(self, drawn: Mapping[str, Tensor]) -> nn.Module:
-        """The torch layer with other weights: a bare object for one call, nothing is changed."""
+        """A copy of the torch layer with other weights, for one call. The layer is unchanged."""
         twin = object.__new__(self.plain)
         state = vars(twin)
         state.update(vars(self), training=self._drops)
@@ -291,18 +287,18 @@ class GRU(_Recurrent, nn.GRU):
 
 
 class RNNCell(_Recurrent, nn.RNNCell):
-    """`nn.RNNCell` with posteriors on its weights, drawn anew at every call."""
+    """`nn.RNNCell` with posteriors on its weights, drawn at every call."""
 
     plain: ClassVar[type[nn.Module]] = nn.RNNCell
 
 
 class LSTMCell(_Recurrent, nn.LSTMCell):
-    """`nn.LSTMCell` with posteriors on its weights, drawn anew at every call."""
+    """`nn.LSTMCell` with posteriors on its weights, drawn at every call."""
 
     plain: ClassVar[type[nn.Module]] = nn.LSTMCell
 
 
 class GRUCell(_Recurrent, nn.GRUCell):
-    """`nn.GRUCell` with posteriors on its weights, drawn anew at every call."""
+    """`nn.GRUCell` with posteriors on its weights, drawn at every call."""
 
     plain: ClassVar[type[nn.Module]] = nn.GRUCell

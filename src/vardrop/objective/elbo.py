@@ -301,9 +301,9 @@ def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
         )
     low, high = _range(y)
     if low <= likelihood.ignore_index <= high:
-        some = y[likelihood.counted(y)]
+        some = y[likelihood.valid_mask(y)]
         if y.dim() > 1 or not some.numel():
-            likelihood.check_counted(y)
+            likelihood.check_valid(y)
         low, high = _range(some)
     classes = output.shape[axis]
     if low < 0 or high >= classes:

@@ -1,13 +1,13 @@
-"""Posteriors q(w) over weights: frozen values with pure functions; the layer owns the tensors.
+"""Posteriors q(w) over weights: frozen values with pure functions. The layer owns the tensors.
 
-Every posterior answers the same questions about a weight tensor and its noise tensors:
+Every posterior has the same functions of a weight tensor and its noise tensors:
 
     initial(weight, axes)       the noise tensors that a layer must own
     variance(weight, tensors)   Var w, elementwise
     draw(weight, axes, batch)   standard noise
     perturbation(weight, noise, tensors)   w - E w for that noise
     log_alpha(weight, tensors)  log of Var w / (E w)^2
-    gaussian, noise_per         what estimators may take for granted
+    gaussian, noise_per         what estimators may assume
     entropy(weight, tensors)    of each weight, for a Monte-Carlo KL
 
 `weight` is always the posterior mean.

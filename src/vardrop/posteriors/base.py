@@ -1,4 +1,4 @@
-"""What every posterior answers, and how noise tensors are shared over a weight."""
+"""The interface of posteriors, and how weights share noise tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from vardrop._core.checks import check_number, describe_value
+from vardrop._core.checks import check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.functional import normal_entropy, standard_normal
@@ -31,32 +31,32 @@ def shared_shape(weight: Tensor, axes: Axes, per: Sharing) -> tuple[int, ...]:
     """The shape of one entry per weight, input, output or layer, broadcastable to `weight`."""
     if per == "weight":
         return tuple(weight.shape)
-    kept = {"input": axes.input, "output": axes.output, "layer": ()}[per]
-    return tuple(n if i in kept else 1 for i, n in enumerate(weight.shape))
+    full = {"input": axes.input, "output": axes.output, "layer": ()}[per]
+    return tuple(n if i in full else 1 for i, n in enumerate(weight.shape))
 
 
 def check_drop_rate(drop_rate: float) -> None:
-    """Refuse a drop rate outside [0, 1)."""
+    """Raise an error for a drop rate outside [0, 1)."""
     real = isinstance(drop_rate, Real) and not isinstance(drop_rate, bool)
     if not (real and 0.0 <= drop_rate < 1.0):
         raise VardropError(
-            f"Expected `drop_rate` to lie in [0, 1), but got {describe_value(drop_rate)}. "
-            "It is the fraction that is dropped, not the fraction that is kept."
+            f"Expected `drop_rate` to be in [0, 1), but got {describe_value(drop_rate)}. "
+            "It is the dropped fraction, not the retained one."
         )
 
 
 def check_log_variance(name: str, value: float) -> None:
-    """Refuse a logarithm whose exponential is zero or infinite in single precision."""
+    """Raise an error for a logarithm whose exponential is zero or infinite in single precision."""
     remedy = "It is a logarithm: -10 is a standard deviation of 0.0067."
     check_number(name, value, at_least=-87, at_most=87, remedy=remedy)
 
 
 @dataclass(frozen=True)
 class Posterior(Value, ABC):
-    """What every posterior can be asked.
+    """A distribution q(w) of a weight tensor: a value with pure functions.
 
-    Noise tensors are in at least single precision, whatever the weight's; cast the converted net
-    to have them otherwise.
+    Noise tensors have at least single precision, whatever the precision of the weight. Cast the
+    converted model to change that.
     """
 
     @property
@@ -66,7 +66,7 @@ class Posterior(Value, ABC):
 
     @property
     def zero_mean(self) -> bool:
-        """Whether E w = 0, so that all is in the noise."""
+        """Whether E w = 0, so that all information is in the noise."""
         return False
 
     @property
@@ -76,14 +76,14 @@ class Posterior(Value, ABC):
 
     @property
     def noise_per(self) -> Sharing | None:
-        """Which weights share one noise number; None where the posterior does not say."""
+        """Which weights share one noise number, or None if the posterior does not declare it."""
         return "weight" if self.gaussian else None
 
     def adds_variances(self, weight: Tensor, axes: Axes) -> bool:
-        """Whether an output's variance is the sum over its weights: no two of them share noise."""
+        """Whether the variance of an output is a sum over its weights, because none share noise."""
         if self.noise_per == "input":
-            known = (*axes.input, *axes.output)
-            return all(n == 1 for i, n in enumerate(weight.shape) if i not in known)
+            units = (*axes.input, *axes.output)
+            return all(n == 1 for i, n in enumerate(weight.shape) if i not in units)
         return self.noise_per == "weight"
 
     @property
@@ -100,7 +100,7 @@ class Posterior(Value, ABC):
         """Var w, in the shape of `weight`."""
 
     def training_mean(self, weight: Tensor, tensors: Tensors, variance: Tensor | None) -> Tensor:
-        """The mean of draws in training mode; `variance` is Var w if it is computed already."""
+        """The mean of draws in training mode. `variance` is Var w if it is already computed."""
         return weight
 
     @abstractmethod
@@ -109,19 +109,19 @@ class Posterior(Value, ABC):
 
     @abstractmethod
     def log_alpha(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log(Var w / (E w)^2); broadcastable to the shape of `weight`."""
+        """log(Var w / (E w)^2), broadcastable to the shape of `weight`."""
 
     def log_variance(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """log Var w; override it where the variance itself may underflow."""
+        """log Var w. Override it if the variance itself may underflow."""
         return self.variance(weight, tensors).log()
 
     @property
     def has_entropy(self) -> bool:
-        """Whether `entropy` is known, which a Monte-Carlo KL needs."""
+        """Whether `entropy` is available, which a Monte-Carlo KL needs."""
         return self.gaussian or type(self).entropy is not Posterior.entropy
 
     def entropy(self, weight: Tensor, tensors: Tensors) -> Tensor:
-        """The differential entropy of each weight; a posterior that is not normal overrides it."""
+        """The differential entropy of each weight. Override it for weights that are not normal."""
         if not self.gaussian:
             raise VardropError(f"Expected a posterior with an `entropy`, but got {self!r}.")
         return normal_entropy(log_variance=self.log_variance(weight, tensors))

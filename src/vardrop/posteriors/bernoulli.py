@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from vardrop.functional import to_float32_or_wider, uniform
-from vardrop.posteriors.base import (
-    Axes,
-    Posterior,
-    Sharing,
-    Tensors,
-    check_drop_rate,
-    shared_shape,
-)
+from vardrop.posteriors.base import Axes, Posterior, Sharing, Tensors, check_drop_rate, shared_shape
 
 __all__ = ["Bernoulli"]
 
@@ -38,15 +31,11 @@ class Bernoulli(Posterior):
 
     drop_rate: float = 0.5
     per: Literal["weight", "input"] = "weight"
+    symmetric: ClassVar[bool] = False  # masks are skewed
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_drop_rate(self.drop_rate)
-
-    @property
-    def symmetric(self) -> bool:
-        """False: masks are skewed, unless half of them are open."""
-        return False
 
     @property
     def learned(self) -> bool:
@@ -69,8 +58,8 @@ class Bernoulli(Posterior):
     def draw(self, weight: Tensor, axes: Axes, batch: tuple[int, ...] = ()) -> Tensor:
         """mask / (1 - drop_rate), 0 or 1 / (1 - drop_rate)."""
         shape = (*batch, *shared_shape(weight, axes, self.per))
-        kept = uniform(shape, weight) >= self.drop_rate
-        return kept.to(weight.dtype) / (1 - self.drop_rate)
+        mask = uniform(shape, weight) >= self.drop_rate
+        return mask.to(weight.dtype) / (1 - self.drop_rate)
 
     def perturbation(self, weight: Tensor, noise: Tensor, tensors: Tensors) -> Tensor:
         """weight (noise - 1)."""

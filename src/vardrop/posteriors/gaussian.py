@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class AdditiveGaussian(Posterior):
 
     log_sigma2: float = -10.0
     train_clip: float | None = None
+    zero_mean: ClassVar[bool] = False  # a constant, because every product asks for it
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vardrop.functional import log_square, random_signs, to_float32_or_wider, uniform
-from vardrop.posteriors.base import (
-    Axes,
-    Noise,
-    Posterior,
-    Sharing,
-    Tensors,
-)
+from vardrop.posteriors.base import Axes, Noise, Posterior, Sharing, Tensors
 
 __all__ = ["ZeroMean"]
 
@@ -36,11 +31,7 @@ class ZeroMean(Posterior):
     """
 
     noise: Noise = "gaussian"
-
-    @property
-    def zero_mean(self) -> bool:
-        """True: the weight stays at zero."""
-        return True
+    zero_mean: ClassVar[bool] = True
 
     @property
     def gaussian(self) -> bool:

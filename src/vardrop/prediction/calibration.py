@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.checks import check_number
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
@@ -38,7 +38,7 @@ def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
     """
     check_number("temperature", temperature, above=0)
     if isinstance(probs, Prediction):
-        scaled = probs.likelihood.tempered(probs.log_probs, temperature).exp()
+        scaled = probs.likelihood.apply_temperature(probs.log_probs, temperature).exp()
         return scaled if scaled.shape == probs.probs.shape else scaled[..., 1]
     return torch.softmax(_log(probs) / temperature, 1)
 
@@ -69,7 +69,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
     axis = p.likelihood.class_axis
     assert axis is not None
     p.likelihood.check_target(p.mean, y)
-    which = p.likelihood.counted(y)
+    which = p.likelihood.valid_mask(y)
     logs = logs.movedim(axis, -1)[which]  # (M, C)
     chosen = logs.gather(1, y[which].long().unsqueeze(1)).mean()
     low, high = math.log(1 / _HOTTEST), math.log(1 / _COLDEST)
@@ -125,7 +125,7 @@ def calibrate(
     if isinstance(net, Predictor):
         p = net(x, seed, progress)
     else:
-        model, meaning = net_and_likelihood(net, likelihood)
+        model, meaning = resolve_likelihood(net, likelihood)
         noisy = any(map(is_stochastic, model.modules()))
         mode: Mode = "sample" if noisy else "mean"
         samples = samples if noisy else 1

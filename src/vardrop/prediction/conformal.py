@@ -106,7 +106,7 @@ def conformal_rule(scores: Tensor, level: float, weight: Tensor | None = None) -
 
 def _scores(p: Prediction, y: Tensor) -> Tensor:
     """The distance of each target from the prediction, (N, ...)."""
-    axis, counted = p.likelihood.class_axis, p.likelihood.counted(y)
+    axis, counted = p.likelihood.class_axis, p.likelihood.valid_mask(y)
     if axis is not None and p.probs.shape == p.log_probs.shape:
         chosen = p.probs.gather(axis, y.where(counted, 0).unsqueeze(axis)).squeeze(axis)
         return (1 - chosen).where(counted, 0)  # an ignored target is in every set

@@ -143,7 +143,7 @@ class FunctionSampler:
             if isinstance(module, Variational):
                 _check_fixable(module)
                 self._fix_layer(module, cast(Variational, copied))
-                inner.update(copied.get_submodule(name) for name in module.parts())
+                inner.update(copied.get_submodule(name) for name in module.sublayers())
             elif is_stochastic(module):
                 fixed[copied] = FixedNoise(copied)
                 inner.update(copied.modules())
@@ -155,7 +155,7 @@ class FunctionSampler:
         self.split: Split | None = None
 
     def _fix_layer(self, source: Variational, layer: Variational) -> None:
-        for name, part in source.parts().items():
+        for name, part in source.sublayers().items():
             self._fix_layer(part, cast(Variational, layer.get_submodule(name)))
         gate, layer.gate = layer.gate, None
         layer.make_plain()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import copy_tensors
 from vardrop.prediction.prediction import Prediction
@@ -168,9 +168,9 @@ def freeze(
         frozen.replace_net(copy_tensors(net.net))
         return frozen
     check_choice("mode", mode, ("sample", "moments"))
-    model, meaning = net_and_likelihood(net, likelihood)
+    model, meaning = resolve_likelihood(net, likelihood)
     _check_evaluating(model)
-    fixed = copy.deepcopy(meaning.fixed()).requires_grad_(False)
+    fixed = copy.deepcopy(meaning.frozen_copy()).requires_grad_(False)
     predictor = Predictor(
         net, samples, mode=mode, draw=draw, likelihood=fixed, conformal=conformal, level=level,
         memory=memory, output=output,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vardrop._core.checks import check_number
 from vardrop._core.errors import NotFiniteError, VardropError
-from vardrop.likelihoods import Likelihood, Taught, Values, entropy
+from vardrop.likelihoods import Likelihood, TeacherOutput, Values, entropy
 
 _BISECTIONS = 60
 _FEWEST = 16  # draws before a standard error is believed
@@ -138,9 +138,9 @@ class Prediction:
         return (self.output_variance + self.expected).sqrt()
 
     @property
-    def taught(self) -> Taught:
+    def taught(self) -> TeacherOutput:
         """The targets of a student in distillation."""
-        return Taught(self.mean, self.std, self.mean_log_probs)
+        return TeacherOutput(self.mean, self.std, self.mean_log_probs)
 
     def interval(self, level: float = 0.95) -> Interval:
         """Central interval of the mixture of the kept draws.
@@ -186,7 +186,7 @@ class Prediction:
             raise VardropError(
                 f"Expected a classification for `select_valid`, but got {self.likelihood!r}."
             )
-        which = self.likelihood.counted(y)
+        which = self.likelihood.valid_mask(y)
         return self.probs.movedim(axis, -1)[which], y[which]
 
     def rescale(self, factor: float) -> Prediction:

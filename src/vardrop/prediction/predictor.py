@@ -33,7 +33,7 @@ from vardrop._core.sharding import forward_method, is_model_sharded
 from vardrop.functional import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.gates import Gate, check_functional_dropout
 from vardrop.layers import Variational
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.noisy import evaluating, named_modules_of, sampling
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import (
@@ -124,11 +124,11 @@ class Predictor(nn.Module):
             check_number("tolerance", tolerance, above=0)
         if conformal is not None:
             conformal.check_mode(mode == "moments")
-        model, meaning = net_and_likelihood(net, likelihood)
+        model, meaning = resolve_likelihood(net, likelihood)
         pick = getattr(net, "output", None) if output is None else output
         # The user's model is no submodule: moving or copying the predictor leaves it alone.
         self.__dict__.update(net=model, source=net, pick=pick or output_tensor)
-        self.likelihood = meaning.fixed()
+        self.likelihood = meaning.frozen_copy()
         self.samples, self.mode, self.draw, self.memory = samples, mode, draw, memory
         self.conformal, self.level, self.units = conformal, level, units
         self.tolerance, self.keep = tolerance, keep

@@ -1,53 +1,61 @@
-"""The named methods of the papers, each a value composed of public parts.
+"""The named methods of the papers. Each is a value composed of public parts.
 
-A recipe says what is noisy, against which prior, and how it is drawn: `Recipe` on the weights and
-features of layers, `HeadRecipe` on classes, `SwitchDropout` by the dropout that a net has. Combine
-parts freely: `Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
+`Recipe` puts noise on the weights and features of layers, `HeadRecipe` on classes, and
+`SwitchDropout` uses the existing dropout of a model. Parts can be combined freely:
+`Recipe(AdditiveGaussian(), StudentT(3.0), flipout)`.
 
-`METHODS` holds the functions that make them, by name: all that the files here name in `__all__`.
+`METHODS` holds the functions that make recipes, by name: every public function that is defined in
+`weights.py`, `features.py` or `classes.py`.
 """
 
 from collections.abc import Callable
+from inspect import getmembers, isfunction
 from typing import TYPE_CHECKING
 
 from vardrop._core.errors import VardropError
-from vardrop.recipes import classes, features, recipe, weights
-from vardrop.recipes.classes import *  # noqa: F403 - what a file names in __all__ is public
+from vardrop.recipes import classes, features, weights
+from vardrop.recipes.classes import *  # noqa: F403
 from vardrop.recipes.features import *  # noqa: F403
-from vardrop.recipes.recipe import *  # noqa: F403
+from vardrop.recipes.recipe import BaseRecipe as BaseRecipe, HeadRecipe as HeadRecipe
+from vardrop.recipes.recipe import Recipe as Recipe, SwitchDropout as SwitchDropout
 from vardrop.recipes.weights import *  # noqa: F403
 
-_NAMES = sorted([*classes.__all__, *features.__all__, *weights.__all__])
-METHODS: dict[str, Callable[..., recipe.BaseRecipe]] = {name: globals()[name] for name in _NAMES}
+_defined = {
+    name: make
+    for module in (classes, features, weights)
+    for name, make in getmembers(module, isfunction)
+    if make.__module__ == module.__name__ and not name.startswith("_")
+}
+METHODS: dict[str, Callable[..., BaseRecipe]] = dict(sorted(_defined.items()))
+_RESERVED = ("none", "auto")  # command-line words with another meaning
 
 
-def register_method(name: str, make: Callable[..., recipe.BaseRecipe]) -> None:
-    """Make a recipe of your own known by a name, as a method of the command line and of reports.
+def register_method(name: str, make: Callable[..., BaseRecipe]) -> None:
+    """Register a custom recipe under a name, for the command line and for reports.
 
     Args:
-        name: how it is asked for; no name that is taken.
-        make: gives the recipe; its arguments, all with defaults, are the options of the method.
+        name: a name that is not yet used.
+        make: returns the recipe. Its arguments are the options of the method, and all of them have
+            defaults.
 
     >>> import vardrop as vd
     >>> vd.register_method("wide", lambda std=3.0: vd.bayes_by_backprop(prior=vd.Normal(std=std)))
-    >>> vd.recipes.METHODS.pop("wide")().prior.std  # and it is taken out again
+    >>> vd.recipes.METHODS.pop("wide")().prior.std  # pop removes it again
     3.0
     """
-    if not isinstance(name, str) or not name or name in (*METHODS, *_WORDS):
+    if not isinstance(name, str) or not name or name in (*METHODS, *_RESERVED):
         raise VardropError(f"Expected `name` to be a text that is not taken, but got {name!r}.")
     try:
-        found = make()
-    except TypeError as misfit:
+        recipe = make()
+    except TypeError as error:
         raise VardropError(
             f"Expected `make` to be a function that gives a recipe without arguments, but got: "
-            f"{misfit}. Give them defaults."
-        ) from misfit
-    if not isinstance(found, recipe.BaseRecipe):
-        raise VardropError(f"Expected `make` to give a recipe, but got {found!r}.")
+            f"{error}. Give them defaults."
+        ) from error
+    if not isinstance(recipe, BaseRecipe):
+        raise VardropError(f"Expected `make` to give a recipe, but got {recipe!r}.")
     METHODS[name] = make
 
 
-_WORDS = ("none", "auto")  # that mean something else where a method is named
-
-if not TYPE_CHECKING:  # who would take a list that is no literal for an empty one
-    __all__ = [*recipe.__all__, *_NAMES]  # noqa: PLE0604
+if not TYPE_CHECKING:  # mypy does not read a computed list
+    __all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout", *sorted(METHODS)]  # noqa: PLE0604

@@ -14,15 +14,6 @@ from vardrop.heads import (
 )
 from vardrop.recipes.recipe import HeadRecipe
 
-__all__ = [
-    "class_dropout",
-    "deterministic_attention",
-    "dropmax",
-    "sampled_softmax",
-    "softmax",
-    "sparsemax",
-]
-
 
 def dropmax(temperature: float = 0.1, inference: Literal["q", "p"] = "q") -> HeadRecipe:
     """DropMax: learns which classes to drop for each example; `inference="p"` draws from the prior.

@@ -18,19 +18,6 @@ from vardrop.posteriors import AdditiveGaussian
 from vardrop.priors import Normal
 from vardrop.recipes.recipe import Recipe, SwitchDropout
 
-__all__ = [
-    "bayesian_compression",
-    "beta_bernoulli",
-    "binary_dropout",
-    "concrete_dropout",
-    "dependent_beta_bernoulli",
-    "l0",
-    "mc_dropout",
-    "recurrent_dropout",
-    "standout",
-    "structured_pruning",
-]
-
 
 def binary_dropout(drop_rate: float = 0.5) -> Recipe:
     """Binary dropout on the inputs of each layer, as a gate that can be switched.

@@ -14,8 +14,6 @@ from vardrop.layers.base import check_method
 from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
 
-__all__ = ["BaseRecipe", "HeadRecipe", "Recipe", "SwitchDropout"]
-
 
 @dataclass(frozen=True)
 class BaseRecipe(Value, ABC):

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeVar
 
 from vardrop._core.errors import VardropError
-from vardrop.estimators import (
-    Estimator,
-    flipout,
-    local_reparameterization,
-    weight_sample,
-)
+from vardrop.estimators import Estimator, flipout, local_reparameterization, weight_sample
 from vardrop.gates import GaussianDropout
 from vardrop.posteriors import (
     AdditiveGaussian,
@@ -24,17 +19,7 @@ from vardrop.posteriors import (
 from vardrop.priors import ARD, LogUniform, Normal, Prior
 from vardrop.recipes.recipe import Recipe
 
-__all__ = [
-    "ard",
-    "bayes_by_backprop",
-    "dropconnect",
-    "gaussian_dropout",
-    "sparse_vd",
-    "variance_layer",
-    "variational_dropout",
-]
-
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def bayes_by_backprop(
@@ -55,7 +40,7 @@ def bayes_by_backprop(
 
     Blundell et al. 2015, "Weight uncertainty in neural networks", eq. 2 and 8.
     """
-    return Recipe(AdditiveGaussian(log_sigma2), _given(prior, Normal()), estimator)
+    return Recipe(AdditiveGaussian(log_sigma2), _default(prior, Normal()), estimator)
 
 
 def gaussian_dropout(drop_rate: float = 0.5, kind: Literal["A", "B"] = "A") -> Recipe:
@@ -101,8 +86,8 @@ def variational_dropout(
     """
     alpha = _alpha(drop_rate)
     if kind == "B":
-        posterior = MultiplicativeGaussian(alpha, _given(per, "weight"), max_alpha=max_alpha)
-        return Recipe(posterior, _given(prior, LogUniform()))
+        posterior = MultiplicativeGaussian(alpha, _default(per, "weight"), max_alpha=max_alpha)
+        return Recipe(posterior, _default(prior, LogUniform()))
     if kind not in ("A", "A2"):
         raise VardropError(f"Expected `kind` to be 'A', 'B' or 'A2', but got {kind!r}.")
     if per not in (None, "input", "layer"):
@@ -113,7 +98,7 @@ def variational_dropout(
         alpha,
         per="layer" if per == "layer" else "unit",
         max_alpha=max_alpha,
-        prior=_given(prior, LogUniform()),
+        prior=_default(prior, LogUniform()),
         kl_scale=1 / 3 if kind == "A2" else 1.0,
     )
     return Recipe(gate=gate)
@@ -175,7 +160,7 @@ def variance_layer(noise: Noise = "gaussian", estimator: Estimator | None = None
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks", sec. 3.
     """
     default = local_reparameterization if noise == "gaussian" else flipout
-    return Recipe(ZeroMean(noise), estimator=_given(estimator, default))
+    return Recipe(ZeroMean(noise), estimator=_default(estimator, default))
 
 
 def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) -> Recipe:
@@ -191,9 +176,9 @@ def dropconnect(drop_rate: float = 0.5, estimator: Estimator = weight_sample) ->
     return Recipe(Bernoulli(drop_rate), estimator=estimator)
 
 
-def _given(value: T | None, default: T) -> T:
-    """The value, unless it is None; a false one is for its owner to refuse."""
-    return default if value is None else value
+def _default(argument: _T | None, default: _T) -> _T:
+    """The argument, or the default if it is None. Other false values are checked by the caller."""
+    return default if argument is None else argument
 
 
 def _alpha(drop_rate: float) -> float:

@@ -151,7 +151,7 @@ def cases() -> Iterator[tuple[str, str]]:
     for layer, case in LAYERS.items():
         plain = case.make()
         for name, recipe in (RECIPES | RECURRENT).items():
-            if not NOISY_TYPES[type(plain)].refuse(plain, recipe.gate):
+            if not NOISY_TYPES[type(plain)].unsupported_reason(plain, recipe.gate):
                 yield layer, name
 
 

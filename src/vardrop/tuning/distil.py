@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vardrop._core.calls import call_net, clone_batch, output_tensor
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
-from vardrop.likelihoods import Likelihood, Objective, net_and_likelihood
+from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction import predict
 from vardrop.prediction.predictor import device_of, input_batches
 from vardrop.tuning.minimize import Position, ShowProgress, minimize
@@ -63,7 +63,7 @@ def distil(
     Hinton, Vinyals & Dean 2015, "Distilling the knowledge in a neural network", eq. 1; Balan et
     al. 2015, "Bayesian dark knowledge", eq. 5.
     """
-    model, teacher_likelihood = net_and_likelihood(net, likelihood)
+    model, teacher_likelihood = resolve_likelihood(net, likelihood)
     check_net(student, "student")
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
@@ -78,7 +78,7 @@ def distil(
                 f"Expected the output of `student` to have shape {tuple(expected)}, but got "
                 f"{tuple(output.shape)}."
             )
-        return target.likelihood.match(output, target.taught, temperature)
+        return target.likelihood.distillation_loss(output, target.taught, temperature)
 
     with ShowProgress("distil", progress=progress) as line:
         minimize(

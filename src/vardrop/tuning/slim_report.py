@@ -78,7 +78,7 @@ def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
 
 def _accuracy(likelihood: Categorical, output: Tensor, target: Tensor) -> float:
     hits = output.argmax(likelihood.class_axis) == target
-    return float(hits[likelihood.counted(target)].double().mean())
+    return float(hits[likelihood.valid_mask(target)].double().mean())
 
 
 def _rmse(output: Tensor, target: Tensor) -> float:

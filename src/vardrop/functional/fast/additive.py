@@ -1,16 +1,17 @@
 """Kernels for float32 weights with additive Gaussian noise on a CPU: few passes, in cache.
 
-A pass over all weights is what time goes to, so tensors are taken in flat blocks that stay in the
-cache while many operations pass over them, and a training step derives all that it needs from the
-weights at once. The exact KL to the log-uniform prior has shorter fits than those of `log_uniform`,
-in a variable that the weights give cheaply, and no log or exp is taken beyond sigma^2. With
+Memory bandwidth limits these operations. Tensors are therefore processed in flat blocks that stay
+in the cache during many operations, and a training step computes everything it needs from the
+weights at once. The exact KL to the log-uniform prior uses short fits in a variable that is cheap
+to compute, without a log or exp other than sigma^2. With
 
     w = theta^2 / sigma^2,  d = sigma^2 + theta^2 / 7,  s = sigma^2 / d  in (0, 1],
 
     KL = 1/2 log1p(w R(s)),  dKL/dtheta = theta S(s) / d,  dKL/dlog sigma^2 = -theta/2 dKL/dtheta,
 
-where R and S are quotients of polynomials. Largest relative error in float32: 1.6e-5 of the value
-and 1.5e-5 of the gradient. `traced_kl` is the same as one expression, for a compiler to fuse.
+and R and S are quotients of polynomials. The largest relative error in float32 is 1.6e-5 for the
+value and 1.5e-5 for the gradient. `compiled_kl` is the same as one expression, which a compiler can
+fuse.
 """
 
 from __future__ import annotations
@@ -31,27 +32,28 @@ from vardrop.functional.fast import switch
 
 _BLOCK = 1 << 16  # numbers that stay in the cache
 _PLAIN = (Tensor, nn.Parameter)
+_LIMIT = 80.0  # of |log sigma^2|, beyond which quotients leave single precision
 
 
 def can_block(*tensors: Tensor) -> bool:
-    """Whether tensors may be worked on in blocks: plain float32 ones on a CPU, nothing traced.
+    """Whether tensors can be processed in blocks: plain float32 tensors on a CPU, without tracing.
 
-    A trace wants one expression, transforms cannot write into scratch, float64 wants precision,
-    and what is written into a view of a tensor subclass (a sharded one) may be lost.
+    A trace needs one expression, transforms cannot write into scratch memory, float64 needs more
+    precision, and values written into a view of a tensor subclass (a sharded one) may be lost.
     """
     if torch.compiler.is_compiling() or in_transform() or not switch.enabled:
         return False
-    for x in tensors:  # a generator would cost more than what it asks
+    for x in tensors:  # a generator expression would be slower
         if type(x) not in _PLAIN or x.dtype != torch.float32 or not x.is_cpu:
             return False
     return not in_forward_mode()
 
 
 def keep_layout(x: Tensor, like: Tensor) -> Tensor:
-    """x, derived from `like`, in the memory layout of `like`.
+    """Return x, which was computed from `like`, in the memory layout of `like`.
 
     With one channel two layouts have the same strides, and torch may pick the other one. A
-    convolution goes by the layout of its arguments, and sums of two layouts are slow.
+    convolution follows the layout of its arguments, and sums of two layouts are slow.
     """
     if x.dim() == 4 and x.shape[1] == 1 and like.stride(1) == 1 != x.stride(1):
         return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
@@ -59,7 +61,7 @@ def keep_layout(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _like_layout(x: Tensor, like: Tensor) -> Tensor:
-    """x with its elements in memory in the order of `like`; x itself if they are so already."""
+    """Return x in the memory order of `like`, without a copy if it already has that order."""
     last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
     channels_last = last and not like.is_contiguous()
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -79,24 +81,24 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _Quotient(NamedTuple):
-    """factor P / Q; the coefficients go from the lowest power up, and the highest is 1."""
+    """factor P / Q. Coefficients go from the lowest power up, without the highest, which is 1."""
 
     factor: float
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
 
-    def traced(self, s: Tensor, above: Tensor, below: Tensor) -> Tensor:
-        """factor P above / (Q below) as one expression with one division."""
+    def __call__(self, s: Tensor) -> Tensor:
+        """The quotient at s as one expression."""
         p, q = (
             functools.reduce(
-                lambda value, c: value * s + c, coefficients[-2::-1], s + coefficients[-1]
+                lambda total, c: total * s + c, coefficients[-2::-1], s + coefficients[-1]
             )
             for coefficients in (self.numerator, self.denominator)
         )
-        return p * above * self.factor / (q * below)
+        return p * self.factor / q
 
 
-# Numbers stand inside functions: a compiler with dynamic shapes makes variables of global floats.
+# Numbers are inside functions, because a compiler with dynamic shapes makes variables of globals.
 def _r() -> _Quotient:
     return _Quotient(
         1.4454921986806746,
@@ -113,7 +115,7 @@ def _s() -> _Quotient:
     )
 
 
-_R, _S = _r(), _s()  # for blocks, which are not traced
+_R, _S = _r(), _s()  # for blocks, which no compiler traces
 
 
 @functools.cache
@@ -128,56 +130,28 @@ def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tens
     return out
 
 
-def is_in_range(log_sigma2: Tensor) -> bool:
-    """Whether sigma^2 and its quotients are normal numbers of single precision."""
-    low, high = torch.aminmax(log_sigma2.detach())
-    return bool(low > -80.0) and bool(high < 80.0)
+def _variance(log_sigma2: Tensor) -> Tensor:
+    return log_sigma2.clamp(-_LIMIT, _LIMIT).exp()
 
 
-def _in_range(log_sigma2: Tensor) -> Tensor:
-    return log_sigma2.clamp(-80.0, 80.0)
-
-
-def _logged_kl(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
-    """The KL of every weight, from the logarithm of theta^2 / sigma^2, which may overflow."""
+def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
+    """The KL of each weight, from the logarithm of theta^2 / sigma^2, which itself may overflow."""
     s = variance / (variance + weight * weight * (1 / 7))
-    one = torch.ones_like(s)
-    log_ratio = _r().traced(s, one, one).log() + log_square(weight) - log_variance
+    log_ratio = _r()(s).log() + log_square(weight) - log_variance
     return 0.5 * functional.softplus(log_ratio)
 
 
-def summed_kl(weight: Tensor, variance: Tensor) -> Tensor:
-    """The sum of the KL over all weights."""
-    total = weight.new_zeros(())
-    room = weight.new_empty(3, min(_BLOCK, weight.numel()))
-    for w, v in _blocks(weight, variance):
-        ratio, s, below = room[:, : len(w)]
-        torch.addcmul(v, w, w, value=1 / 7, out=below)
-        torch.div(v, below, out=s)
-        _polynomial(_R.denominator, s, below).mul_(v)
-        _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
-        if len(w) % 2 == 0:
-            # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
-            a, b = ratio.chunk(2)
-            ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
-        total += ratio.log1p_().sum()
-    # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
-    if not total.isfinite():
-        return _logged_kl(weight, variance, variance.log()).sum()
-    return 0.5 * total
-
-
-def add_kl_gradients(
+def _add_kl_gradients(
     weight: Tensor, variance: Tensor, scale: float, to_weight: Tensor, to_variance: Tensor
 ) -> None:
-    """Add scale dKL/dweight to `to_weight`; turn `to_variance` into that of log sigma^2, with KL.
+    """Add scale dKL/dweight to `to_weight`, and make `to_variance` the gradient of log sigma^2.
 
-    Both are written in place and lie in memory as `weight` does.
+    Both are changed in place and have the memory layout of `weight`.
     """
-    room = weight.new_empty(3, min(_BLOCK, weight.numel()))
+    scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
     scale *= _S.factor
     for w, v, grad_w, grad_s in _blocks(weight, variance, to_weight, to_variance):
-        slope, s, below = room[:, : len(w)]
+        slope, s, below = scratch[:, : len(w)]
         torch.addcmul(v, w, w, value=1 / 7, out=slope)
         torch.div(v, slope, out=s)
         _polynomial(_S.denominator, s, below).mul_(slope)
@@ -186,21 +160,21 @@ def add_kl_gradients(
         grad_s.mul_(v).addcmul_(slope, w, value=-0.5 * scale)
 
 
-def kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """scale times dKL/dweight and dKL/dlog sigma^2, to be traced or differentiated."""
+def _kl_gradients(weight: Tensor, variance: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """scale times dKL/dweight and dKL/dlog sigma^2, as expressions for a compiler or autograd."""
     below = variance + weight * weight * (1 / 7)
-    slope = _s().traced(variance / below, weight * scale, below)
+    slope = _s()(variance / below) * (weight * scale) / below
     return slope, -0.5 * slope * weight
 
 
-class _TracedKL(torch.autograd.Function):
-    """Autocast, on any device: elementwise on float32 tensors, which it leaves as they are."""
+class _CompiledKL(torch.autograd.Function):
+    """Elementwise on float32 tensors, which autocast leaves unchanged on any device."""
 
     @staticmethod
     def forward(weight: Tensor, log_sigma2: Tensor, value: bool) -> Tensor:
         if not value:
             return weight.new_zeros(())
-        return _logged_kl(weight, _in_range(log_sigma2).exp(), log_sigma2).sum()
+        return _kl_from_logs(weight, _variance(log_sigma2), log_sigma2).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -209,18 +183,18 @@ class _TracedKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
-        return *kl_gradients(weight, _in_range(log_sigma2).exp(), grad), None
+        return *_kl_gradients(weight, _variance(log_sigma2), grad), None
 
 
-def traced_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
-    """The sum of the KL of float32 weights, without blocks; zero in its place for `value=False`."""
-    return _TracedKL.apply(weight, log_sigma2, value)
+def compiled_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
+    """The KL of float32 weights, summed, without blocks. With `value=False` it is zero."""
+    return _CompiledKL.apply(weight, log_sigma2, value)
 
 
 class AdditiveWeights(NamedTuple):
-    """The mean and the variance of weights, and a zero whose gradient is that of their KL.
+    """The mean and the variance of weights, and a zero with the gradient of their KL.
 
-    The tensors are for products alone: their gradients are taken over and written into.
+    Use the tensors in products only, because the backward pass writes into their gradients.
     """
 
     mean: Tensor
@@ -228,16 +202,33 @@ class AdditiveWeights(NamedTuple):
     kl_gradient: Tensor
 
     def kl(self, value: bool = True) -> Tensor:
-        """The exact KL to the log-uniform prior, summed; zero in its place for `value=False`."""
+        """The exact KL to the log-uniform prior, summed. With `value=False` it is zero."""
         if not value:
             return self.kl_gradient
-        return self.kl_gradient + summed_kl(self.mean.detach(), self.variance.detach())
+        weight, variance = self.mean.detach(), self.variance.detach()
+        total = weight.new_zeros(())
+        scratch = weight.new_empty(3, min(_BLOCK, weight.numel()))
+        for w, v in _blocks(weight, variance):
+            ratio, s, below = scratch[:, : len(w)]
+            torch.addcmul(v, w, w, value=1 / 7, out=below)
+            torch.div(v, below, out=s)
+            _polynomial(_R.denominator, s, below).mul_(v)
+            _polynomial(_R.numerator, s, ratio).mul_(w).mul_(w).div_(below).mul_(_R.factor)
+            if len(w) % 2 == 0:
+                # log1p is expensive: log1p(a) + log1p(b) = log1p(a + b + a b), as precise.
+                a, b = ratio.chunk(2)
+                ratio = torch.addcmul(a, b, torch.add(a, 1, out=s[: len(a)]), out=a)
+            total += ratio.log1p_().sum()
+        # The product of two ratios leaves float32 if both are beyond 1e19, and one beyond 1e38.
+        if not total.isfinite():
+            return self.kl_gradient + _kl_from_logs(weight, variance, variance.log()).sum()
+        return self.kl_gradient + 0.5 * total
 
 
 class _AdditiveWeights(torch.autograd.Function):
-    """Gathers the gradients of all draws and of the KL, and passes over the weights once.
+    """Collects the gradients of all draws and of the KL, with one pass over the weights.
 
-    Autocast: for CPUs only; elementwise on float32 tensors, which it leaves as they are.
+    It is elementwise on float32 tensors, which autocast leaves unchanged.
     """
 
     @staticmethod
@@ -254,8 +245,8 @@ class _AdditiveWeights(torch.autograd.Function):
         weight, variance = ctx.saved_tensors
         if to_kl is None:
             return to_mean, None if to_variance is None else to_variance * variance
-        if torch.is_grad_enabled():  # a second derivative needs expressions, not what is written
-            to_weight, to_log_sigma2 = kl_gradients(weight, variance, to_kl)
+        if torch.is_grad_enabled():  # a second derivative needs expressions without in-place writes
+            to_weight, to_log_sigma2 = _kl_gradients(weight, variance, to_kl)
             return (
                 to_weight if to_mean is None else to_mean + to_weight,
                 to_log_sigma2 if to_variance is None else to_variance * variance + to_log_sigma2,
@@ -264,29 +255,29 @@ class _AdditiveWeights(torch.autograd.Function):
             _like_layout(torch.zeros_like(weight) if grad is None else grad, weight)
             for grad in (to_mean, to_variance)
         )
-        add_kl_gradients(weight, variance, float(to_kl), to_mean, to_variance)
+        _add_kl_gradients(weight, variance, float(to_kl), to_mean, to_variance)
         return to_mean, to_variance
 
 
-def can_share(weight: Tensor, log_sigma2: Tensor) -> bool:
-    """Whether `additive_weights` may be used: `can_block` of both, and variances in range."""
-    return can_block(weight, log_sigma2) and is_in_range(log_sigma2)
+def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
+    """Compute what draws and the KL of N(weight, exp(log_sigma2)) have in common.
 
-
-def additive_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights:
-    """What draws and the KL of N(weight, exp(log_sigma2)) share; needs `can_share`."""
+    Returns:
+        None if the tensors cannot be processed in blocks, or if sigma^2 or its quotients are not
+        normal numbers of single precision.
+    """
+    if not can_block(weight, log_sigma2):
+        return None
+    low, high = torch.aminmax(log_sigma2.detach())
+    if not (low > -_LIMIT and high < _LIMIT):
+        return None
     return AdditiveWeights(*_AdditiveWeights.apply(weight, log_sigma2))
 
 
-def blocked_kl(weight: Tensor, log_sigma2: Tensor, value: bool = True) -> Tensor:
-    """The KL of N(weight, exp(log_sigma2)) to the log-uniform prior; needs `can_share`."""
-    return additive_weights(weight, log_sigma2).kl(value)
-
-
 class _Step(threading.local):
-    """What the training step of this thread has computed; None outside of a step."""
+    """Tensors that the training step of this thread has computed. None outside of a step."""
 
-    found: dict[tuple[int, int], tuple[Tensor, Tensor, AdditiveWeights]] | None = None
+    computed: dict[tuple[int, int], tuple[Tensor, Tensor, AdditiveWeights]] | None = None
 
 
 _step = _Step()
@@ -294,26 +285,29 @@ _step = _Step()
 
 @contextmanager
 def share_in_step() -> Iterator[None]:
-    """For the draws and the KL of one training step: what they have in common is computed once.
+    """Compute what the draws and the KL of one training step have in common only once.
 
     Weights must not change inside.
     """
-    before, _step.found = _step.found, {}
+    before, _step.computed = _step.computed, {}
     try:
         yield
     finally:
-        _step.found = before
+        _step.computed = before
 
 
 def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None:
-    """`additive_weights`, once per step inside `share_in_step`; None where nothing may be shared.
+    """Return `additive_weights`, once per step inside `share_in_step`, or None outside of it.
 
-    What runs without a gradient finds what is there and leaves nothing there, or the pass that
-    learns would find it. Activation checkpointing runs the layer again when the step is over.
+    A pass without gradients uses stored tensors but stores none, because a later pass with
+    gradients would use them. Activation checkpointing runs the layer again after the step.
     """
-    if _step.found is None or not can_block(weight, log_sigma2) or in_checkpoint():
+    if _step.computed is None or in_checkpoint():
         return None
     key = id(weight), id(log_sigma2)
-    if key not in _step.found and torch.is_grad_enabled() and is_in_range(log_sigma2):
-        _step.found[key] = weight, log_sigma2, additive_weights(weight, log_sigma2)
-    return _step.found[key][2] if key in _step.found else None
+    if key not in _step.computed:
+        weights = additive_weights(weight, log_sigma2) if torch.is_grad_enabled() else None
+        if weights is None:
+            return None
+        _step.computed[key] = weight, log_sigma2, weights  # the tensors keep their ids
+    return _step.computed[key][2]
