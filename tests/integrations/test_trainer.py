@@ -285,7 +285,7 @@ def test_bad_calls_are_refused(tmp_path):
     with pytest.raises(vd.VardropError, match="`labels` in the batch, but got input_ids"):
         trainer.compute_loss(noisy, {"input_ids": data[0]["input_ids"][None]})
     wrong = {"input_ids": data[0]["input_ids"][None], "labels": torch.tensor([7])}
-    assert_refused("to lie in 0..2, but got 7..7", trainer.compute_loss, noisy, wrong)
+    assert_refused("to be in 0..2, but got 7..7", trainer.compute_loss, noisy, wrong)
 
 
 def test_a_checkpoint_with_means_of_another_save_is_refused(tmp_path):
