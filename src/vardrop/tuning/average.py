@@ -13,9 +13,9 @@ _LEAST_WEIGHT = 1e-3  # of the newest parameters, after 1000 steps
 class ParameterAverage(Callback):
     """Averages parameters over steps: a <- a + w (p - a), with w = max(0.001, 1 / t) at step t.
 
-    All parameters are averaged, including those of the noise. Buffers, such as the statistics of
-    BatchNorm, are those of the last step. The module holds the average after every epoch and the
-    latest parameters during it; `other` holds the other values.
+    All parameters are averaged, including the noise parameters. Buffers, such as the statistics of
+    BatchNorm, keep the values of the last step. The module holds the average after every epoch and
+    the latest parameters during an epoch. `other` holds the other values.
 
     Kingma & Ba 2015, "Adam", sec. 7.2 (temporal averaging).
     """

@@ -36,12 +36,8 @@ class NoiseCheck(Callback):
         self.steps += 1
 
     def on_epoch_end(self, at: Position) -> None:
-        if (
-            at.epoch < self.epochs
-            or self.steps < _STEPS
-            or not self.start
-            or not self.elbo.beta > 0
-        ):
+        is_long = at.epoch >= self.epochs and self.steps >= _STEPS
+        if not (is_long and self.start and self.elbo.beta > 0):
             return
         move = max(float((_sample_entries(p) - old).abs().mean()) for p, old in self.start)
         if move < _MOVE:

@@ -35,7 +35,7 @@ class Epoch(NamedTuple):
 
 
 class Loop(Callback):
-    """A training and its progress: `run` continues from there, and `state` is what it needs.
+    """A training and its progress. `run` continues from there, and `state` can be stored.
 
     Args:
         elbo: the objective. Its model is put into training mode in every epoch.
@@ -114,9 +114,8 @@ class Loop(Callback):
     def run(self, *callbacks: Callback, progress: bool | None = False) -> Iterator[Epoch]:
         """Train to the last epoch, yielding after every one."""
         steps = self.epochs * self.steps if self.steps else None
-        always: list[Callback] = [self] if self.average is None else [self, self.average]
-        if self.epoch == 0:
-            always.append(NoiseCheck(self.elbo, self.epochs))
+        checks = [NoiseCheck(self.elbo, self.epochs)] if self.epoch == 0 else []
+        averages = [] if self.average is None else [self.average]
         with ShowProgress("train", steps, progress) as line:
             line.done = self.epoch * (self.steps or 0) + self.position
             while self.epoch < self.epochs:
@@ -126,7 +125,7 @@ class Loop(Callback):
                     self.optimizer,
                     epochs=self.epoch + 1,
                     schedule=None if self.rate is None else self._schedule,
-                    callbacks=[*always, line, *callbacks],
+                    callbacks=[self, *averages, *checks, line, *callbacks],
                     start=Position(self.epoch, self.position),
                     max_norm=self.max_norm,
                     explain=lambda batch: explain_nonfinite(self.elbo, batch.x, batch.y),
@@ -199,7 +198,7 @@ class Loop(Callback):
         seed, device = 7919 * self.world.rank + self.epoch, self.elbo.beta.device
         if self.world.first:
             set_generator_states(device, tensors, seed)
-        else:  # the stored state is that of the first process
+        else:  # the first process stored its state
             seed_generators(device, seed)
 
 
@@ -216,10 +215,16 @@ def train(
     average: bool = False,
     progress: bool | None = None,
 ) -> Iterator[Epoch]:
-    """Train on tensors or a stream, yielding after every epoch. The arguments are those of `Loop`.
+    """Train on tensors or a stream, and yield after every epoch.
 
-    With `progress` a line on standard error shows the steps; None shows it on a terminal. If it is
-    interrupted (Ctrl-C), the model keeps the parameters of the last step.
+    If it is interrupted (Ctrl-C), the model keeps the parameters of the last step.
+
+    Args:
+        elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, average: as for `Loop`.
+        progress: show a progress line on standard error; None shows it on a terminal.
+
+    Returns:
+        An iterator of `Epoch`. Training happens while you iterate.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.tuning import train
