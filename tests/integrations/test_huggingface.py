@@ -327,7 +327,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path):
     assert_refused("damaged|checksum", from_pretrained, type(model), tmp_path)
     (tmp_path / "noise.safetensors").write_bytes(data)
     write_tensors(tmp_path / "noise.safetensors", {"x": torch.zeros(1)}, {"format": "another"})
-    with pytest.raises(vd.VardropError, match="to be what save_pretrained wrote, but got another"):
+    with pytest.raises(vd.VardropError, match="to be a file of save_pretrained, but got another"):
         from_pretrained(type(model), tmp_path)
 
 

@@ -224,7 +224,7 @@ def test_a_checkpoint_keeps_the_noise_of_values(tmp_path):
     assert all(torch.equal(v, found[1][k]) for k, v in found[0].items())
     other = ELBOTrainer(still(num_labels=3), arguments(tmp_path), train_dataset=examples(16))
     with pytest.raises(vd.VardropError, match=r"the parameters \['log_std'\] of .*, but got None"):
-        other._fill_likelihood(read_noise(start)[1], start)
+        other._load_noise(other.model, *read_noise(start), start)
 
 
 def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
@@ -277,7 +277,7 @@ def test_bad_calls_are_refused(tmp_path):
             return iter(data)
 
     endless = arguments(tmp_path, max_steps=1)
-    with pytest.raises(vd.VardropError, match="`num_data` where `train_dataset` has no length"):
+    with pytest.raises(vd.VardropError, match="`num_data` for a `train_dataset` without a length"):
         ELBOTrainer(noisy, endless, train_dataset=Stream())
     ELBOTrainer(noisy, endless, train_dataset=Stream(), num_data=64)
     assert_refused("`beta` to be", ELBOTrainer, noisy, args, train_dataset=data, beta=-1.0)
