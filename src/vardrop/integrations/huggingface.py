@@ -256,8 +256,9 @@ def read_noise(
     for name, checksum in description["weights"].items():
         if _checksum(_file_in(path, name, options)) != checksum:
             raise VardropError(
-                f"Expected {NOISE} in {path} to belong to {name} there, but they are from two saves, "
-                "of which one was interrupted. Save the model again, or load an earlier checkpoint."
+                f"Expected {NOISE} in {path} to belong to {name} there, but they come from two "
+                "saves, of which one was interrupted. Save the model again, or load an earlier "
+                "checkpoint."
             )
     return tensors, description
 
