@@ -262,5 +262,5 @@ def _check_equal(path: PathLike, differences: Iterator[str]) -> None:
     if texts := list(differences):
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
-            f"{join_names(texts)}. Build it as it was."
+            f"{join_names(texts)}. Build it in the same way."
         )

@@ -218,7 +218,7 @@ class ELBOTrainer(Trainer):
         if missing := sorted(noise.keys() - state.keys()):
             raise VardropError(
                 f"Expected a model with the noise of {path}, but '{missing[0]}' is missing. "
-                "Convert it as it was."
+                "Convert it in the same way."
             )
         learned, stored = _parameters(self.likelihood), description.get("likelihood", {})
         if learned.keys() != stored.keys():

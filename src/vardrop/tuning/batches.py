@@ -32,7 +32,7 @@ class BatchSource:
 
     Args:
         source: tensors or an iterable of batches (x, y) or (x, y, weight).
-        device: where the batches are moved.
+        device: the device of the batches.
         world: the processes that share each batch.
     """
 

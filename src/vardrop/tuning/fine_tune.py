@@ -19,13 +19,13 @@ from vardrop.noisy import has_noise, noisy_weights, training_mode
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.prediction import calibrate
 from vardrop.tuning.batches import check_batch, check_rereadable
+from vardrop.tuning.callbacks import NoiseCheck
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
-from vardrop.tuning.noise_check import NoiseCheck
 
 Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
 _INITIAL_FACTOR = 50.0  # divides the initial variance of multiplicative noise
-_NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to that of the weights
+_NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to the weights
 _DRAWS, _FEW_DRAWS = 32, 16  # for the temperature
 _LEAST_EXAMPLES, _BATCH_SIZE = 100, 256
 

@@ -69,7 +69,7 @@ def minimize(
 ) -> Position:
     """Minimize a loss over batches, in place.
 
-    After an interrupt or a loss that is not finite, the parameters are those of the last step.
+    If it is interrupted, or a loss is not finite, the parameters keep their last values.
 
     Args:
         loss: the loss of a batch at a position, a scalar.

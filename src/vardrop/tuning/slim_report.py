@@ -89,7 +89,7 @@ def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
 class Cost:
     """One model: its score on validation data, MACs per example, weights, bytes, latency.
 
-    The bytes are those of its parameters and buffers. `latency` holds seconds per batch by runtime.
+    The bytes are of its parameters and buffers. `latency` holds seconds per batch by runtime.
     """
 
     score: float
@@ -212,7 +212,7 @@ def time_models(
 
 
 def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:
-    """What went wrong with a budget, and what to try; `drop` is that of the score."""
+    """Warnings about a budget, with a remedy. `drop` is the drop of the score."""
     score, before, after = slimmed.score, slimmed.before, slimmed.after
     if kind == "max_drop" and drop > limit:
         yield (
@@ -231,5 +231,5 @@ def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> I
     elif kind != "max_drop" and drop > _COLLAPSE.get(score, math.inf):
         yield (
             f"The {score} on validation data went from {before.score:.4g} to {after.score:.4g}. "
-            "Give more epochs, the learning rate of your own training, or a larger budget."
+            "Give more epochs, the learning rate of your training, or a larger budget."
         )

@@ -15,10 +15,9 @@ from vardrop._core.processes import ALONE, World
 from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
 from vardrop.objective.schedules import Schedule
-from vardrop.tuning.average import ParameterAverage
 from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.callbacks import NoiseCheck, ParameterAverage
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
-from vardrop.tuning.noise_check import NoiseCheck
 
 Rates = Callable[[float], float | Sequence[float]]
 Precision = Literal["float32", "bfloat16"]
@@ -141,7 +140,7 @@ class Loop(Callback):
         return [lr * factor for lr, factor in zip(self._rates, factors, strict=True)]
 
     def batches(self, at: Position) -> Iterable[Batch]:
-        """The batches of the current epoch that are left."""
+        """The remaining batches of the current epoch."""
         self._generator.set_state(self._shuffle)
         return self.source.batches(self._generator, at.step)
 
