@@ -227,7 +227,7 @@ def test_batches_of_other_lengths_are_refused() -> None:
 
 def test_targets_that_do_not_fit_are_refused() -> None:
     net, (x, y) = noisy(), sequences()
-    with pytest.raises(vd.VardropError, match=r"to lie in 0\.\.3, but got 0\.\.4"):
+    with pytest.raises(vd.VardropError, match=r"to be in 0\.\.3, but got 0\.\.4"):
         vd.ELBO(net, TOKENS, num_data=N)(x, y.masked_fill(y == 3, 4))
     with pytest.raises(vd.VardropError, match=r"indices of shape \(6, 4\).*class_axis=-1"):
         vd.ELBO(net, vd.Categorical(), num_data=N)(x, y)

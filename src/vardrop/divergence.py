@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vardrop import functional as F
-from vardrop._core.checks import check_type
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import UnregisteredKLError, VardropError
 from vardrop.posteriors import (
     AdditiveGaussian,

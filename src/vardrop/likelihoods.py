@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from vardrop._core.checks import check_number, check_tensor, check_type, describe_value
 from vardrop._core.errors import VardropError
+from vardrop._core.sharding import full_tensor
 from vardrop.functional import generator, standard_normal
 from vardrop.functional.normal import LOG_2PI
 

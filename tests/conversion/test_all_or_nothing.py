@@ -1,5 +1,6 @@
 """A conversion that fails, wherever it does, leaves the net as it was."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -35,7 +36,13 @@ def failure(request):
     return request.param
 
 
-def assert_unchanged(net, before, tensors, output):
+@contextmanager
+def unchanged(net, failure, match=None):
+    """The block raises, and the net is as it was before."""
+    before, tensors = state(net), {k: t.clone() for k, t in net.state_dict().items()}
+    output = net(X)
+    with pytest.raises(failure, match=match):
+        yield
     assert state(net) == before
     assert all(torch.equal(t, tensors[k]) for k, t in net.state_dict().items())
     assert torch.equal(net(X), output)
@@ -61,12 +68,9 @@ def fail_at(monkeypatch, owner, name, call, failure):
 ])  # fmt: skip
 def test_layers(monkeypatch, recipe, call, failure):
     net = make()
-    before, tensors = state(net), {k: t.clone() for k, t in net.state_dict().items()}
-    output = net(X)
     fail_at(monkeypatch, Variational, "add_noise", call, failure)
-    with pytest.raises(failure):
+    with unchanged(net, failure):
         vd.convert(net, recipe)
-    assert_unchanged(net, before, tensors, output)
     monkeypatch.undo()
     vd.revert(vd.convert(net, recipe))
 
@@ -77,11 +81,9 @@ def test_layers(monkeypatch, recipe, call, failure):
 ])  # fmt: skip
 def test_heads_and_dependent_gates(monkeypatch, owner, method, call, recipe, failure):
     net = make() if owner is Head else vd.convert(make(), vd.beta_bernoulli())
-    before, tensors, output = state(net), net.state_dict(), net(X)
     fail_at(monkeypatch, owner, method, call, failure)
-    with pytest.raises(failure):
+    with unchanged(net, failure):
         vd.convert(net, recipe)
-    assert_unchanged(net, before, tensors, output)
 
 
 def test_a_posterior_that_fails_on_the_second_layer():
@@ -93,7 +95,5 @@ def test_a_posterior_that_fails_on_the_second_layer():
             return super().initial(weight, axes)
 
     net = make()
-    before, tensors, output = state(net), net.state_dict(), net(X)
-    with pytest.raises(ValueError, match="two outputs"):
+    with unchanged(net, ValueError, "two outputs"):
         vd.convert(net, vd.Recipe(Picky()))
-    assert_unchanged(net, before, tensors, output)

@@ -193,7 +193,7 @@ def test_dependent_gates_need_their_base() -> None:
 def test_a_gate_on_top_of_gates_leaves_the_weights_to_their_method() -> None:
     net = vd.convert(conv_net(), recipes.beta_bernoulli())
     recipe = vd.Recipe(vd.AdditiveGaussian(), gate=vd.DependentBetaBernoulli())
-    assert_refused("no `posterior` beside a gate that takes over", vd.convert, net, recipe)
+    assert_refused("no `posterior` with a gate that takes over", vd.convert, net, recipe)
     assert net[0].gate.noise == vd.BetaBernoulli()
     plan = vd.plan(net, recipes.dependent_beta_bernoulli())
     assert "-> its gate is taken over by DependentBetaBernoulli" in str(plan)

@@ -84,6 +84,7 @@ def test_processes_of_the_trainer_draw_their_own_noise(tmp_path):
     assert same(first[3], first[0])  # training that was resumed
 
 
+@pytest.mark.slow
 def test_processes_of_lightning_draw_their_own_noise(tmp_path):
     pytest.importorskip("lightning.pytorch")
     first, second = run(tmp_path, LIGHTNING)

@@ -44,8 +44,7 @@ def arguments(folder, **options):
 def trainer_of(folder, recipe=None, data=None, name="bert", **options):
     torch.manual_seed(0)
     model = vd.convert(MODELS[name](), recipe or vd.bayes_by_backprop())
-    names = {"likelihood", "num_data", "beta", "next_token"} & set(options)
-    own = {name: options.pop(name) for name in names}
+    own = {name: options.pop(name) for name in {"beta", "next_token"} & set(options)}
     data = examples() if data is None else data
     own |= {"train_dataset": data, "eval_dataset": data}
     return ELBOTrainer(model, arguments(folder, **options), **own)
@@ -75,9 +74,7 @@ def test_steps_that_are_gathered_count_as_one_batch(tmp_path):
     for size, steps in ((64, 1), (32, 2)):
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
         trainer = trainer_of(tmp_path, **still, **options)
-        for m in trainer.model.modules():
-            if isinstance(m, torch.nn.Dropout):
-                m.p = 0.0
+        without_dropout(trainer.model)
         trainer.train()
         found.append([h for h in trainer.state.log_history if "loss" in h])
     assert len(found[0]) == len(found[1]) == 1
@@ -130,7 +127,10 @@ def still(name="bert", **config):
     for key, value in config.items():
         setattr(model.config, key, value)
     torch.manual_seed(0)
-    model = vd.convert(type(model)(model.config), STILL)
+    return without_dropout(vd.convert(type(model)(model.config), STILL))
+
+
+def without_dropout(model):
     for m in model.modules():
         if isinstance(m, torch.nn.Dropout):
             m.p = 0.0
@@ -153,21 +153,18 @@ VALUES = torch.linspace(-1, 2, 16)
 SEVERAL = torch.stack([VALUES > 0, VALUES > 1, VALUES < 0], 1).float()
 
 
-@pytest.mark.parametrize("config", [{}, {"problem_type": "multi_label_classification"}])
-def test_labels_for_every_class_have_a_bernoulli_likelihood(config, tmp_path):
-    data = labelled(SEVERAL)
-    trainer = ELBOTrainer(still(**config), arguments(tmp_path), train_dataset=data)
-    ours, theirs = loss_of(trainer, data)  # the binary cross entropy of transformers
-    assert isinstance(trainer.likelihood, vd.Bernoulli)
-    assert abs(ours - 3 * theirs) < 1e-5
+@pytest.mark.parametrize("config, labels, kind, factor", [
+    ({}, SEVERAL, vd.Bernoulli, 3),
+    ({"problem_type": "multi_label_classification"}, SEVERAL, vd.Bernoulli, 3),
+    ({}, torch.arange(16) % 3, vd.Categorical, 1),
+], ids=["several", "declared", "classes"])  # fmt: skip
+def test_the_likelihood_of_classes_follows_the_labels(config, labels, kind, factor, tmp_path):
+    data = labelled(labels)
+    trainer = ELBOTrainer(still(**config), arguments(tmp_path, max_steps=2), train_dataset=data)
+    ours, theirs = loss_of(trainer, data)  # the cross entropy of transformers
+    assert isinstance(trainer.likelihood, kind)
+    assert abs(ours - factor * theirs) < 1e-5
     trainer.train()
-
-
-def test_classes_have_a_categorical_likelihood(tmp_path):
-    trainer = trainer_of(tmp_path)
-    ours, theirs = loss_of(trainer, examples())
-    assert isinstance(trainer.likelihood, vd.Categorical)
-    assert abs(ours - theirs) < 1e-5
 
 
 REGRESSIONS = {
@@ -183,7 +180,7 @@ def test_values_have_a_gaussian_likelihood(name, learned, tmp_path):
     config, values = REGRESSIONS[name]
     data = labelled(values)
     given = {"train_dataset": data, "likelihood": learned}
-    trainer = ELBOTrainer(still(**config), arguments(tmp_path), **given)
+    trainer = ELBOTrainer(still(**config), arguments(tmp_path, max_steps=2), **given)
     ours, theirs = loss_of(trainer, data)  # the mean squared error of transformers
     count, std = values[0].numel(), trainer.likelihood.std
     expected = count * (theirs / (2 * std**2) + std.log() + 0.5 * math.log(2 * math.pi))
@@ -223,8 +220,8 @@ def test_a_checkpoint_keeps_the_noise_of_values(tmp_path):
         found.append({**trainer.model.state_dict(), **trainer.likelihood.state_dict()})
     assert all(torch.equal(v, found[1][k]) for k, v in found[0].items())
     other = ELBOTrainer(still(num_labels=3), arguments(tmp_path), train_dataset=examples(16))
-    with pytest.raises(vd.VardropError, match=r"the parameters \['log_std'\] of .*, but got None"):
-        other._fill_likelihood(read_noise(start)[1], start)
+    told = r"the parameters \['log_std'\] of .*, but got None"
+    assert_refused(told, other._load_noise, other.model, *read_noise(start), start)
 
 
 def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
@@ -242,8 +239,8 @@ def test_a_decoder_gets_the_labels_that_are_shifted(tmp_path):
     whisper = vd.convert(transformers.WhisperForConditionalGeneration(config), STILL)
     trainer = ELBOTrainer(whisper, args, train_dataset=data)
     batch = {"input_features": torch.randn(2, 4, 16), "labels": torch.ones(2, 3, dtype=torch.long)}
-    with pytest.raises(vd.VardropError, match="Expected `decoder_input_ids` in the batch of Whisp"):
-        trainer.compute_loss(whisper, batch)
+    told = "Expected `decoder_input_ids` in the batch of Whisp"
+    assert_refused(told, trainer.compute_loss, whisper, batch)
     shifted = {**batch, "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
     assert trainer.compute_loss(whisper, shifted) > 0
 
@@ -260,50 +257,44 @@ def test_the_best_model_is_loaded_with_its_noise(tmp_path, caplog):
 def test_bad_calls_are_refused(tmp_path):
     args, data = arguments(tmp_path), examples()
     noisy = vd.convert(MODELS["bert"](), vd.bayes_by_backprop())
-    with pytest.raises(vd.VardropError, match="to have noisy modules, but got"):
-        ELBOTrainer(MODELS["bert"](), args, train_dataset=data)
-    with pytest.raises(vd.VardropError, match="no `compute_loss_func`, but got one"):
-        ELBOTrainer(noisy, args, train_dataset=data, compute_loss_func=lambda *_, **__: 0)
+
+    def start(model=noisy, args=args, data=data, **options):
+        return ELBOTrainer(model, args, train_dataset=data, **options)
+
+    assert_refused("to have noisy modules, but got", start, MODELS["bert"]())
+    told = "no `compute_loss_func`, but got one"
+    assert_refused(told, start, compute_loss_func=lambda *_, **__: 0)
     smooth = arguments(tmp_path, label_smoothing_factor=0.1)
-    with pytest.raises(vd.VardropError, match="no `label_smoothing_factor`, but got one"):
-        ELBOTrainer(noisy, smooth, train_dataset=data)
-    learned = vd.Gaussian(learned=True)
+    assert_refused("no `label_smoothing_factor`, but got one", start, args=smooth)
     optimizers = torch.optim.SGD(noisy.parameters(), lr=0.1), None
-    own = ELBOTrainer(noisy, args, train_dataset=data, likelihood=learned, optimizers=optimizers)
+    own = start(likelihood=vd.Gaussian(learned=True), optimizers=optimizers)
     assert_refused("`optimizers` to have the parameters of Gaussian", own.train)
 
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(data)
 
-    endless = arguments(tmp_path, max_steps=1)
-    with pytest.raises(vd.VardropError, match="`num_data` where `train_dataset` has no length"):
-        ELBOTrainer(noisy, endless, train_dataset=Stream())
-    ELBOTrainer(noisy, endless, train_dataset=Stream(), num_data=64)
-    assert_refused("`beta` to be", ELBOTrainer, noisy, args, train_dataset=data, beta=-1.0)
-    trainer = ELBOTrainer(noisy, args, train_dataset=data)
-    with pytest.raises(vd.VardropError, match="`labels` in the batch, but got input_ids"):
-        trainer.compute_loss(noisy, {"input_ids": data[0]["input_ids"][None]})
-    wrong = {"input_ids": data[0]["input_ids"][None], "labels": torch.tensor([7])}
-    assert_refused("to lie in 0..2, but got 7..7", trainer.compute_loss, noisy, wrong)
+    endless = {"args": arguments(tmp_path, max_steps=1), "data": Stream()}
+    assert_refused("`num_data` for a `train_dataset` without a length", start, **endless)
+    start(**endless, num_data=64)
+    assert_refused("`beta` to be", start, beta=-1.0)
+    batch, compute = {"input_ids": data[0]["input_ids"][None]}, start().compute_loss
+    assert_refused("`labels` in the batch, but got input_ids", compute, noisy, batch)
+    wrong = {**batch, "labels": torch.tensor([7])}
+    assert_refused("to be in 0..2, but got 7..7", compute, noisy, wrong)
 
 
-def test_a_checkpoint_with_means_of_another_save_is_refused(tmp_path):
+def test_checkpoints_of_another_save_or_conversion_are_refused(tmp_path):
     trainer_of(tmp_path, num_train_epochs=2, save_strategy="epoch").train()
     first, second = (tmp_path / f"checkpoint-{step}" for step in (4, 8))
+    other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), include="classifier")
+    again = ELBOTrainer(other, arguments(tmp_path), train_dataset=examples())
+    told = "Expected a model with the noise of .*log_sigma2"
+    assert_refused(told, again.train, resume_from_checkpoint=str(first))
+    assert len(noisy_modules(other)) == 1
     shutil.copy(second / "model.safetensors", first)
     again = trainer_of(tmp_path, num_train_epochs=2)
     before = {k: v.clone() for k, v in again.model.state_dict().items()}
-    with pytest.raises(vd.VardropError, match=r"noise.safetensors in .* to belong to model.*saves"):
-        again.train(resume_from_checkpoint=str(first))
+    told = r"noise.safetensors in .* to belong to model.*saves"
+    assert_refused(told, again.train, resume_from_checkpoint=str(first))
     assert all(torch.equal(v, before[k]) for k, v in again.model.state_dict().items())
-
-
-def test_a_checkpoint_of_another_conversion_is_refused(tmp_path):
-    trainer_of(tmp_path, num_train_epochs=1, save_strategy="epoch").train()
-    (folder,) = tmp_path.glob("checkpoint-*")
-    other = vd.convert(MODELS["bert"](), vd.bayes_by_backprop(), include="classifier")
-    again = ELBOTrainer(other, arguments(tmp_path), train_dataset=examples())
-    with pytest.raises(vd.VardropError, match="Expected a model with the noise of .*log_sigma2"):
-        again.train(resume_from_checkpoint=str(folder))
-    assert len(noisy_modules(other)) == 1

@@ -1,16 +1,13 @@
 """Two gloo processes give the gradients of one, under every recipe of the contract table."""
 
-import gc
-import importlib
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import vardrop as vd
+from tests.objective.processes import run_processes
 from vardrop.testing import HEADS, RECIPES
 
 
@@ -35,6 +32,28 @@ SEQUENCES = {
 }
 ALL = RECIPES | HEADS | dict.fromkeys(SEQUENCES, vd.sparse_vd())
 PARTS = [slice(0, 4), slice(4, 8)]
+# One of every kind of posterior, prior, estimator, gate, head and sequence.
+QUICK = (
+    "bayes_by_backprop", "bayes_by_backprop-weight_sample", "bayes_by_backprop-flipout",
+    "bayes_by_backprop-mixture", "bayes_by_backprop-learned_prior", "own-noisy_bias",
+    "variational_dropout-b_layer", "sparse_vd", "ard", "variance_layer", "dropconnect",
+    "variational_dropout-a", "mc_dropout", "dependent_beta_bernoulli", "structured_pruning", "l0",
+    "bayesian_compression", "dropmax", "attention", "lstm",
+)  # fmt: skip
+
+
+def names(*left_out):
+    """The recipes as parameters; those that are not quick are slow."""
+    slow = pytest.mark.slow
+    kept = [n for n in ALL if n not in left_out]
+    return [n if n in QUICK else pytest.param(n, marks=slow) for n in kept]
+
+
+def selected(request):
+    """The recipes of the tests that run; only these are computed."""
+    items = [item for item in request.session.items if item.path == request.node.path]
+    chosen = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return [name for name in ALL if name in chosen]
 
 
 def make(name):
@@ -62,17 +81,25 @@ def gradients(elbo):
     return {n: p.grad.clone() for n, p in elbo.named_parameters() if p.grad is not None}
 
 
-def worker(rank, unused, path, results):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    # Imported before there is a group, or its default arguments keep the group, and the threads of
-    # gloo outlive the interpreter (see `vardrop.app.runs.processes.join_processes`).
-    importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    found = {name: after_a_step(make(name), rank, unused) for name in ALL}
-    torch.save(found | {"gathered": gathered(rank)}, f"{results}{rank}")
-    gc.collect()  # modules go before their group, or the threads of gloo may wait for each other
-    dist.destroy_process_group()
+def worker(rank, unused, chosen):
+    grads = {name: after_a_step(make(name), rank, unused) for name in chosen}
+    return grads | {"gathered": gathered(rank), "noise": noise(rank)}
+
+
+def noise(rank):
+    """Two steps of a bare loop on the same inputs: losses and the first weights."""
+    torch.manual_seed(0)
+    elbo = make("sparse_vd")
+    wrapped, (x, y), losses = DistributedDataParallel(elbo), data(), []
+    optimizer = torch.optim.SGD(elbo.parameters(), 0.1)
+    torch.manual_seed(dist.get_rank())  # as the docstring of ELBO says
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = wrapped(x, y).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return {"losses": torch.stack(losses), "weight": elbo.net[0].weight.detach()}
 
 
 def after_a_step(elbo, rank, unused):
@@ -99,9 +126,7 @@ WAYS = [pytest.param(False, id="all_used"), UNUSED]
 def found(request, tmp_path_factory):
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("ddp")
-    results = str(folder / "grads")
-    multiprocessing.spawn(worker, (request.param, str(folder / "store"), results), nprocs=2)
-    return [torch.load(f"{results}{rank}", weights_only=True) for rank in range(2)]
+    return run_processes(worker, 2, folder, request.param, selected(request))
 
 
 def apart(name):
@@ -114,7 +139,7 @@ def apart(name):
     return parts
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", names())
 def test_gradients_equal_the_single_process(name, found):
     (first, second), got = apart(name), found[0][name]
     assert set(got) == set(first)
@@ -132,3 +157,9 @@ def test_gradients_of_several_batches_are_gathered(found):
         torch.testing.assert_close(process["gathered"]["alone"], part, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(process["gathered"]["both"], whole, rtol=1e-5, atol=1e-6)
     assert any(bool((parts[0][k] != parts[1][k]).any()) for k in whole)
+
+
+def test_ranks_with_their_own_seed_draw_different_noise_for_one_model(found):
+    first, second = (process["noise"] for process in found)
+    assert bool((first["losses"] != second["losses"]).all())
+    assert torch.equal(first["weight"], second["weight"])

@@ -4,22 +4,21 @@
 processes draw from seeds of their own, and the single process draws the same numbers.
 """
 
-import gc
 import importlib
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import vardrop as vd
-from tests.objective.test_ddp import ALL, data, gradients, make, step
+from tests.objective.processes import run_processes
+from tests.objective.test_ddp import ALL, SEQUENCES, data, gradients, make, names, selected, step
 from vardrop._core import sharding as sharded
 from vardrop.functional import GeneratorNoise, draw_from, standard_normal
 from vardrop.noisy import Noisy, enclosed
@@ -139,31 +138,14 @@ def with_seeds(name):
     return together(gradients(elbo))
 
 
-def worker(rank, world, path, folder, results):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    # Imported before there is a group, or its default arguments keep the group, and the threads of
-    # gloo outlive the interpreter (see `vardrop.app.runs.processes.join_processes`).
-    importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    if world == 3:
-        found = loaded(folder)
-    else:
-        found = {name: of_layers(rank, name) for name in ALL}
-        found |= {("parallel", name): parallel(name) for name in PARALLEL}
-        found |= {("seeds", name): with_seeds(name) for name in SEEDED}
-        found |= {"saved": saved(folder), "drawn": drawn_kl(), "refused": refused()}
-    torch.save(found, f"{results}{rank}")
-    leave()
+def worker(rank, folder, chosen):
+    found = {name: of_layers(rank, name) for name in chosen}
+    found |= {("parallel", name): parallel(name) for name in PARALLEL}
+    found |= {("seeds", name): with_seeds(name) for name in SEEDED}
+    return found | {"saved": saved(folder), "drawn": drawn_kl(), "refused": refused()}
 
 
-def leave():
-    """Leave the group once nothing refers to it: sharded modules are in cycles, and hold it."""
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def loaded(folder):
+def loaded(rank, folder):
     elbo = vd.ELBO(make("bayes_by_backprop-learned_prior").net, vd.Categorical(), 20)
     state = get_model_state_dict(shard(elbo, "layers"))
     dcp.load(state, checkpoint_id=folder)
@@ -171,17 +153,14 @@ def loaded(folder):
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    return {name: str(folder / name) for name in ("store", "files", "results")}
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sharded")
 
 
 @pytest.fixture(scope="module")
-def found(places):
+def found(request, folder):
     """What both processes found."""
-    arguments = (2, places["store"], places["files"], places["results"])
-    multiprocessing.spawn(worker, arguments, nprocs=2)
-    return [torch.load(f"{places['results']}{r}", weights_only=True) for r in range(2)]
+    return run_processes(worker, 2, folder, str(folder / "files"), selected(request))
 
 
 class Half(nn.Module):
@@ -215,19 +194,19 @@ def assert_near(got, expected, tolerance):
 
 
 @pytest.mark.parametrize("ways", ["gradients", "unit"])
-@pytest.mark.parametrize("name", [n for n in ALL if n != MIXTURE])
+@pytest.mark.parametrize("name", names(MIXTURE))
 def test_gradients_equal_the_single_process(name, ways, found):
     assert_near(found[0][name][ways], averaged(name), 1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in vd.testing.RECIPES if n != MIXTURE])
+@pytest.mark.parametrize("name", names(MIXTURE, *vd.testing.HEADS, *SEQUENCES))
 def test_every_process_knows_the_whole_kl(name, found):
     expected = vd.kl(start(name).net).item()
     for rank in range(2):
         assert found[rank][name]["kl"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if n != MIXTURE])
+@pytest.mark.parametrize("name", names(MIXTURE))
 def test_half_precision_keeps_parameters_and_gradients_in_single(name, found):
     got = found[0][name]["bfloat16"]
     assert {g.dtype for g in got.values()} == {torch.float32}
@@ -240,7 +219,7 @@ def test_half_precision_keeps_parameters_and_gradients_in_single(name, found):
     assert_near(got, expected, 1e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", names())
 def test_predictions_are_those_of_the_whole_net(name, found):
     elbo, x = start(name), data()[0]
     elbo.load_state_dict(found[0][name]["state"])
@@ -262,22 +241,19 @@ def test_a_drawn_kl_is_drawn_by_each_process_for_its_rows(found):
         torch.testing.assert_close(got, layer.weight.grad[first:last], rtol=1e-6, atol=1e-7)
 
 
-def test_a_checkpoint_loads_into_one_process(found, places):
+def test_a_checkpoint_loads_into_one_process(found, folder):
     elbo = make("bayes_by_backprop-learned_prior")
     for p in elbo.parameters():
         p.data.zero_()
     state = elbo.state_dict()
     with pytest.warns(UserWarning, match="load in a single process"):
-        dcp.load(state, checkpoint_id=places["files"], no_dist=True)
+        dcp.load(state, checkpoint_id=str(folder / "files"), no_dist=True)
     torch.testing.assert_close(state, found[0]["saved"], rtol=0, atol=0)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_loads_into_three_processes(found, places):
-    arguments = (3, places["store"] + "3", places["files"], places["results"] + "-three")
-    multiprocessing.spawn(worker, arguments, nprocs=3)
-    for rank in range(3):
-        got = torch.load(f"{places['results']}-three{rank}", weights_only=True)
+def test_a_checkpoint_loads_into_three_processes(found, folder):
+    for got in run_processes(loaded, 3, folder, str(folder / "files")):
         torch.testing.assert_close(got, found[0]["saved"], rtol=0, atol=0)
 
 
@@ -324,16 +300,10 @@ def test_ways_that_need_a_copy_are_refused_for_spread_nets(found):
 HYBRID = ("bayes_by_backprop", "sparse_vd", "variational_dropout-b_layer")
 
 
-def of_replicas(rank, store, results):
+def of_replicas(rank):
     """Gradients of the means and KL, two replicas of two shards each, all with the same rows."""
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    found = {name: of_means(shard(start(name), "layers", mesh=mesh)) for name in HYBRID}
-    torch.save(found, f"{results}{rank}")
-    del mesh
-    leave()
+    return {name: of_means(shard(start(name), "layers", mesh=mesh)) for name in HYBRID}
 
 
 def of_means(elbo):
@@ -346,10 +316,7 @@ def of_means(elbo):
 
 
 @pytest.mark.slow
-def test_replicas_of_shards_have_the_gradients_of_the_single_process(places):
-    store, results = places["store"] + "4", places["results"] + "4-"
-    multiprocessing.spawn(of_replicas, (store, results), nprocs=4)
-    for rank in range(4):
-        found = torch.load(f"{results}{rank}", weights_only=True)
+def test_replicas_of_shards_have_the_gradients_of_the_single_process(folder):
+    for found in run_processes(of_replicas, 4, folder):
         for name in HYBRID:
             assert_near(found[name], of_means(start(name)), 1e-6)

@@ -12,7 +12,6 @@ from experiments.trainings import mlp
 from tests.compression.nets import NETS as SHRINKABLE, Classifier
 from tests.nets import Parts
 from tests.refusals import assert_refused
-from vardrop._core.errors import VardropError
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.probes import Probes, run
 from vardrop.compression.unit_gates import UnitGates
@@ -91,12 +90,9 @@ def test_an_encoder_loses_heads_and_units_to_a_budget_and_still_knows_its_words(
     x[::3, 4:] = 0
     y, net = ((x == 3) | (x == 7)).any(1).long(), Classifier().train()
     optimizer = torch.optim.Adam(net.parameters(), 5e-3)
-    for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    vd.fine_tune(net, [(x, y)] * 100, nn.functional.cross_entropy, optimizer)
     train, held = (x[:300], y[:300]), (x[300:], y[300:])
-    small = vd.slim(net.eval(), train, held, macs=0.5, epochs=30, lr=5e-3, ways=["torch"])
+    small = vd.slim(net.eval(), train, held, macs=0.5, epochs=15, lr=5e-3, ways=["torch"])
     assert small.before.score > 0.95
     assert small.left("macs") <= 0.5
     assert small.after.score > 0.9
@@ -138,19 +134,6 @@ def test_layers_keep_multiples_of_units():
     assert found.left("macs") <= 0.5
 
 
-def test_costs_of_gates_are_those_of_the_net_that_is_cut():
-    for name in NETS:
-        net, (x, _) = case(name)
-        gates = UnitGates(net, (x[:1],))
-        kept, folded = gates.evenly(0.5), copy.deepcopy(net)
-        gates.fold(folded, kept)
-        small, plan = vd.shrink(folded, x[:1])
-        before, after = plan.total("macs")
-        assert after / before == pytest.approx(float(gates.cost(kept)))
-        sizes = [sum(t.nbytes for t in n.state_dict().values()) for n in (net, small)]
-        assert sizes[1] / sizes[0] == pytest.approx(float(gates.cost(kept, "bytes")))
-
-
 def test_a_net_is_as_fast_as_asked(monkeypatch):
     def clock(nets, inputs, ways):  # seconds as the root of the weights, whatever else runs here
         sizes = {n: sum(p.numel() for p in m.parameters()) for n, m in nets.items()}
@@ -177,26 +160,25 @@ def test_the_smallest_net_that_loses_little_is_found():
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_open_gates_change_no_output(name):
+def test_gates_are_exact(name):
+    """Open gates change no output. The cut net has the costs and the outputs of the gated net."""
     net, (x, _) = case(name)
     gates, expected = UnitGates(net, (x[:1],)), run(net, (x,))[0]
     with gates.acting(net):
         assert torch.equal(run(net, (x,))[0], expected)
     assert float(gates.cost(torch.ones(len(gates.units)))) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_the_small_net_says_what_the_gated_net_says(name):
-    net, (x, _) = case(name)
-    gates = UnitGates(net, (x[:1],))
-    kept = gates.evenly(0.5)
+    kept, folded = gates.evenly(0.5), copy.deepcopy(net)
     gates.logit.data.copy_(torch.where(kept, 1.0, -9.0))  # 0.777 or closed
     with gates.acting(net):
         expected = run(net, (x,))[0]
-    gates.fold(net, kept)
-    small = vd.shrink(net, x[:1]).net
+    gates.fold(folded, kept)
+    small, plan = vd.shrink(folded, x[:1])
     assert torch.allclose(small(x), expected, atol=1e-5)
-    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+    before, after = plan.total("macs")
+    assert after / before == pytest.approx(float(gates.cost(kept)))
+    sizes = [sum(t.nbytes for t in n.state_dict().values()) for n in (net, small)]
+    assert sizes[1] / sizes[0] == pytest.approx(float(gates.cost(kept, "bytes")))
+    assert sizes[1] < sizes[0]
 
 
 def test_gates_draw_once_per_batch_in_training():
@@ -230,16 +212,11 @@ def test_a_seed_gives_one_net():
     assert one.shape != other.shape or not torch.equal(one, other)
 
 
-def test_the_layout_of_the_weights_stays():
+def test_the_cut_is_proven_and_keeps_the_layout_of_the_weights():
     net, (x, y) = case("residual")
     net = net.to(memory_format=torch.channels_last)
-    small = quick(net, (x, y), macs=0.5).net
-    assert small.one.weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_the_cut_is_proven():
-    net, (x, y) = case("depthwise")
     found = quick(net, (x, y), macs=0.5)
+    assert found.net.one.weight.is_contiguous(memory_format=torch.channels_last)
     assert found.plan.proof.startswith("Equal on the example and on 5 random inputs")
     assert not Probes(net, (x[:1],)).equal(found.net)  # the probes tell nets apart
 
@@ -247,34 +224,20 @@ def test_the_cut_is_proven():
 # ---- what users bring
 
 
-def test_batches_of_a_loader_and_two_tensors_train_alike():
-    net, (x, y) = case("mlp")
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
-    found = vd.slim(net, loader, loader, macs=0.5, epochs=1, ways=["torch"])
-    assert found.left("macs") <= 0.5
-    assert found.score == "accuracy"
-
-
-def two():
-    """A net of two arguments, with BatchNorm."""
-    run = lambda n, x, y: n.two(n.norm(n.one(torch.cat([x, y], 1))).relu())
-    return Parts(run, one=nn.Linear(8, 16), norm=nn.BatchNorm1d(16), two=nn.Linear(16, 3))
-
-
-class Stream:
-    """Batches that have no length."""
-
-    def __init__(self, *batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
+def test_batches_of_a_loader_train():
+    net, data = case("mlp")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=16)
+    found = quick(net, loader, macs=0.5, epochs=1)
+    assert (found.left("macs") <= 0.5, found.score) == (True, "accuracy")
 
 
 def test_a_net_of_two_arguments_learns_from_a_stream():
     x, y = torch.randn(32, 8), torch.arange(32) % 3
-    data = Stream(*[((x[:, :4], x[:, 4:]), y)] * 3)
-    assert quick(two(), data, macs=0.5).net.one.out_features == 8
+    batches = [((x[:, :4], x[:, 4:]), y)] * 3
+    data = type("Stream", (), {"__iter__": lambda self: iter(batches)})()  # without a length
+    run = lambda n, x, y: n.two(n.norm(n.one(torch.cat([x, y], 1))).relu())
+    layers = {"one": nn.Linear(8, 16), "norm": nn.BatchNorm1d(16), "two": nn.Linear(16, 3)}
+    assert quick(Parts(run, **layers), data, macs=0.5).net.one.out_features == 8
 
 
 def test_slimming_learns_a_regression_in_any_unit():
@@ -334,39 +297,24 @@ def test_an_interrupt_leaves_the_net_unchanged(capsys):
 
 def test_bad_data_are_refused():
     net, (x, y) = case("mlp")
-    assert_refused(
-        "`train` to be tensors, or .* read again in every epoch.*list_iter",
-        quick,
-        net,
-        iter([(x, y)]),
-        macs=0.5,
-    )
-    with pytest.raises(VardropError, match="Expected at least 1 batches from list, but got 0"):
-        vd.slim(net, [], (x, y), macs=0.5)
-    assert_refused(
-        "same positive length in all tensors, but got 64 and 3",
-        vd.slim,
-        net,
-        (x, y[:3]),
-        (x, y),
-        macs=0.5,
-    )
-    assert_refused("Reshape them, or pass `loss`", quick, net, (x, y.float()), macs=0.5)
-    with pytest.raises(VardropError, match="Expected a finite loss, but got nan"):
-        vd.slim(net, (x * torch.nan, y), (x, y), macs=0.5, epochs=1)
+    start = lambda train, held=(x, y): vd.slim(net, train, held, macs=0.5, epochs=1)
+    assert_refused("`train` to be tensors, or .* in every epoch.*list_iter", start, iter([(x, y)]))
+    assert_refused("Expected at least 1 batches from list, but got 0", start, [])
+    assert_refused("same positive length in all tensors, but got 64 and 3", start, (x, y[:3]))
+    numbers = x, y.float()
+    assert_refused("Reshape them, or pass `loss`", start, numbers, numbers)
+    assert_refused("Expected a finite loss, but got nan", start, (x * torch.nan, y))
 
 
-def test_nets_that_cannot_be_slimmed_are_refused():
-    _, (x, y) = case("mlp")
-    with pytest.raises(VardropError, match="Expected `net` to be plain, but got noise"):
-        quick(vd.convert(mlp(12, 8, 4), vd.sparse_vd()), (x, y), macs=0.5)
-    with pytest.raises(VardropError, match="hidden units that can be removed, but got none"):
-        quick(mlp(12, 4), (x, y), macs=0.5)
-    with pytest.raises(VardropError, match=r"Call net.requires_grad_\(\)"):
-        quick(mlp(12, 8, 4).requires_grad_(False), (x, y), macs=0.5)
-    shared = nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, 4))
-    with pytest.raises(VardropError, match=r"12 units of '0' stay: '1' \(LayerNorm\) takes"):
-        quick(shared, (x, y), macs=0.5)
+@pytest.mark.parametrize("make, message", [
+    (lambda: vd.convert(mlp(12, 8, 4), vd.sparse_vd()), "Expected `net` to be plain, but got noise"),
+    (lambda: mlp(12, 4), "hidden units that can be taken out, but got none"),
+    (lambda: mlp(12, 8, 4).requires_grad_(False), r"Call net.requires_grad_\(\)"),
+    (lambda: nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, 4)),
+     r"12 units of '0' stay: '1' \(LayerNorm\) takes"),
+])  # fmt: skip
+def test_nets_that_cannot_be_slimmed_are_refused(make, message):
+    assert_refused(message, quick, make(), case("mlp")[1], macs=0.5)
 
 
 def test_what_has_to_stay_is_noted():

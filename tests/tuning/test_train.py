@@ -40,25 +40,34 @@ def test_schedules_are_followed():
     assert betas == pytest.approx([0.0, 0.1, 0.2])
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 9])
-def test_a_restored_state_goes_on_bit_for_bit(stop):
-    (x, y), whole, first = data(), objective(), objective()
-    torch.manual_seed(1)
-    expected = list(Loop(whole, adam(whole), x, y, 3, batch_size=16).run())
+def test_groups_may_have_rates_of_their_own():
+    (x, y), elbo = data(), objective()
+    before = {n: p.detach().clone() for n, p in elbo.named_parameters()}
+    list(train(elbo, adam(elbo), x, y, 1, rate=lambda epoch: (0.0, 1.0)))
+    moved = {n for n, p in elbo.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"net.0.log_sigma2", "net.2.log_sigma2"}
 
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("stop", [1, 4, 5, 9])
+def test_a_restored_state_goes_on_bit_for_bit(stop, average):
+    def start(seed):
+        elbo = objective()
+        torch.manual_seed(seed)
+        return Loop(elbo, adam(elbo), *data(), 3, batch_size=16, average=average)
+
+    first, again, whole = start(1), start(99), start(1)
+    expected = list(whole.run())
     torch.manual_seed(1)
-    loop = Loop(first, adam(first), x, y, 3, batch_size=16)
-    list(loop.run(After(lambda at: 4 * at.epoch + at.step == stop)))
-    state = loop.optimizer.state_dict()
-    tensors, values, weights, state = copy.deepcopy((*loop.state(), first.state_dict(), state))
+    list(first.run(After(lambda at: 4 * at.epoch + at.step == stop)))
+    states = first.elbo.state_dict(), first.optimizer.state_dict(), *first.state()
+    weights, moments, tensors, values = copy.deepcopy(states)
     torch.manual_seed(99)
-    second = objective()
-    again = Loop(second, adam(second), x, y, 3, batch_size=16)
-    second.load_state_dict(weights)
-    again.optimizer.load_state_dict(state)
+    again.elbo.load_state_dict(weights)
+    again.optimizer.load_state_dict(moments)
     again.load_state(tensors, values)
     assert list(again.run()) == expected[values["epoch"] :]
-    assert same(whole, second)
+    assert same(whole.elbo, again.elbo)
 
 
 def test_other_processes_draw_their_own_noise_after_a_restart():
@@ -127,16 +136,8 @@ def test_a_loss_that_is_not_finite_names_step_and_layer(break_it, text):
 
 def test_bad_arguments_are_told():
     (x, y), elbo = data(), objective()
-    assert_refused(
-        "same positive length in all tensors, but got 50 and 49",
-        train,
-        elbo,
-        adam(elbo),
-        x,
-        y[1:],
-        1,
-    )
-    told = "`batch_size` to be an integer of at least 1, but got 0"
-    assert_refused(told, train, elbo, adam(elbo), x, y, 1, batch_size=0)
-    for name, value in (("max_norm", 0.0), ("precision", "float8")):
-        assert_refused(f"Expected `{name}`", Loop, elbo, adam(elbo), x, y, 1, **{name: value})
+    start = lambda y=y, **options: Loop(elbo, adam(elbo), x, y, 1, **options)
+    assert_refused("same positive length in all tensors, but got 50 and 49", start, y[1:])
+    assert_refused("`batch_size` to be an integer of at least 1, but got 0", start, batch_size=0)
+    assert_refused("Expected `max_norm`", start, max_norm=0.0)
+    assert_refused("Expected `precision`", start, precision="float8")

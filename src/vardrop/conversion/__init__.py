@@ -1,14 +1,8 @@
-"""Conversion: plan what becomes noisy (and why not), apply it, take it back, keep it in a file."""
+"""Conversion: plan which modules become noisy, convert a model, revert it, store it in a file."""
 
 from vardrop.conversion.convert import convert as convert, revert as revert
-from vardrop.conversion.plan import Plan as Plan, plan as plan
-from vardrop.conversion.save_noisy import (
-    contents as contents,
-    is_description as is_description,
-    load_noisy as load_noisy,
-    noise_names as noise_names,
-    restore as restore,
-    save_noisy as save_noisy,
-)
-from vardrop.conversion.selection import Selection as Selection
+from vardrop.conversion.plan import Plan as Plan, Selection as Selection, plan as plan
+from vardrop.conversion.save_noisy import contents as contents, is_description as is_description
+from vardrop.conversion.save_noisy import load_noisy as load_noisy, noise_names as noise_names
+from vardrop.conversion.save_noisy import restore as restore, save_noisy as save_noisy
 from vardrop.conversion.to_variance import Swap as Swap, to_variance as to_variance

@@ -1,18 +1,18 @@
-"""Dropout that a net has already: the kind of `SwitchDropout`.
+"""The rule of `SwitchDropout`: the dropout that a model already has.
 
-Dropout modules can be switched. So can dropout in the code of classes that are registered, such as
-torch's attention and recurrent layers, whose code asks for the mode. Dropout in other code cannot:
-where there is an example input, a pass finds it, and it is named with the reason.
+Dropout modules can be switched, and so can dropout in the code of registered classes, such as
+torch's attention and recurrent layers. Dropout in other code cannot be switched. With an example
+input, one pass of the model finds it, and the plan lists it with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from vardrop.conversion.layers import layer_rule
+from vardrop.conversion.layers import NoisyLayers
 from vardrop.conversion.rules import ConversionRule, has_parameters
 from vardrop.gates import (
     DROPOUT_TYPES,
@@ -38,15 +38,23 @@ _NO_RATE = "its rate is 0, so it draws nothing"
 _NO_DROPOUT = "the net has no dropout module that draws; give `drop_rate` to gate its layers"
 
 
-class Switched(ConversionRule):
-    """Dropout gets the switch; the layers of a net without any get gates, where given."""
+def dropout_rule(
+    recipe: SwitchDropout, modules: Sequence[nn.Module], everywhere: bool
+) -> ConversionRule:
+    """The rule of a recipe: switch dropout, or gate the layers of a model without dropout."""
+    dropout = SwitchedDropout(modules)
+    if recipe.gate is None or dropout.exists:
+        return dropout
+    return _GatesWithoutDropout(Recipe(gate=recipe.gate), everywhere, dropout)
 
-    def __init__(self, recipe: SwitchDropout, modules: Sequence[nn.Module], every: bool) -> None:
-        self.there = any(drop_rate(m) > 0 for m in modules)
+
+class SwitchedDropout(ConversionRule):
+    """Dropout modules, and modules with dropout in registered code, become switchable."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.exists = any(drop_rate(m) > 0 for m in modules)
         self.inner = {id(child) for m in modules if is_switchable(m) for child in _inner_dropout(m)}
         self.in_code: dict[int, float] = {}
-        gates = None if self.there or recipe.gate is None else Recipe(gate=recipe.gate)
-        self.gates = None if gates is None else layer_rule(gates, modules, every)
 
     def observe(self, net: nn.Module, example_input: Any) -> None:
         rates = find_functional_dropout(net, example_input)
@@ -54,18 +62,16 @@ class Switched(ConversionRule):
         self.in_code = {key: rates[name] for key, name in names.items() if name in rates}
 
     def reason(self, module: nn.Module) -> str | None:
-        why = self._dropout_reason(module)
-        if self.there or why:
-            return why
-        if self.gates is not None:
-            return self.gates.reason(module)
+        reason = self.dropout_reason(module)
+        if reason or self.exists:
+            return reason
         return _NO_DROPOUT if has_parameters(module) else None
 
-    def _dropout_reason(self, module: nn.Module) -> str | None:
-        """The same for the dropout of a module; None without any."""
+    def dropout_reason(self, module: nn.Module) -> str | None:
+        """Why the dropout of a module is skipped, or None if the module has no dropout."""
         base = next((b for b in type(module).__mro__ if b in DROPOUT_TYPES), None)
         if id(module) in self.inner:
-            return None  # it goes with its owner
+            return None  # it is switched with its parent
         if base is type(module):
             return "" if drop_rate(module) else _NO_RATE
         if base is not None:
@@ -79,39 +85,39 @@ class Switched(ConversionRule):
         return None if in_code is None else _IN_CODE.format(rate=in_code, kind=kind)
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        if self.gates is not None:
-            return self.gates.noisy_type(module)
-        return DROPOUT_TYPES.get(type(module)) or (
-            switched_class(type(module)) if is_switchable(module) else None
-        )
+        switched = switched_class(type(module)) if is_switchable(module) else None
+        return DROPOUT_TYPES.get(type(module), switched)
 
     def becomes(self, module: nn.Module) -> str:
-        if self.gates is not None:
-            return self.gates.becomes(module)
         if type(module) in DROPOUT_TYPES:
             return f"vardrop.gates.{DROPOUT_TYPES[type(module)].__name__}, with its own rate"
         rates = (f"{name}={rate:g}" for name, rate in functional_dropout_rates(module).items())
         return f"itself, with its dropout ({', '.join(rates)}) under the switch"
 
     def weights(self, module: nn.Module) -> list[Tensor]:
-        return [] if self.gates is None else self.gates.weights(module)
-
-    def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
-        if self.gates is not None:
-            self.gates.check(net, changes)
+        return []
 
     def change(self, module: nn.Module, noise: Ties) -> None:
-        if self.gates is not None:
-            self.gates.change(module, noise)
-        elif is_switchable(module):
-            for child in _inner_dropout(module):  # which a rare branch may call
-                child.__class__ = DROPOUT_TYPES.get(type(child), type(child))
-            module.__class__ = switched_class(type(module))
-        else:
-            module.__class__ = DROPOUT_TYPES.get(type(module), type(module))
+        children = _inner_dropout(module) if is_switchable(module) else []
+        for part in (module, *children):  # a rare branch may call the children
+            part.__class__ = self.noisy_type(part) or type(part)
+
+
+class _GatesWithoutDropout(NoisyLayers):
+    """Gates in the layers of a model without dropout."""
+
+    def __init__(self, recipe: Recipe, everywhere: bool, dropout: SwitchedDropout) -> None:
+        super().__init__(recipe, everywhere)
+        self.dropout = dropout
+
+    def observe(self, net: nn.Module, example_input: Any) -> None:
+        self.dropout.observe(net, example_input)
+
+    def reason(self, module: nn.Module) -> str | None:
+        return self.dropout.dropout_reason(module) or super().reason(module)
 
 
 def _inner_dropout(module: nn.Module) -> list[nn.Module]:
-    """The dropout modules inside a module whose rates its own code takes in the place of a call."""
+    """The dropout modules whose rates the code of their parent reads instead of calling them."""
     paths = functional_dropout_rates(module)
     return [module.get_submodule(p.removesuffix(".p")) for p in paths if p.endswith(".p")]

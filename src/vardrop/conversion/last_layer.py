@@ -1,4 +1,4 @@
-"""Noise on classes: the kind of `HeadRecipe`, a head in the place of the last linear layer."""
+"""The rule of `HeadRecipe`: noise on classes, by a head instead of the last linear layer."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ from typing import cast
 from torch import nn
 
 from vardrop._core.errors import VardropError
-from vardrop.conversion.layers import FROZEN
-from vardrop.conversion.rules import ConversionRule, has_parameters
-from vardrop.conversion.selection import join_names
+from vardrop.conversion.rules import FROZEN, ConversionRule, has_parameters, join_names
 from vardrop.heads import Head
 from vardrop.layers import Ties
 from vardrop.recipes import HeadRecipe
 
 
 class LastLayer(ConversionRule):
-    """One linear layer becomes a head: the last, or the one that `include` names."""
+    """One linear layer becomes a head: the last layer, or the layer that `include` names."""
 
     def __init__(self, recipe: HeadRecipe, modules: Sequence[nn.Module], everywhere: bool) -> None:
         self.recipe, self.everywhere = recipe, everywhere
-        linear = [m for m in modules if self.noisy_type(m) is not None]
+        linear = [m for m in modules if type(m) is nn.Linear]
         self.allowed = {id(m) for m in (linear[-1:] if everywhere else linear)}
 
     def reason(self, module: nn.Module) -> str | None:
         if not has_parameters(module):
             return None
-        if self.noisy_type(module) is None:
+        if type(module) is not nn.Linear:
             return "a head takes the place of a linear layer"
         if id(module) not in self.allowed:
             return "not the last linear layer; name another with `include`"
-        linear = cast(nn.Linear, module)
-        if linear.out_features < 2:
+        if module.out_features < 2:
             return "one output; a head needs at least 2 classes"
-        return "" if linear.weight.requires_grad or not self.everywhere else FROZEN
+        return "" if module.weight.requires_grad or not self.everywhere else FROZEN
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
         return Head if type(module) is nn.Linear else None

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -13,26 +14,30 @@ from torch import nn
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import load_integration
-from vardrop.conversion.dropout import Switched
+from vardrop.conversion.dropout import dropout_rule
 from vardrop.conversion.last_layer import LastLayer
 from vardrop.conversion.layers import layer_rule
-from vardrop.conversion.rules import ConversionRule
-from vardrop.conversion.selection import Selection, check_selection, join_names, selects
+from vardrop.conversion.rules import ConversionRule, join_names
 from vardrop.noisy import enclosed
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
-# By the exact type of a recipe: its rule, for these modules, with or without `include`.
+Selection = str | type[nn.Module] | Callable[[nn.Module, str], bool]
+# The rule of each type of recipe, made from the modules and whether `include` is missing.
 RULES: dict[type[BaseRecipe], Callable[[Any, Sequence[nn.Module], bool], ConversionRule]] = {
     Recipe: layer_rule,
     HeadRecipe: LastLayer,
-    SwitchDropout: Switched,
+    SwitchDropout: dropout_rule,
 }
+NOT_SELECTED = "not selected by `include`"
+_SELECTION = "a name pattern, a module type, a predicate (module, name) -> bool or a list of these"
+_MANY = 24  # a plan of more modules is printed in groups
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # between the dots of a name
 
 
 def rule_of(
     recipe: BaseRecipe, modules: Sequence[nn.Module], everywhere: bool = False
 ) -> ConversionRule:
-    """What answers for a recipe about these modules of a net."""
+    """The rule of a recipe for modules of a model."""
     make = RULES.get(type(recipe))
     if make is None:
         types = ", ".join(kind.__name__ for kind in RULES)
@@ -44,14 +49,39 @@ def rule_of(
     return make(recipe, modules, everywhere)
 
 
-NOT_SELECTED = "not selected by `include`"
-_MANY = 24  # modules, beyond which a plan is printed in groups
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a whole part of a name
+def selects(include: Any, module: nn.Module, name: str) -> bool:
+    """Whether a selection (name pattern, type, predicate, list of these; None: all) has a module.
+
+    >>> selects("fc*", nn.Linear(2, 1), "fc1"), selects([nn.Conv2d, "x"], nn.Linear(2, 1), "fc1")
+    (True, False)
+    """
+    if include is None:
+        return True
+    if isinstance(include, list | tuple):
+        return any(selects(part, module, name) for part in include)
+    if isinstance(include, str):
+        return fnmatchcase(name, include)
+    return isinstance(module, include) if isinstance(include, type) else bool(include(module, name))
+
+
+def check_selection(
+    argument: str, include: Selection | list[Selection] | None, names: list[str] | None = None
+) -> None:
+    """Raise if a selection has a wrong type, or a pattern that matches none of the names."""
+    patterns: Any = include if isinstance(include, list | tuple) else [include]
+    for pattern in () if include is None else patterns:
+        check_type(argument, pattern, str | Callable, _SELECTION)
+        if names is None or callable(pattern) or any(fnmatchcase(n, pattern) for n in names):
+            continue
+        raise VardropError(
+            f"Expected `{argument}` to match a module, but got {pattern!r}. "
+            f"The names are {join_names([n or '(net)' for n in names])}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class PlanEntry:
-    """One module of the plan: what it becomes, or the reason why it stays."""
+    """One module of the plan: its noisy form, or the reason why it is skipped."""
 
     name: str
     module: nn.Module
@@ -61,10 +91,10 @@ class PlanEntry:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `convert` would do; print it to read it.
+    """The changes that `convert` would make. Print it.
 
-    Of many modules, those whose names differ only in numbers, and which fare alike, are printed as
-    one pattern with their count; `include` takes such a pattern. `steps` has every one of them.
+    In a large model, modules with equal entries whose names differ only in numbers are printed as
+    one pattern with their count. `include` takes such a pattern. `steps` has all modules.
     """
 
     recipe: BaseRecipe
@@ -78,11 +108,11 @@ class Plan:
 
     @property
     def skips(self) -> tuple[PlanEntry, ...]:
-        """The modules with weights, or with dropout, that stay as they are."""
+        """The modules with weights or dropout that stay unchanged."""
         return tuple(s for s in self.steps if s.reason)
 
     def skips_by_reason(self) -> list[str]:
-        """Each reason to skip once, with the modules that it is about."""
+        """Each reason to skip once, with its modules."""
         names: dict[str, list[str]] = {}
         for s in self.skips:
             kind = type(s.module).__name__
@@ -99,16 +129,16 @@ class Plan:
         return "\n".join(lines)
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Name, type and fate of each module; of many, those whose names differ in numbers once."""
+        """Name, type and change of each module. Many modules are grouped by numbers in names."""
         groups: dict[tuple[str, str, str], list[str]] = {}
         for s in self.steps:
             pattern = _NUMBER.sub("*", s.name) if len(self.steps) > _MANY else s.name
             what = f"skip: {s.reason}" if s.reason else f"-> {s.becomes}"
             groups.setdefault((pattern, type(s.module).__name__, what), []).append(s.name)
-        fates = Counter(pattern for pattern, *_ in groups)
+        patterns = Counter(pattern for pattern, *_ in groups)
         rows = []
         for (pattern, kind, what), names in groups.items():
-            name = pattern if fates[pattern] == 1 and len(names) > 1 else join_names(names, 2)
+            name = pattern if patterns[pattern] == 1 and len(names) > 1 else join_names(names, 2)
             times = f"{len(names)} " if len(names) > 1 else ""
             rows.append((name or "(net)", f"{times}{kind}", what))
         return rows
@@ -121,15 +151,19 @@ def plan(
     exclude: Selection | list[Selection] | None = None,
     example_input: Any = None,
 ) -> Plan:
-    """Say what `convert` would do to a net, without doing it.
+    """List the changes that `convert` would make, without making them.
 
     Args:
         net: any module.
         recipe: the method.
-        include: which modules: a glob on the name, a type, a predicate, or a list of these.
-        exclude: which to leave out, likewise.
-        example_input: a batch, with which `mc_dropout()` finds dropout in code of your own: it runs
-            one pass of a copy. Without it such dropout is not join_names.
+        include: the modules to convert: a glob on the name, a type, a predicate, or a list of
+            these.
+        exclude: the modules to leave out, in the same form.
+        example_input: a batch, with which `mc_dropout()` finds dropout in custom code. It runs one
+            pass of a copy. Without it such dropout is not listed.
+
+    Returns:
+        The plan.
 
     >>> import torch, vardrop as vd
     >>> print(vd.plan(torch.nn.Sequential(torch.nn.Linear(3, 2)), vd.ard()))
@@ -145,20 +179,20 @@ noisy_bias=False)
     modules = {n: m for n, m in net.named_modules() if id(m) not in inside}
     check_selection("include", include, list(modules))
     check_selection("exclude", exclude, list(modules))
-    kind = rule_of(recipe, list(modules.values()), include is None)
+    rule = rule_of(recipe, list(modules.values()), include is None)
     if example_input is not None:
-        kind.observe(net, example_input)
-    steps = []
+        rule.observe(net, example_input)
+    entries = []
     for name, module in modules.items():
-        if (why := kind.reason(module)) is None:
+        if (reason := rule.reason(module)) is None:
             continue
         if not selects(include, module, name):
-            why = NOT_SELECTED
+            reason = NOT_SELECTED
         elif exclude is not None and selects(exclude, module, name):
-            why = "left out by `exclude`"
-        steps.append(PlanEntry(name, module, why))
-    tied = kind.tie_reasons(net, {s.name: s.module for s in steps if not s.reason})
-    steps = [replace(s, reason=tied.get(s.name, s.reason)) for s in steps]
-    kind.check(net, {s.name: s.module for s in steps if not s.reason})
-    entries = (s if s.reason else replace(s, becomes=kind.becomes(s.module)) for s in steps)
-    return Plan(recipe, tuple(entries), kind)
+            reason = "left out by `exclude`"
+        entries.append(PlanEntry(name, module, reason))
+    tied = rule.tie_reasons(net, {e.name: e.module for e in entries if not e.reason})
+    entries = [replace(e, reason=tied.get(e.name, e.reason)) for e in entries]
+    rule.check(net, {e.name: e.module for e in entries if not e.reason})
+    steps = (e if e.reason else replace(e, becomes=rule.becomes(e.module)) for e in entries)
+    return Plan(recipe, tuple(steps), rule)

@@ -1,13 +1,13 @@
-"""What conversion asks of a kind of recipe.
+"""The interface of a conversion rule.
 
-It answers for its recipes which modules change, which are skipped and why, and how a module is
-changed.
+There is one rule per kind of recipe. It decides which modules change, gives the reason for each
+skipped module, and changes a module.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,41 +16,49 @@ from torch import Tensor, nn
 from vardrop._core.errors import VardropError
 from vardrop.layers import NOISY_TYPES, Ties
 
+# The weights of the base under an adapter, for example.
+FROZEN = "its weights are frozen; name it with `include` if it is meant"
+
 
 class ConversionRule(ABC):
-    """A recipe of one kind, asked about the modules of one net."""
+    """The conversion of the modules of one model by one recipe."""
 
-    rewrites: bool = False  # tensors that are there get other values
+    rewrites: bool = False  # whether existing tensors get other values
 
     def observe(self, net: nn.Module, example_input: Any) -> None:  # noqa: B027
-        """Look at what the net does with an example, where the reasons depend on it."""
+        """Run the model on an example, if the reasons depend on it."""
 
     @abstractmethod
     def reason(self, module: nn.Module) -> str | None:
-        """Why a module stays as it is; empty where it changes, None where it is not concerned."""
+        """Why a module is skipped: empty if it changes, None if the plan does not list it."""
 
     def noisy_type(self, module: nn.Module) -> type[nn.Module] | None:
-        """The class that a plain module of this type gets; None where there is none."""
+        """The noisy class of a plain module, or None."""
         return NOISY_TYPES.get(type(module))
 
     def becomes(self, module: nn.Module) -> str:
-        """What a plan says of a module that changes."""
+        """The text in a plan for a module that changes."""
         noisy = self.noisy_type(module)
-        name, room = getattr(noisy, "__name__", ""), getattr(noisy, "__module__", "")
-        return f"vardrop.{name}" if room.startswith("vardrop.layers.") else f"{room}.{name}"
+        name, path = getattr(noisy, "__name__", ""), getattr(noisy, "__module__", "")
+        return f"vardrop.{name}" if path.startswith("vardrop.layers.") else f"{path}.{name}"
 
     def weights(self, module: nn.Module) -> list[Tensor]:
-        """The weights of a module that become noisy, or are gated."""
-        return own_weights(module)
+        """The weights of a module and of its children that become noisy or gated."""
+        weights = []
+        for part in module.modules():
+            noisy = NOISY_TYPES.get(type(part))
+            names = ("weight",) if noisy is None else noisy.weights_of(part)
+            weights += [w for name in names if (w := getattr(part, name, None)) is not None]
+        return weights
 
     def tie_reasons(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> Mapping[str, str]:
-        """Which of the modules to change stay after all, and why: others have the same weight."""
+        """Reasons to skip some of the selected modules because their weights are tied."""
         return {}
 
     def check(self, net: nn.Module, changes: Mapping[str, nn.Module]) -> None:
-        """Refuse what is selected and cannot be changed."""
+        """Raise if a selected module cannot be changed."""
         for name, module in changes.items():
-            for weight in own_weights(module):
+            for weight in self.weights(module):
                 if not weight.is_meta and not bool(torch.isfinite(weight).all()):
                     raise VardropError(
                         f"Expected the weights of module '{name or '(net)'}' to be finite, but got "
@@ -60,23 +68,23 @@ class ConversionRule(ABC):
 
     @abstractmethod
     def change(self, module: nn.Module, noise: Ties) -> None:
-        """Make a module noisy; `noise` gathers the tensors of weights that are tied."""
+        """Make a module noisy. `noise` collects the noise tensors by weight, for tied weights."""
 
     def restore(self, module: nn.Module, noise: Ties) -> None:
-        """Make a plain module what a file says that it was, whatever led there."""
+        """Make a plain module noisy as described in a file."""
         self.change(module, noise)
 
 
-def own_weights(module: nn.Module) -> list[Tensor]:
-    """The weights of a module that changes, those of its parts included."""
-    weights = []
-    for part in module.modules():
-        kind = NOISY_TYPES.get(type(part))
-        names = ("weight",) if kind is None else kind.weights_of(part)
-        weights += [w for name in names if (w := getattr(part, name, None)) is not None]
-    return weights
-
-
 def has_parameters(module: nn.Module) -> bool:
-    """Whether a module has parameters of its own, beside those of its children."""
+    """Whether a module has parameters, apart from its children."""
     return any(True for _ in module.parameters(recurse=False))
+
+
+def join_names(names: Sequence[str], most: int = 8) -> str:
+    """Names for a sentence: all of a few, or the first of many.
+
+    >>> join_names(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

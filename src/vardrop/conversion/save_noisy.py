@@ -1,8 +1,9 @@
-"""A noisy net as a file: the recipe of every module and all tensors, with a checksum."""
+"""A noisy model as a file: the recipe of every module and all tensors, with a checksum."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,8 +17,7 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.values import from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import rule_of
-from vardrop.conversion.rules import ConversionRule
-from vardrop.conversion.selection import join_names
+from vardrop.conversion.rules import ConversionRule, join_names
 from vardrop.gates import Gate, SwitchableDropout, SwitchedMode, functional_dropout_rates
 from vardrop.heads import Head
 from vardrop.layers import Ties, Variational
@@ -25,21 +25,23 @@ from vardrop.noisy import Noisy, enclosed, named_modules_of, noisy_modules
 from vardrop.recipes import BaseRecipe, HeadRecipe, Recipe, SwitchDropout
 
 Net = TypeVar("Net", bound=nn.Module)
-Entry = dict[str, Any]  # what the file says of one noisy module
+PathLike = str | os.PathLike[str]
+Entry = dict[str, Any]  # the description of one noisy module
 _FORMAT = "vardrop noisy net 1"
 
 
-def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a noisy net into one file, from which `load_noisy` restores it in another process.
+def save_noisy(net: nn.Module, path: PathLike) -> None:
+    """Write a noisy model into one file. `load_noisy` restores it in another process.
 
-    The file holds the recipe of every noisy module and the tensors of the whole net, buffers and
-    the means included, a tied one once. It is a safetensors file with a checksum, written aside
-    and renamed, so that it is whole or not there. A learned likelihood is not part of the net:
-    save its `state_dict` beside it. (`save` and `load` are for nets that `shrink` made.)
+    The file holds the recipe of every noisy module and the tensors of the model, including buffers
+    and means. A tied tensor is stored once. It is a safetensors file with a checksum. It is renamed
+    when it is complete, so an interrupted call leaves no partial file. A learned likelihood is not
+    part of the model, so save its `state_dict` separately. (`save` and `load` are for models that
+    `shrink` made.)
 
     Args:
-        net: a net with noisy modules, by one conversion or several.
-        path: where to; a file that is there is replaced.
+        net: a model with noisy modules, by one conversion or several.
+        path: the file. An existing file is replaced.
 
     >>> import tempfile, torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd())
@@ -51,16 +53,15 @@ def save_noisy(net: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     check_net(net)
     check_type("path", path, str | os.PathLike, "a path")
-    tensors, values = contents(net)
-    write_tensors(Path(path), tensors, values)
+    write_tensors(Path(path), *contents(net))
 
 
 def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a noisy net and what else a file must say, as `restore` takes them.
+    """The tensors of a noisy model and its description, as `restore` takes them.
 
     With `noise_alone` the means, and all tensors without noise, are left out.
     """
-    noisy_modules(net)  # an error where there are none
+    noisy_modules(net)  # raises if there are none
     tensors, tied = _tensors(net, noise_alone)
     return tensors, {
         "format": _FORMAT,
@@ -71,7 +72,7 @@ def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 
 def noise_names(net: nn.Module) -> set[str]:
-    """The names in the state of a net of tensors that describe noise: all but means and the rest.
+    """The names of noise tensors in the state dict of a model: all but means and plain tensors.
 
     >>> import vardrop as vd
     >>> sorted(noise_names(vd.convert(nn.Sequential(nn.Linear(2, 1)), vd.sparse_vd())))
@@ -82,65 +83,67 @@ def noise_names(net: nn.Module) -> set[str]:
     return {f"{name}.{key}".lstrip(".") for name, module in noisy for key in module.noise_names()}
 
 
-def load_noisy(path: str | os.PathLike[str], into: Net) -> Net:
-    """Restore the noisy net that `save_noisy` wrote, in place.
+def load_noisy(path: PathLike, into: Net) -> Net:
+    """Restore a noisy model from a file of `save_noisy`, in place.
+
+    If the file contains values of custom types, import these types first.
 
     Args:
         path: the file.
-        into: the net as it was before `convert`: its modules, shapes, precisions and tied weights
-            must be those of the file, or an error names what differs and the net stays as it is.
-            Modules that its own class makes noisy must be so in the same way.
+        into: the model before `convert`, with the modules, shapes, precisions and tied weights of
+            the file. If something differs, an error names it and the model is unchanged. Modules
+            that the class of the model makes noisy must have the same noise.
 
-    Types of values that are not this library's own must be imported before.
+    Returns:
+        The model `into`.
     """
     check_net(into, "into")
     check_type("path", path, str | os.PathLike, "a path")
-    tensors, values = read_tensors(Path(path))
-    if not is_description(values):
+    tensors, description = read_tensors(Path(path))
+    if not is_description(description):
         raise VardropError(
             f"Expected {path} to be a net that vardrop.save_noisy wrote, but got another file. "
             "Files of vardrop.save are read by vardrop.load."
         )
-    restore(into, tensors, values, path)
+    restore(into, tensors, description, path)
     return into
 
 
 def restore(
     into: nn.Module,
     tensors: dict[str, Tensor],
-    values: dict[str, Any],
-    path: str | os.PathLike[str],
+    description: dict[str, Any],
+    path: PathLike,
     noise_alone: bool = False,
 ) -> None:
-    """Make a plain net what `contents` described; with `noise_alone` its own tensors stay."""
-    recipes = {name: _recipe(entry, path) for name, entry in values["modules"].items()}
-    modules = dict(into.named_modules())
-    kinds = {n: rule_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
-    noisy = _entries(into)
-    _refuse(path, _misfits(modules, noisy, values["modules"], kinds))
-    rewrites = any(kind.rewrites for kind in kinds.values())
+    """Make a plain model noisy as `contents` described. `noise_alone` keeps its plain tensors."""
+    entries, tied = description["modules"], description["tied"]
+    recipes = {name: _recipe(entry, path) for name, entry in entries.items()}
+    modules, noisy = dict(into.named_modules()), _entries(into)
+    rules = {n: rule_of(recipe, [modules[n]]) for n, recipe in recipes.items() if n in modules}
+    _check_equal(path, _module_differences(modules, noisy, entries, rules))
+    rewrites = any(rule.rewrites for rule in rules.values())
     with all_or_nothing([into], values=rewrites), torch.random.fork_rng(devices=[]):
-        before = set(into.state_dict())
-        made: Ties = {}
-        for name in kinds.keys() - noisy.keys():
-            kinds[name].restore(modules[name], made)
-        _tie(into, values["tied"], before)
-        net_tensors, tied = _tensors(into, noise_alone)
-        _refuse(
-            path, [*_differences(net_tensors, tensors), *_tie_differences(tied, values["tied"])]
-        )
-        parameters = dict(into.named_parameters(remove_duplicate=False))
-        for name in set(net_tensors) - before:
-            if name in parameters:
-                parameters[name].requires_grad_(name not in values["frozen"])
-        with torch.no_grad():
-            for name, tensor in net_tensors.items():
+        before, noise = set(into.state_dict()), cast(Ties, {})
+        for name in rules.keys() - noisy.keys():
+            rules[name].restore(modules[name], noise)
+        state = into.state_dict(keep_vars=True)
+        for alias, first in tied.items():  # existing tensors keep their ties
+            if alias in state and first in state and alias not in before:
+                owner, _, attribute = alias.rpartition(".")
+                setattr(into.get_submodule(owner), attribute, state[first])
+        net_tensors, net_ties = _tensors(into, noise_alone)
+        _check_equal(path, _tensor_differences(net_tensors, tensors, net_ties, tied))
+        for name, tensor in net_tensors.items():
+            if name not in before and isinstance(tensor, nn.Parameter):
+                tensor.requires_grad_(name not in description["frozen"])
+            with torch.no_grad():
                 tensor.copy_(tensors[name])
     update_encoder_fastpath(into, Noisy)
 
 
 def _entries(net: nn.Module) -> dict[str, Entry]:
-    """What to write of each noisy module, by its name; a gate inside a layer is the layer's."""
+    """The descriptions of noisy modules by name. A gate inside a layer belongs to the layer."""
     entries, inside = {}, enclosed(net)
     for name, module in named_modules_of(net, Noisy).items():
         if id(module) not in inside and (method := _method(name, module)) is not None:
@@ -150,12 +153,11 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
 
 
 def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | None:
-    """The recipe of a noisy module and its other numbers; None for a layer without a method."""
+    """The recipe of a noisy module and its other numbers, or None for a layer without a method."""
     if isinstance(module, Variational):
         gate = None if module.gate is None else module.gate.noise
         method = module.posterior, module.prior, module.estimator, gate, module.noisy_bias
-        none = module.posterior is None and gate is None
-        return None if none else (Recipe(*method), {})
+        return None if module.posterior is None and gate is None else (Recipe(*method), {})
     if isinstance(module, Gate):
         return Recipe(gate=module.noise), {"units": module.units}
     if isinstance(module, Head):
@@ -171,17 +173,16 @@ def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | Non
 
 
 def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a net by name, a tied one by its first, and the first names of the others."""
-    state = net.state_dict(keep_vars=True)
-    if noise_alone:
-        noise = noise_names(net)
-        state = {name: tensor for name, tensor in state.items() if name in noise}
+    """The tensors of a model by their first names, and the first name of every other name."""
+    noise = noise_names(net) if noise_alone else None
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    for name, tensor in state.items():
-        kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if noise is not None and name not in noise:
+            continue
         if getattr(tensor, "is_meta", True):
+            kind = "a meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise VardropError(
                 f"Expected the state of the net to be tensors with values, but got {kind} at "
                 f"'{name}'. Keep other state elsewhere, and give meta tensors memory first."
@@ -195,14 +196,14 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 
 def is_description(values: Any) -> bool:
-    """Whether a value is what `contents` says of a net, as far as its outline."""
+    """Whether a value has the outline of a description by `contents`."""
     has_format = isinstance(values, dict) and values.get("format") == _FORMAT
-    wanted = {"modules": dict, "tied": dict, "frozen": list}
-    complete = has_format and all(isinstance(values.get(k), t) for k, t in wanted.items())
+    types = {"modules": dict, "tied": dict, "frozen": list}
+    complete = has_format and all(isinstance(values.get(k), t) for k, t in types.items())
     return complete and all(isinstance(first, str) for first in values["tied"].values())
 
 
-def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
+def _recipe(entry: Any, path: PathLike) -> BaseRecipe:
     remedy = "It is damaged, or was not written by vardrop.save_noisy."
     check_type(f"each module in {path}", entry, dict, "described by its recipe", remedy)
     check_type(f"`type` in {path}", entry.get("type"), str, "the name of a layer", remedy)
@@ -211,68 +212,55 @@ def _recipe(entry: Any, path: str | os.PathLike[str]) -> BaseRecipe:
     return cast(BaseRecipe, recipe)
 
 
-def _misfits(
+def _module_differences(
     modules: dict[str, nn.Module],
     noisy: dict[str, Entry],
     entries: dict[str, Entry],
-    kinds: dict[str, ConversionRule],
-) -> list[str]:
-    """The modules that are not there, or not what the file needs."""
-    misfits = []
+    rules: dict[str, ConversionRule],
+) -> Iterator[str]:
+    """Modules that are missing, or different from the file."""
     for name, entry in entries.items():
-        module = modules.get(name)
+        module, label = modules.get(name), name or "(net)"
         if module is None:
-            misfits.append(f"module '{name}' is missing")
+            yield f"module '{name}' is missing"
         elif name in noisy and noisy[name] != entry:
-            misfits.append(f"module '{name or '(net)'}' is noisy in another way")
-        elif name not in noisy and _noisy_name(kinds[name], module) != entry["type"]:
-            kind = type(module).__name__
-            misfits.append(f"module '{name or '(net)'}' is a {kind}, in the file a {entry['type']}")
+            yield f"module '{label}' is noisy in another way"
+        elif (
+            name not in noisy
+            and getattr(rules[name].noisy_type(module), "__name__", None) != entry["type"]
+        ):
+            yield f"module '{label}' is a {type(module).__name__}, in the file a {entry['type']}"
         elif "rate" in entry and getattr(module, "p", None) != entry["rate"]:
-            misfits.append(f"the rate of '{name}' is {module.p}, in the file {entry['rate']}")
+            yield f"the rate of '{name}' is {module.p}, in the file {entry['rate']}"
         elif "rates" in entry and (rates := functional_dropout_rates(module)) != entry["rates"]:
-            misfits.append(f"the rates of '{name}' are {rates}, in the file {entry['rates']}")
-    extra = [name for name in noisy if name not in entries]
-    return misfits + [f"module '{name}' is noisy, in the file plain" for name in extra]
+            yield f"the rates of '{name}' are {rates}, in the file {entry['rates']}"
+    extra = (name for name in noisy if name not in entries)
+    yield from (f"module '{name}' is noisy, in the file plain" for name in extra)
 
 
-def _noisy_name(kind: ConversionRule, module: nn.Module) -> str | None:
-    """The name of the noisy type that a plain module can become."""
-    return getattr(kind.noisy_type(module), "__name__", None)
-
-
-def _tie(into: nn.Module, tied: dict[str, str], before: set[str]) -> None:
-    """Let noise be shared as the file says; the net's own tensors stay as they are."""
-    tensors = into.state_dict(keep_vars=True)
-    for alias, first in tied.items():
-        if alias in tensors and first in tensors and alias not in before:
-            owner, _, name = alias.rpartition(".")
-            setattr(into.get_submodule(owner), name, tensors[first])
-
-
-def _differences(net_tensors: dict[str, Tensor], file_tensors: dict[str, Tensor]) -> list[str]:
-    texts = [f"'{name}' is missing" for name in file_tensors if name not in net_tensors]
-    texts += [f"'{name}' is not in the file" for name in net_tensors if name not in file_tensors]
-    for name in sorted(set(net_tensors) & set(file_tensors)):
-        net, file = net_tensors[name], file_tensors[name]
-        if net.shape != file.shape:
-            texts.append(f"'{name}' is {tuple(net.shape)}, in the file {tuple(file.shape)}")
-        elif net.dtype != file.dtype:
-            texts.append(f"'{name}' is {net.dtype}, in the file {file.dtype}")
-    return texts
-
-
-def _tie_differences(net_ties: dict[str, str], file_ties: dict[str, str]) -> list[str]:
-    texts = []
-    for alias, first in sorted(set(net_ties.items()) ^ set(file_ties.items())):
+def _tensor_differences(
+    net: dict[str, Tensor],
+    file: dict[str, Tensor],
+    net_ties: dict[str, str],
+    file_ties: dict[str, str],
+) -> Iterator[str]:
+    """Tensors and ties that are in the model or in the file only, or differ between them."""
+    yield from (f"'{name}' is missing" for name in file if name not in net)
+    yield from (f"'{name}' is not in the file" for name in net if name not in file)
+    for name in sorted(net.keys() & file.keys()):
+        if net[name].shape != file[name].shape:
+            shapes = tuple(net[name].shape), tuple(file[name].shape)
+            yield f"'{name}' is {shapes[0]}, in the file {shapes[1]}"
+        elif net[name].dtype != file[name].dtype:
+            yield f"'{name}' is {net[name].dtype}, in the file {file[name].dtype}"
+    for alias, first in sorted(net_ties.items() ^ file_ties.items()):
         place = "net" if net_ties.get(alias) == first else "file"
-        texts.append(f"'{alias}' and '{first}' are tied in the {place} only")
-    return texts
+        yield f"'{alias}' and '{first}' are tied in the {place} only"
 
 
-def _refuse(path: str | os.PathLike[str], differences: list[str]) -> None:
-    if differences:
+def _check_equal(path: PathLike, differences: Iterator[str]) -> None:
+    if texts := list(differences):
         raise VardropError(
             f"Expected `into` to be the net of {path} before it was converted, but "
-            f"{join_names(differences)}. Build it as it was."
+            f"{join_names(texts)}. Build it in the same way."
         )

@@ -1,4 +1,4 @@
-"""The swap: N(mu, sigma^2) weights become N(0, sigma^2) weights, layer by layer."""
+"""Replace N(mu, sigma^2) weights by N(0, sigma^2) weights, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
-from vardrop.conversion.selection import Selection, check_selection, join_names, selects
+from vardrop.conversion.plan import Selection, check_selection, selects
+from vardrop.conversion.rules import join_names
 from vardrop.layers import Variational, check_method
 from vardrop.noisy import named_modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
@@ -17,7 +18,7 @@ from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMea
 
 @dataclass(frozen=True)
 class Swap:
-    """KL(N(mu, sigma^2) || N(0, sigma^2)) by layer, of a swap; print it to read it."""
+    """KL(N(mu, sigma^2) || N(0, sigma^2)) of every replaced layer. Print it."""
 
     weights: dict[str, int]
     kl: dict[str, float]  # in nats, summed over the layer
@@ -43,12 +44,15 @@ def to_variance(net: nn.Module, include: Selection | list[Selection] | None = No
 
         N(mu, sigma^2) -> N(0, sigma^2),   KL between the two = mu^2 / (2 sigma^2) = 1 / (2 alpha)
 
-    Where alpha is large the two nets are nearly the same, yet the second has no means at all.
-    Noise tensors are replaced: build the optimizer anew to go on training.
+    If alpha is large, the two models are nearly the same, although the second has no means.
+    The noise tensors are replaced, so build a new optimizer to continue training.
 
     Args:
-        net: a net with Gaussian posteriors.
-        include: which noisy layers, as for `convert`; all by default.
+        net: a model with Gaussian posteriors.
+        include: the noisy layers to change, as for `convert`. By default all.
+
+    Returns:
+        The KL of every layer.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(3, 2), vd.variational_dropout(per="layer"))
@@ -78,7 +82,7 @@ def to_variance(net: nn.Module, include: Selection | list[Selection] | None = No
                 f"{layer.posterior!r}. Select others with `include`."
             )
         check_method(ZeroMean(), layer.prior, layer.estimator)
-    # Everything is read before anything is written: tied layers lose their mean with the first.
+    # All layers are read before one is changed, because tied layers lose their mean together.
     sigmas: dict[int, dict[str, Tensor]] = {}
     noise, sizes, kl = {}, {}, {}
     for name, layer in layers.items():

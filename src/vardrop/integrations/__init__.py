@@ -1,1 +1,1 @@
-"""Other libraries, one optional file each; none is imported by the rooms below."""
+"""Other libraries, one optional file each. No other package imports them."""

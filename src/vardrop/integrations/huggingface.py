@@ -1,7 +1,7 @@
-"""Models of transformers: their `Conv1D` as a noisy layer, and noisy models as checkpoints.
+"""Models of transformers: their `Conv1D` as a noisy layer, and checkpoints of noisy models.
 
-The entry points of the package name this file, so it is loaded when a net has modules of
-transformers. `trainer.py` has the Trainer.
+This file is an entry point of the package. It is loaded when a model has modules of transformers.
+The Trainer is in `trainer.py`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from vardrop.layers import Variational, register_layer
 from vardrop.noisy import noisy_modules
 from vardrop.posteriors import Axes
 
-NOISE = "noise.safetensors"  # the file beside the weights
-# The files of the means: of transformers, of an adapter, and of several adapters.
+NOISE = "noise.safetensors"  # next to the weights
+# The files with the means: of a model, of an adapter, and of several adapters.
 _WEIGHTS = ("model*.safetensors", "adapter_model.*", "*/adapter_model.*")
 _HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
@@ -72,7 +72,7 @@ class Conv1D(Variational, pytorch_utils.Conv1D):
         return _product
 
     def forward(self, x: Tensor, noise: Any = None) -> Tensor:
-        """The noisy output while sampling (or with explicit noise), else the plain layer's."""
+        """The noisy output while sampling or with explicit noise, else the plain output."""
         x = self.apply_gate("input", x)
         rows = x.unsqueeze(0) if x.dim() == 1 else x
         y = self.product(_product, (rows,), noise)
@@ -103,13 +103,13 @@ register_sizes(
 )
 
 
-def _takes_cache(net: nn.Module) -> bool:
-    scripted = isinstance(net, torch.jit.ScriptModule)
-    return not scripted and "past_key_values" in signature(net.forward).parameters
+def _has_cache(net: nn.Module) -> bool:
+    is_script = isinstance(net, torch.jit.ScriptModule)
+    return not is_script and "past_key_values" in signature(net.forward).parameters
 
 
 def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | None]:
-    """The position after the cache of keys and values, and the end if few logits are wanted."""
+    """The position after the cache of keys and values, and the end if few logits are requested."""
     past: Any = kwargs.get("past_key_values")
     start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
     tokens = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
@@ -118,7 +118,7 @@ def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | Non
 
 
 def _check_mask(name: str, mask: Tensor) -> None:
-    """Refuse a mask that hides a whole sequence, if looking costs nothing: on a CPU."""
+    """Raise if a mask hides a complete sequence. Only a mask on a CPU is read."""
     if mask.dim() == 2 and mask.device.type == "cpu" and not bool(mask.any(1).all()):
         raise VardropError(
             f"Expected `{name}` to leave a token in every row, but got one that hides all of "
@@ -126,13 +126,13 @@ def _check_mask(name: str, mask: Tensor) -> None:
         )
 
 
-register_positions(_takes_cache, _span)
+register_positions(_has_cache, _span)
 for _name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"):
     register_input_check(_name, _check_mask)
 
 
-class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
-    """Every class of transformers: by convention they ask for the mode to decide on noise alone."""
+class _Transformers(ABC):  # noqa: B024 - for isinstance checks only
+    """Every class of transformers. By convention their training mode decides about noise only."""
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:
@@ -140,10 +140,10 @@ class _Transformers(ABC):  # noqa: B024 - it is asked, not derived from
 
 
 def _dropout_rates(module: Any) -> dict[str, float]:
-    """The rates of a module under names with `drop`, and those that it takes from elsewhere.
+    """The rates of a module: attributes with `drop` in the name, and rates of other objects.
 
-    Attention takes the rate of a dropout module in the place of a call. Encoders that may leave
-    out layers take the rate of that from their `config`.
+    Attention reads the rate of a dropout module instead of calling it. Encoders that may leave out
+    layers read the rate from their `config`.
     """
     rates = {name: v for name, v in vars(module).items() if "drop" in name and type(v) is float}
     children = module._modules
@@ -161,17 +161,16 @@ register_functional_dropout(_Transformers, _dropout_rates)
 
 
 def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in a file beside.
+    """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in another file.
 
-    The weights are the posterior means, so the model's own `from_pretrained` loads the plain model
-    from the same directory. `noise.safetensors` has the recipe of every noisy module and the
-    tensors of posteriors, priors and gates, a tied one once. Of a PEFT model, the adapter alone is
-    written.
+    The weights are the posterior means, so `from_pretrained` of the model class loads the plain
+    model from the same directory. `noise.safetensors` has the recipe of every noisy module and the
+    tensors of posteriors, priors and gates. For a PEFT model only the adapter is written.
 
     Args:
-        model: a model of transformers, or a PEFT model, with noisy modules; it stays as it is.
+        model: a model of transformers, or a PEFT model, with noisy modules. It is left unchanged.
         path: the directory.
-        options: for the model's own `save_pretrained`.
+        options: for `model.save_pretrained`.
 
     >>> import tempfile, vardrop as vd
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -187,16 +186,16 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) ->
     if not is_adapted(model):
         remedy = "Save other nets with vardrop.save_noisy."
         check_type("model", model, PreTrainedModel, "a model of transformers or PEFT", remedy)
-    noisy_modules(model)  # an error where there are none
+    noisy_modules(model)  # raises if there are none
     model.save_pretrained(path, state_dict=means(model, model.state_dict()), **options)
     write_noise(model, path)
 
 
 def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the model's own `save_pretrained` is to write of a state dict.
+    """The part of a state dict for the `save_pretrained` of a model: without the noise.
 
-    PEFT looks up every tensor of a module that it saves, so an adapter keeps its noise there too;
-    a plain adapter ignores it.
+    PEFT reads every tensor of a module that it saves, so an adapter keeps its noise. A plain
+    adapter ignores it.
     """
     noise = set() if is_adapted(model) else noise_names(model)
     return {name: tensor for name, tensor in state.items() if name not in noise}
@@ -204,20 +203,20 @@ def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def is_adapted(model: Any) -> bool:
     """Whether a model is a PEFT model."""
-    peft = sys.modules.get("peft")  # where it is not imported, nothing is of its types
+    peft = sys.modules.get("peft")  # without an import there are no such models
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def write_noise(model: Any, path: str | os.PathLike[str], **extra: Any) -> None:
-    """Write the noise of a model beside its means, with the checksums of their files.
+    """Write the noise of a model next to its means, with the checksums of their files.
 
-    A save that is interrupted between the two is noticed by them. `more` are values to keep.
+    The checksums reveal an interrupted save. `extra` are further values to store.
     """
-    tensors, values = contents(model, noise_alone=True)
+    tensors, description = contents(model, noise_alone=True)
     folder = Path(path)
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     sums = {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
-    write_tensors(folder / NOISE, tensors, {**values, **extra, "weights": sums})
+    write_tensors(folder / NOISE, tensors, {**description, **extra, "weights": sums})
 
 
 def _checksum(file: Path) -> str:
@@ -226,22 +225,24 @@ def _checksum(file: Path) -> str:
 
 
 def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
-    """Load the noisy model that `save_pretrained` wrote: the same means, posteriors and ties.
+    """Load a noisy model of `save_pretrained`, with its means, posteriors and ties.
 
     Args:
-        kind: the class of the model, or an `AutoModel...` one. Of an adapter, the model that it
-            adapts.
+        kind: the class of the model, or an `AutoModel...` class. For an adapter, the base model.
         path: the directory, or a name on the Hub.
-        options: for the class's own `from_pretrained`.
+        options: for `from_pretrained` of the class.
+
+    Returns:
+        The noisy model.
     """
-    tensors, values = read_noise(path, **options)
+    noise = read_noise(path, **options)
     if isinstance(kind, nn.Module):
         model = import_optional("peft", "huggingface").PeftModel.from_pretrained(
             kind, path, **options
         )
     else:
         model = kind.from_pretrained(path, **options)
-    restore(model, tensors, values, path, noise_alone=True)
+    restore(model, *noise, path, noise_alone=True)
     return model
 
 
@@ -249,34 +250,34 @@ def read_noise(
     path: str | os.PathLike[str], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The noise tensors of a checkpoint by name, and the recipes of its modules."""
-    tensors, values = read_tensors(_file_in(path, NOISE, options))
-    if not is_description(values) or not isinstance(values.get("weights"), dict):
+    tensors, description = read_tensors(_file_in(path, NOISE, options))
+    if not is_description(description) or not isinstance(description.get("weights"), dict):
         raise VardropError(
-            f"Expected {NOISE} in {path} to be what save_pretrained wrote, but got another file."
+            f"Expected {NOISE} in {path} to be a file of save_pretrained, but got another file."
         )
-    for name, checksum in values["weights"].items():
+    for name, checksum in description["weights"].items():
         if _checksum(_file_in(path, name, options)) != checksum:
             raise VardropError(
-                f"Expected {NOISE} in {path} to belong to {name} there, but the two were written "
-                "by different saves, of which one was interrupted. Save the model again, or load "
-                "an earlier checkpoint."
+                f"Expected {NOISE} in {path} to belong to {name} there, but they come from two "
+                "saves, of which one was interrupted. Save the model again, or load an earlier "
+                "checkpoint."
             )
-    return tensors, values
+    return tensors, description
 
 
 def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
-    """A file of a checkpoint on disk, from the Hub where it is there."""
+    """The path of a file of a checkpoint, downloaded from the Hub if necessary."""
     hub_options = {option: options[option] for option in _HUB if option in options}
     try:
         return Path(cached_file(path, name, **hub_options))
     except OSError as missing:
         raise VardropError(
-            f"Expected {name} in {path}, but it is not there. Copy it from where the model was "
-            "saved, or load the plain model with the class's own from_pretrained, and convert it."
+            f"Expected {name} in {path}, but it is not there. Copy it from the directory of the "
+            "saved model, or load the plain model with from_pretrained of its class and convert it."
         ) from missing
 
 
-# What a config has one number for in all layers: the layers that show it, and which size of theirs.
+# Sizes that a config has once for all layers: the name, the layers with this size, its attribute.
 _UNITS = {
     "bert": ("intermediate_size", "intermediate.dense", "out_features"),
     "distilbert": ("hidden_dim", "ffn.lin1", "out_features"),
@@ -285,7 +286,7 @@ _UNITS = {
     "t5": ("d_ff", ".wo", "in_features"),
     "vit": ("intermediate_size", "mlp.fc1", "out_features"),
 }
-# The same for heads, where the width of one is a number of its own: over which the size counts.
+# The same for heads, if the config has the width of a head. Their number is the size over it.
 _HEADS = {
     "llama": {"num_attention_heads": "self_attn.q_proj", "num_key_value_heads": "self_attn.k_proj"},
     "t5": {"num_heads": "Attention.q"},
@@ -294,11 +295,11 @@ _HEADS = {
 
 
 def fit_config(model: Any) -> Any:
-    """Let the config of a shrunken model say its sizes, so that `from_pretrained` reads it again.
+    """Set the sizes in the config of a shrunken model, so that `from_pretrained` can load it.
 
-    A config has one number of feed-forward units, and where the width of a head is its own (Llama,
-    ViT, T5) one of heads, for all layers. Where layers differ, or a config cannot say it, this is
-    an error, and `vardrop.save` the way.
+    A config has one number of feed-forward units for all layers. If it has the width of a head
+    (Llama, ViT, T5), it also has one number of heads. If layers differ, or the config cannot
+    express a size, an error is raised. Use `vardrop.save` then.
 
     Args:
         model: a plain model of transformers, such as the result of `vardrop.shrink`.
@@ -333,7 +334,7 @@ def fit_config(model: Any) -> Any:
 
 
 def _sizes(model: Any, kind: str) -> dict[str, int]:
-    """What the config should say, by the first layer that shows it."""
+    """The sizes for the config, from the first layer with each size."""
 
     def first_size(layers: str, size: str) -> int:
         matching = (m for name, m in model.named_modules() if name.endswith(layers))

@@ -1,4 +1,4 @@
-"""Lightning: the ELBO as a LightningModule, the weight of its KL and its noise by callbacks."""
+"""Lightning: the ELBO as a LightningModule, and callbacks for the KL weight and the noise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from vardrop._core.errors import VardropError, import_optional
 import_optional("lightning.pytorch", "lightning")
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,22 +24,21 @@ Optimizers = Callable[[list[dict[str, Any]]], Any]
 
 
 class LightningELBO(LightningModule):
-    """An ELBO to hand to a Lightning Trainer; batches are (x, y) or (x, y, weight).
+    """An ELBO for a Lightning Trainer. Batches are (x, y) or (x, y, weight).
 
     Training minimises the negative ELBO and logs `loss`, `nll`, `kl` and `beta`. Validation and
-    test run without noise and log `val_nll` and `test_nll`, whatever beta is. `trainer.predict`
-    gives of every batch `probs` (or `mean`), `aleatoric` and `epistemic`, with the noise on. Of
-    several processes, every one draws its own noise, though `seed_everything` seeds them alike
-    (see `vardrop._core.rng.process_noise`).
+    test run without noise and log `val_nll` and `test_nll`, which do not depend on beta.
+    `trainer.predict` samples noise and returns `probs` (or `mean`), `aleatoric` and `epistemic` of
+    every batch. With several processes, each draws different noise, although `seed_everything`
+    gives them the same seed (see `vardrop._core.rng.process_noise`).
 
     Args:
-        elbo: the objective; its net and likelihood are saved in the checkpoints.
+        elbo: the objective. Its model and likelihood are saved in the checkpoints.
         lr: the learning rate of Adam.
-        noise_lr: that of the noise; `lr` by default.
-        optimizers: makes another optimizer, from the two parameter groups of
-            `vardrop.parameter_groups`; what it returns may be anything that
-            `configure_optimizers` may.
-        samples: how many draws `trainer.predict` takes.
+        noise_lr: the learning rate of the noise. By default `lr`.
+        optimizers: makes another optimizer from the two parameter groups of
+            `vardrop.parameter_groups`. It may return everything that `configure_optimizers` may.
+        samples: the number of draws of `trainer.predict`.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.integrations.lightning import LightningELBO
@@ -65,61 +63,55 @@ class LightningELBO(LightningModule):
         self.optimizers_of, self.samples = optimizers, samples
 
     def forward(self, x: Any) -> Any:
-        """The net on a batch."""
+        """The output of the model for a batch."""
         return self.elbo.outputs(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The negative ELBO of a batch."""
-        with self._process_noise():
+        # Processes with different batches draw different noise, even if they have the same seed.
+        strategy = getattr(self._trainer, "strategy", None)
+        place = getattr(strategy, "distributed_sampler_kwargs", None) or {}
+        with process_noise(place.get("rank", 0), place.get("num_replicas", 1), self.device):
             parts = self.elbo(*batch)
         logs = {"loss": parts.loss, "nll": parts.nll, "kl": parts.kl, "beta": self.elbo.beta}
         self.log_dict({k: v.detach() for k, v in logs.items()}, batch_size=len(batch[1]))
         return parts.loss
 
-    def _process_noise(self) -> AbstractContextManager[None]:
-        """Other noise in every process that gets other batches, however they were seeded."""
-        strategy = getattr(self._trainer, "strategy", None)
-        place = getattr(strategy, "distributed_sampler_kwargs", None) or {}
-        return process_noise(place.get("rank", 0), place.get("num_replicas", 1), self.device)
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._fit("val_nll", batch)
+        self._log_nll("val_nll", *batch[:2])
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
-        self._fit("test_nll", batch)
+        self._log_nll("test_nll", *batch[:2])
 
-    def _fit(self, name: str, batch: Any) -> None:
-        x, y = batch[:2]
-        parts = self.elbo(x, y)  # in evaluation mode
-        self.log(name, parts.nll, batch_size=len(y), sync_dist=True, prog_bar=True)
+    def _log_nll(self, name: str, x: Any, y: Any) -> None:
+        nll = self.elbo(x, y).nll  # in evaluation mode
+        self.log(name, nll, batch_size=len(y), sync_dist=True, prog_bar=True)
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """The probabilities or means of a batch, and how sure they are.
+        """The probabilities or means of a batch, and their uncertainty.
 
-        Lightning moves what it is given from device to device, tensor by tensor: so these are
-        tensors. `vardrop.predict(module.elbo, loader)` gives all of the distribution.
+        Lightning moves tensors between devices, so the result is a dictionary of tensors.
+        `vardrop.predict(module.elbo, loader)` returns the complete distribution.
         """
-        prediction = predict(
-            self.elbo, batch[0] if isinstance(batch, tuple | list) else batch, self.samples, keep=0
-        )
-        answer = {"probs": prediction.probs} if prediction.classifies else {"mean": prediction.mean}
-        return answer | {"aleatoric": prediction.aleatoric, "epistemic": prediction.epistemic}
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        prediction = predict(self.elbo, x, self.samples, keep=0)
+        names = ("probs" if prediction.classifies else "mean", "aleatoric", "epistemic")
+        return {name: getattr(prediction, name) for name in names}
 
     def configure_optimizers(self) -> Any:
-        """Adam, or what `optimizers` makes; weight decay leaves the noise alone."""
+        """Adam, or the result of `optimizers`, without weight decay on the noise."""
         groups = parameter_groups(self.elbo, self.lr, self.noise_lr)
-        return (
-            torch.optim.Adam(groups) if self.optimizers_of is None else self.optimizers_of(groups)
-        )
+        return (self.optimizers_of or torch.optim.Adam)(groups)
 
 
 class KLWarmUp(Callback):
-    """Sets the weight of the KL at every step, by a function of the epoch.
+    """Sets the weight of the KL at every step.
 
     Args:
-        schedule: such as `vardrop.linear_warmup(5, 20)`; epochs count in fractions.
+        schedule: a function of the epoch, such as `vardrop.linear_warmup(5, 20)`. Within an epoch
+            it gets fractions.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -133,31 +125,26 @@ class KLWarmUp(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Before each step."""
+        """Set the weight before each step."""
         done = batch_idx / max(trainer.num_training_batches, 1)
         _elbo(pl_module).set_beta(self.schedule(trainer.current_epoch + done))
 
 
 class NoiseLog(Callback):
-    """Logs at the end of every epoch the part that each method would prune, and mean log alpha."""
+    """Logs the fraction of pruned weights and the mean log alpha at the end of every epoch."""
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After each epoch."""
+        """Log after each epoch."""
         net = _elbo(pl_module).net
-        masks = [r.kept for r in relevance(net).values()]
-        alphas = list(log_alpha(net).values())
-        if masks:
-            total = sum(k.numel() for k in masks)
-            pruned = 1 - sum(float(k.sum()) for k in masks) / total
+        if masks := [r.kept for r in relevance(net).values()]:
+            pruned = 1 - sum(float(k.sum()) for k in masks) / sum(k.numel() for k in masks)
             pl_module.log("sparsity", pruned, sync_dist=True)
-        if alphas:
-            mean = torch.cat([a.flatten() for a in alphas]).mean()
-            pl_module.log("log_alpha", mean, sync_dist=True)
+        if alphas := [a.flatten() for a in log_alpha(net).values()]:
+            pl_module.log("log_alpha", torch.cat(alphas).mean(), sync_dist=True)
 
 
 def _elbo(module: LightningModule) -> ELBO:
     elbo = getattr(module, "elbo", None)
-    check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as LightningELBO has")
-    assert isinstance(elbo, ELBO)
-    return elbo
+    check_type("pl_module.elbo", elbo, ELBO, "a vardrop.ELBO, as in LightningELBO")
+    return cast(ELBO, elbo)

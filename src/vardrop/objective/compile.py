@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
+from vardrop._core.torch_private import tree_map_only
 from vardrop.objective.elbo import ELBO, ELBOParts
 
 
@@ -35,18 +35,22 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float | No
 
 
 def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any], ELBOParts]:
-    """A training step `step(x, y)`: the gradient of a batch, one update, and the parts of the loss.
+    """A training step `step(x, y)` that passes the objective through `torch.compile`.
 
-    The objective goes through `torch.compile`, which needs a C++ compiler on a CPU and Triton on a
-    GPU; where there is none, the same step runs as it is. The first call compiles, for half a
-    minute or so, and a batch of another size compiles once more: drop the last, shorter batch.
-    Noise comes from torch's own generator, so the numbers are those of the plain step. On a CPU
-    this pays for dense nets; convolutions are faster as they are, in `torch.channels_last`.
+    A step computes the gradient of a batch, updates the parameters and returns the parts of the
+    loss. `torch.compile` needs a C++ compiler on a CPU and Triton on a GPU. Without it the same
+    step runs uncompiled. The first call compiles for about half a minute. A batch of another size
+    compiles again, so drop the last, shorter batch. Noise comes from torch's global generator, so
+    the numbers are the same as without compilation. On a CPU dense models become faster.
+    Convolutions are faster uncompiled, in `torch.channels_last`.
 
     Args:
-        elbo: the objective; `beta` may change between steps. With `kl_value_every` above 1 two
-            forms are compiled, with and without the value of the KL.
-        optimizer: over its parameters; a fused one (`fused=True`) is fastest.
+        elbo: the objective. `beta` may change between steps. With `kl_value_every` above 1 two
+            graphs are compiled, with and without the value of the KL.
+        optimizer: over its parameters. A fused optimizer (`fused=True`) is fastest.
+
+    Returns:
+        The step.
 
     >>> import torch, vardrop as vd
     >>> elbo = vd.ELBO(vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd()), vd.Categorical(), 100)
@@ -61,30 +65,31 @@ def compile(elbo: ELBO, optimizer: torch.optim.Optimizer) -> Callable[[Any, Any]
 
     forward: Callable[[Any, Any], ELBOParts] = elbo
     if _has_compiler(elbo.beta.device):
-        _check_budget()
-        # The compiler bounds how many versions of one code object it keeps: each net has its own.
+        _check_memory_budget()
+        # The compiler limits how many versions of one code object it keeps: each model has its own.
         parts.__code__ = parts.__code__.replace(co_name=f"parts_{id(elbo)}")
-        # Inductor's own normal numbers are ten times slower on a CPU.
-        forward = partial(elbo.counted, torch.compile(parts, options={"fallback_random": True}))
+        # The normal numbers of Inductor are ten times slower on a CPU.
+        compiled = torch.compile(parts, options={"fallback_random": True})
+        forward = partial(elbo.with_cached_kl, compiled)
 
     def step(x: Any, y: Any) -> ELBOParts:
-        out = forward(x, y)
-        descend(out.loss, optimizer)
-        return tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        loss_parts = forward(x, y)
+        descend(loss_parts.loss, optimizer)
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, loss_parts)
 
     return step
 
 
-def _check_budget() -> None:
-    """Refuse a budget below which torch computes activations again, with other noise."""
+def _check_memory_budget() -> None:
+    """Raise if torch would compute activations again in the backward pass, with other noise."""
     from torch._functorch import config
 
     budget = config.activation_memory_budget
     if budget < 1:
         raise VardropError(
             "Expected torch._functorch.config.activation_memory_budget to be 1, but got "
-            f"{budget}: torch would draw the noise of a step a second time for its gradient, and "
-            "other numbers than the first. Set it to 1, or train without vardrop.compile."
+            f"{budget}: torch would draw the noise of a step a second time for its gradient, with "
+            "other numbers. Set it to 1, or train without vardrop.compile."
         )
 
 

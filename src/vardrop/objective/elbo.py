@@ -1,9 +1,9 @@
-"""The evidence lower bound as a module, so that DDP, compile and checkpoints treat it as one."""
+"""The evidence lower bound as a module, for use with DDP, `torch.compile` and checkpoints."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +26,10 @@ from vardrop.noisy import Noisy, has_noise, sum_kl
 
 
 class ELBOParts(NamedTuple):
-    """loss = nll + beta kl / num_data, per data point; `kl` is the full sum over the net.
+    """loss = nll + beta kl / num_data, per data point. `kl` is the sum over the model.
 
-    Of a net with a head, `head` holds the parts of the head's own objective, and its `kl`, `aux`
-    and `-entropy` (means over examples, so not divided by `num_data`) are in `loss` too.
+    For a model with a head, `head` holds the parts of the head's objective. Its `kl`, `aux` and
+    `-entropy` are means over examples, so they enter `loss` without the division by `num_data`.
     """
 
     loss: Tensor
@@ -44,26 +44,36 @@ class ELBO(nn.Module):
 
         loss = mean_batch -log p(y | x, w) + beta KL(q || p) / num_data,  w ~ q
 
-    A net that ends in a `Head` (see `dropmax`) is trained by the head's own objective in the place
-    of the NLL; its likelihood is `Categorical()`.
+    The loss of a model that ends in a `Head` (see `dropmax`) is the head's objective instead of the
+    NLL. Its likelihood is `Categorical()`.
 
-    Call it as `elbo(x, y)`: x is what the net takes, a tensor, a tuple of arguments or a dictionary
-    of named ones.
+    Call it as `elbo(x, y)`. The input x is a tensor, a tuple of arguments or a dictionary of named
+    arguments of the model.
 
-    Wrap *this* module in DistributedDataParallel or `torch.compile`: parameters that only the KL
-    sees are then synchronised too, and `beta`, a buffer, changes without a recompilation.
+    Wrap *this* module in DistributedDataParallel or `torch.compile`. Parameters that only the KL
+    uses are then synchronised too, and `beta`, a buffer, changes without a recompilation.
+
+    Noise comes from torch's global generator. In a DDP loop all ranks would draw the same noise if
+    they had the same seed, so give each rank its own seed once the model is built. DDP copies the
+    parameters of rank 0 to all ranks.
+
+        ddp = DistributedDataParallel(elbo)
+        torch.manual_seed(seed + torch.distributed.get_rank())
+
+    `LightningELBO`, `ELBOTrainer` and the runs of vardrop do this themselves.
 
     Args:
-        net: a net with noisy modules.
+        net: a model with noisy modules.
         likelihood: a module such as `Categorical()`, or any callable that returns the mean NLL of
             an example: summed over its targets, averaged over examples.
-        num_data: how many training examples there are in all (not in a batch): of sequences, how
-            many sequences, whatever the number of their tokens.
-        beta: the weight of the KL; change it with `set_beta`. A net without noise needs beta=0.
-        samples: draws per step; their NLLs are averaged and the gradient is exact.
+        num_data: the size of the training set, not of a batch. For sequences it is the number of
+            sequences, not of tokens.
+        beta: the weight of the KL. Change it with `set_beta`. A model without noise needs beta=0.
+        samples: draws per step. Their NLLs are averaged.
         kl_value_every: compute the value of the KL only every so many training steps and repeat
-            it in between; the gradient is exact at every step. Saves time on large dense nets.
-        output: picks the tensor from what the net returns; its `logits`, where it has some.
+            it in between. The gradient is exact at every step. Saves time on large dense models.
+        output: selects the tensor from the output of the model. By default the output itself, or
+            its `logits`.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -106,66 +116,62 @@ class ELBO(nn.Module):
                 "Expected `net` to have noisy modules, but got a plain one. Call "
                 "vardrop.convert(net, recipe) first, or pass beta=0 for the likelihood alone."
             )
-        self._check_head(net, likelihood)
+        heads = sum(isinstance(m, Head) for m in net.modules())
+        if heads > 1:
+            raise VardropError(f"Expected at most one head in `net`, but got {heads}.")
+        if heads and type(likelihood) is not Categorical:
+            raise VardropError(
+                "Expected `likelihood` to be Categorical() for a net with a head, but got "
+                f"{likelihood!r}."
+            )
         self.net, self.likelihood, self.output = net, likelihood, output
         self.num_data, self.samples = num_data, samples
         self._loss_is_checked = isinstance(likelihood, Likelihood)
         self.kl_value_every, self._step = kl_value_every, 0
-        self.register_buffer("beta", torch.tensor(0.0))
-        self.set_beta(beta)
+        self.register_buffer("beta", torch.tensor(float(beta)))
 
     def set_beta(self, beta: float) -> None:
         """Change the weight of the KL in place."""
         check_number("beta", beta, at_least=0)
         self.beta.fill_(beta)
 
-    def _check_head(self, net: nn.Module, likelihood: Any) -> None:
-        heads = [m for m in net.modules() if isinstance(m, Head)]
-        if len(heads) > 1:
-            raise VardropError(f"Expected at most one head in `net`, but got {len(heads)}.")
-        if heads and type(likelihood) is not Categorical:
-            raise VardropError(
-                "Expected `likelihood` to be Categorical() for a net with a head, but got "
-                f"{likelihood!r}."
-            )
-
     def forward(self, x: Any, y: Any, weight: Tensor | None = None) -> ELBOParts:
         """The loss and its parts on one batch.
 
         Args:
-            x: inputs of the net.
+            x: inputs of the model.
             y: targets of the likelihood.
-            weight: (N,), for how many examples each one stands; a weight of 2 is an example that
-                is there twice. `num_data` counts each once all the same.
+            weight: (N,), the weight of each example. A weight of 2 is an example that occurs twice.
+                `num_data` counts it once.
         """
         every_step = weight is not None or self.kl_value_every == 1 or not self.training
-        if torch.compiler.is_compiling():  # a compiler finds by itself what is shared
-            return self.parts(x, y, None, weight) if every_step else _apart(self, x, y)
+        if torch.compiler.is_compiling():  # a compiler finds shared computations itself
+            return self.parts(x, y, None, weight) if every_step else _eager_step(self, x, y)
         with share_in_step():
             if every_step:
                 return self.parts(x, y, None, weight)
-            return self.counted(self.parts, x, y)
+            return self.with_cached_kl(self.parts, x, y)
 
     def outputs(self, x: Any) -> Any:
-        """What the net returns for a batch, picked by `output` where that is given."""
-        found = call_net(self.net, clone_batch(plain_batch(x)))
-        return found if self.output is None else self.output(found)
+        """The output of the model for a batch, or the part that `output` selects."""
+        returned = call_net(self.net, clone_batch(plain_batch(x)))
+        return returned if self.output is None else self.output(returned)
 
-    def counted(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
-        """`parts(x, y, latest)`: where `latest` is None the KL is computed, else it is taken so."""
+    def with_cached_kl(self, parts: Callable[..., ELBOParts], x: Any, y: Any) -> ELBOParts:
+        """`parts(x, y, latest)`; `latest` is the stored KL, or None if it must be computed."""
         if self.kl_value_every == 1 or not self.training:
             return parts(x, y, None)
         due = self._step % self.kl_value_every == 0
         self._step += 1
-        found = parts(x, y, None if due else self._latest_kl)
+        loss_parts = parts(x, y, None if due else self._latest_kl)
         if due:
-            self._latest_kl = found.kl.detach().clone()  # a graph may write over its outputs
-        return found
+            self._latest_kl = loss_parts.kl.detach().clone()  # a graph may write over its outputs
+        return loss_parts
 
     def parts(
         self, x: Any, y: Any, latest: Tensor | None = None, weight: Tensor | None = None
     ) -> ELBOParts:
-        """The loss and its parts; with `latest` in the place of the value of the KL."""
+        """The loss and its parts. With `latest` the value of the KL is not computed."""
         noisy = [m for m in self.net.modules() if isinstance(m, Noisy)]
         head = next((m for m in noisy if isinstance(m, Head)), None)
         terms = [self._data_term(x, y, weight, head) for _ in range(self.samples)]
@@ -183,23 +189,19 @@ class ELBO(nn.Module):
     ) -> tuple[Tensor, Tensor, HeadParts | None]:
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
-        if isinstance(x, Mapping):
-            x = dict(x)  # a `BatchEncoding`, say
-            if not traced:  # a check of values would break the graph
-                check_named(x)
+        if isinstance(x, Mapping) and not traced:  # a check of values would break the graph
+            check_named(x)
         if head is not None:
-            parts = self._head_parts(x, y, weight, head)
+            parts = self._head_parts(plain_batch(x), y, weight, head)
             return parts.loss, parts.nll, parts
-        output = call_net(self.net, clone_batch(x))
-        if self.output is not None:
-            output = self.output(output)
-        elif isinstance(self.likelihood, Likelihood) and not isinstance(output, Tensor):
-            output = output_tensor(output)  # another loss gets all that the net returns
+        output = self.outputs(x)
+        if self.output is None and isinstance(self.likelihood, Likelihood):
+            output = output_tensor(output)  # a custom loss gets the complete output
         if not traced:
             check_batch(self.likelihood, output, y)
             if not self._loss_is_checked:
                 self._check_first_batch(output, y)
-        nll = self.likelihood(output, y) if weight is None else self._weighed(output, y, weight)
+        nll = self.likelihood(output, y) if weight is None else self._weighted(output, y, weight)
         return nll, nll, None
 
     def _head_parts(self, x: Any, y: Any, weight: Tensor | None, head: Head) -> HeadParts:
@@ -218,7 +220,7 @@ class ELBO(nn.Module):
 
     @torch.no_grad()
     def _check_first_batch(self, output: Any, y: Any) -> None:
-        """Raise if a loss of the user's is no mean over examples, which `num_data` relies on."""
+        """Raise if a custom loss is not a mean over examples, which `num_data` relies on."""
         self._loss_is_checked = True
         twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (output, y))
         once, doubled = float(self.likelihood(output, y)), float(self.likelihood(*twice))
@@ -229,7 +231,7 @@ class ELBO(nn.Module):
                 "Use reduction='mean', or divide by the number of examples."
             )
 
-    def _weighed(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:
+    def _weighted(self, output: Tensor, y: Any, weight: Tensor) -> Tensor:
         """The mean over examples of weight times NLL."""
         if not isinstance(self.likelihood, Likelihood):
             raise VardropError(
@@ -246,12 +248,8 @@ class ELBO(nn.Module):
         return (weight * each).mean()
 
 
-def _counted(elbo: ELBO, x: Any, y: Any) -> ELBOParts:
-    return elbo.counted(elbo.parts, x, y)
-
-
-_apart = disable_compiler(
-    _counted,
+_eager_step = disable_compiler(
+    lambda elbo, x, y: elbo.with_cached_kl(elbo.parts, x, y),
     "`kl_value_every` counts steps, so it takes two graphs: one with the value of the KL and one "
     "without. Use kl_value_every=1 with fullgraph=True, or vardrop.compile.",
 )
@@ -260,23 +258,19 @@ _apart = disable_compiler(
 def _average(
     terms: list[tuple[Tensor, Tensor, HeadParts | None]],
 ) -> tuple[Tensor, Tensor, HeadParts | None]:
-    losses, nlls, parts = zip(*terms, strict=True)
-    heads = [p for p in parts if p is not None]
-    head = HeadParts(*map(_mean, zip(*heads, strict=True))) if heads else None
-    return _mean(losses), _mean(nlls), head
-
-
-def _mean(values: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(values)).mean()
+    losses, nlls, heads = zip(*terms, strict=True)
+    head = None
+    if heads[0] is not None:
+        head = HeadParts(*(torch.stack(part).mean() for part in zip(*heads, strict=True)))
+    return torch.stack(losses).mean(), torch.stack(nlls).mean(), head
 
 
 def check_batch(likelihood: Any, output: Any, y: Any) -> None:
-    """Refuse targets that the library's own likelihoods would take for something else."""
+    """Raise if targets do not fit a `Bernoulli` or `Categorical` likelihood."""
     if not isinstance(likelihood, Bernoulli | Categorical):
         return
-    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
-        check_tensor("net(x)", output, "Wrap the net in a module that returns one tensor.")
-        check_tensor("y", y)
+    check_tensor("net(x)", output, "Wrap the net in a module that returns one tensor.")
+    check_tensor("y", y)
     if output.dim() > 0 and len(output) == 0:
         raise VardropError(
             f"Expected a batch of at least one example, but got an output of shape "
@@ -284,8 +278,18 @@ def check_batch(likelihood: Any, output: Any, y: Any) -> None:
         )
     if isinstance(likelihood, Categorical):
         _check_classes(likelihood, output, y)
-    else:
-        _check_binary(output, y)
+        return
+    if y.shape != output.shape:
+        raise VardropError(
+            f"Expected `y` to have the shape {tuple(output.shape)} of the output, but got "
+            f"{tuple(y.shape)}. Reshape the target."
+        )
+    low, high = _range(y)
+    if not (low >= 0 and high <= 1):
+        raise VardropError(
+            f"Expected `y` to be between 0 and 1, but got {low:g}..{high:g}. "
+            "It is the probability of a one. Use Gaussian() for other numbers."
+        )
 
 
 def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
@@ -296,39 +300,25 @@ def _check_classes(likelihood: Categorical, output: Tensor, y: Tensor) -> None:
     if y.is_floating_point() or y.dtype == torch.bool or y.shape != expected:
         raise VardropError(
             f"Expected `y` to hold class indices of shape {tuple(expected)}, but got {y.dtype} of "
-            f"shape {tuple(y.shape)}. Convert it with y.long(), reshape it, or say where the "
-            "classes of the output are: Categorical(class_axis=-1)."
+            f"shape {tuple(y.shape)}. Convert it with y.long(), reshape it, or pass the axis of "
+            "the classes: Categorical(class_axis=-1)."
         )
     low, high = _range(y)
     if low <= likelihood.ignore_index <= high:
-        some = y[likelihood.valid_mask(y)]
-        if y.dim() > 1 or not some.numel():
+        valid = y[likelihood.valid_mask(y)]
+        if y.dim() > 1 or not valid.numel():
             likelihood.check_valid(y)
-        low, high = _range(some)
+        low, high = _range(valid)
     classes = output.shape[axis]
     if low < 0 or high >= classes:
         raise VardropError(
-            f"Expected `y` to lie in 0..{classes - 1}, but got {low:g}..{high:g}. "
-            "Count classes from 0, and let the net have an output for each."
-        )
-
-
-def _check_binary(output: Tensor, y: Tensor) -> None:
-    if y.shape != output.shape:
-        raise VardropError(
-            f"Expected `y` to have the shape {tuple(output.shape)} of the output, but got "
-            f"{tuple(y.shape)}. Reshape the target."
-        )
-    low, high = _range(y)
-    if not (low >= 0 and high <= 1):
-        raise VardropError(
-            f"Expected `y` to lie between 0 and 1, but got {low:g}..{high:g}. "
-            "It is the probability of a one; use Gaussian() for other numbers."
+            f"Expected `y` to be in 0..{classes - 1}, but got {low:g}..{high:g}. "
+            "Count classes from 0, and use a net with one output per class."
         )
 
 
 def _range(y: Tensor) -> tuple[float, float]:
-    """The least and the largest value, where looking at them is possible and costs nothing."""
+    """The smallest and the largest value, or zeros if reading them is impossible or expensive."""
     if type(y) is not Tensor or in_transform() or not y.is_cpu or y.numel() == 0:
         return 0, 0
     low, high = torch.aminmax(y)

@@ -16,19 +16,33 @@ Schedule = Callable[[float], float]
 
 
 def constant(beta: float = 1.0) -> Schedule:
-    """The same beta throughout.
+    """The same beta in every epoch.
+
+    Args:
+        beta: the weight of the KL.
+
+    Returns:
+        A function of the epoch.
 
     >>> constant(0.5)(10)
     0.5
     """
     check_number("beta", beta, at_least=0)
-    return lambda step: beta
+    return lambda epoch: beta
 
 
 def linear_warmup(start: float, end: float, beta: float = 1.0) -> Schedule:
-    """0 until `start`, a straight line, `beta` from `end` on.
+    """0 until `start`, then a linear increase to `beta` at `end`.
 
-    Sparse VD's authors use epochs 5 and 20.
+    The authors of sparse VD use epochs 5 and 20.
+
+    Args:
+        start: the epoch at which the increase starts.
+        end: the epoch at which beta is reached.
+        beta: the weight of the KL from then on.
+
+    Returns:
+        A function of the epoch.
 
     >>> [linear_warmup(5, 20)(e) for e in (0, 5, 10, 20)]
     [0.0, 0.0, 0.3333333333333333, 1.0]
@@ -40,13 +54,21 @@ def linear_warmup(start: float, end: float, beta: float = 1.0) -> Schedule:
     if not start < end:
         raise VardropError(f"Expected 0 <= `start` < `end`, but got {start} and {end}.")
     check_number("beta", beta, at_least=0)
-    return lambda step: beta * min(max((step - start) / (end - start), 0.0), 1.0)
+    return lambda epoch: beta * min(max((epoch - start) / (end - start), 0.0), 1.0)
 
 
 def cyclical(period: float, rise: float = 0.5, beta: float = 1.0) -> Schedule:
-    """Repeats a rise from 0 to `beta` over the first part `rise` of each period.
+    """An increase from 0 to `beta` in the first part of every period.
 
-    >>> [cyclical(10)(s) for s in (0, 2.5, 5, 9, 10)]
+    Args:
+        period: the number of epochs per cycle.
+        rise: the fraction of a period in which beta increases.
+        beta: the weight of the KL in the rest of the period.
+
+    Returns:
+        A function of the epoch.
+
+    >>> [cyclical(10)(e) for e in (0, 2.5, 5, 9, 10)]
     [0.0, 0.5, 1.0, 1.0, 0.0]
 
     Fu et al. 2019, "Cyclical annealing schedule", eq. 6.
@@ -54,7 +76,7 @@ def cyclical(period: float, rise: float = 0.5, beta: float = 1.0) -> Schedule:
     check_number("period", period, above=0)
     check_number("rise", rise, above=0, at_most=1)
     check_number("beta", beta, at_least=0)
-    return lambda step: beta * min(math.fmod(step, period) / (rise * period), 1.0)
+    return lambda epoch: beta * min(math.fmod(epoch, period) / (rise * period), 1.0)
 
 
 def parameter_groups(
@@ -63,15 +85,18 @@ def parameter_groups(
     noise_lr: float | None = None,
     weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Split the parameters of a net or an ELBO into weights and noise, for any torch optimizer.
+    """Split the parameters of a model or an ELBO into weights and noise, for any torch optimizer.
 
-    Weight decay on log sigma^2 or log alpha would pull the noise up; the noise group has none.
+    Weight decay on log sigma^2 or log alpha would increase the noise, so the noise group has none.
 
     Args:
-        module: the net, or the ELBO (then a learned likelihood is included).
-        lr: learning rate of the weights; the optimizer's own where None.
-        noise_lr: learning rate of the noise parameters; `lr` where None.
+        module: the model, or the ELBO with the parameters of a learned likelihood.
+        lr: learning rate of the weights. None uses the default of the optimizer.
+        noise_lr: learning rate of the noise parameters. None uses `lr`.
         weight_decay: of the weights only.
+
+    Returns:
+        One parameter group for the weights and one for the noise, without empty groups.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
@@ -84,15 +109,13 @@ def parameter_groups(
             check_number(name, rate, at_least=0)
     check_number("weight_decay", weight_decay, at_least=0)
     noise = {id(t): t for m in module.modules() if isinstance(m, Noisy) for t in m.noise_tensors()}
-    weights = [p for p in module.parameters() if id(p) not in noise and p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": weight_decay},
-        {"params": [p for p in noise.values() if p.requires_grad], "weight_decay": 0.0},
-    ]
-    for group, rate in zip(groups, (lr, noise_lr if noise_lr is not None else lr), strict=True):
-        if rate is not None:
-            group["lr"] = rate
-    groups = [group for group in groups if group["params"]]
+    weights = [p for p in module.parameters() if id(p) not in noise]
+    noise_lr = lr if noise_lr is None else noise_lr
+    groups: list[dict[str, Any]] = []
+    for parameters, decay, rate in ((weights, weight_decay, lr), (noise.values(), 0.0, noise_lr)):
+        if trained := [p for p in parameters if p.requires_grad]:
+            group = {"params": trained, "weight_decay": decay}
+            groups.append(group if rate is None else {**group, "lr": rate})
     if not groups:
         raise VardropError(
             f"Expected `module` to have parameters to train, but got {type(module).__name__} "

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_number, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.functional import normal_entropy, standard_normal

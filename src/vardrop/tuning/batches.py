@@ -28,11 +28,11 @@ class Batch(NamedTuple):
 
 
 class BatchSource:
-    """Gives the batches of an epoch, and can continue an interrupted epoch.
+    """The batches of an epoch. An interrupted epoch can be continued.
 
     Args:
         source: tensors or an iterable of batches (x, y) or (x, y, weight).
-        device: where the batches are moved.
+        device: the device of the batches.
         world: the processes that share each batch.
     """
 
@@ -119,11 +119,10 @@ class StreamBatches(BatchSource):
     def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
         seed, step = int(torch.randint(_SEEDS, (), generator=generator)), 0
         for owner in (self.source, getattr(self.source, "sampler", None)):
-            own_generator = getattr(owner, "generator", None)
-            if isinstance(own_generator, torch.Generator):
-                own_generator.manual_seed(seed)
-        stream = _isolate_rng(self.source, seed)
-        for step, batch in enumerate(stream, 1):
+            stream_generator = getattr(owner, "generator", None)
+            if isinstance(stream_generator, torch.Generator):
+                stream_generator.manual_seed(seed)
+        for step, batch in enumerate(_isolate_rng(self.source, seed), 1):
             if step > position:
                 yield batch
         if step < (least := max(position, 1)):
@@ -135,7 +134,7 @@ class StreamBatches(BatchSource):
 
 
 def _isolate_rng(source: Iterable[Any], seed: int) -> Iterator[Any]:
-    """Read an iterable that draws from torch's generator in a state of its own."""
+    """Read an iterable with a separate state of torch's generator."""
     state, iterator = torch.Generator().manual_seed(seed).get_state(), None
     while True:
         with preserve_rng():
@@ -160,8 +159,7 @@ def check_rereadable(name: str, data: Any) -> None:
 def check_batch(batch: Any, name: str) -> tuple[Any, ...]:
     """The parts of a batch (x, y) or (x, y, weight)."""
     x, *others = batch if isinstance(batch, tuple | list) and batch else [None]
-    x = plain_batch(x)
-    are_tensors = all(isinstance(part, Tensor) and part.dim() for part in others)
+    x, are_tensors = plain_batch(x), all(isinstance(p, Tensor) and p.dim() for p in others)
     if not tensors_in(x) or len(others) not in (1, 2) or not are_tensors:
         raise VardropError(
             f"Expected {name} to be tensors (x, y) or (x, y, weight), but got "

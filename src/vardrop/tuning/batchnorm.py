@@ -25,6 +25,9 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
         net: a plain model.
         data: batches of inputs, or of (input, target), whose targets are ignored.
 
+    Returns:
+        The model.
+
     >>> import torch
     >>> net = torch.nn.BatchNorm1d(1)
     >>> _ = reestimate_batchnorm(net, [torch.tensor([[0.0], [2.0]])])
@@ -33,12 +36,9 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
     """
     check_net(net)
     check_type("data", data, Iterable, "batches of inputs")
-    twin = copy.deepcopy(net).eval()
-    norms = {
-        name: m
-        for name, m in named_modules_of(twin, nn.modules.batchnorm._BatchNorm).items()
-        if m.track_running_stats
-    }
+    twin, batches = copy.deepcopy(net).eval(), 0
+    modules = named_modules_of(twin, nn.modules.batchnorm._BatchNorm)
+    norms = {name: norm for name, norm in modules.items() if norm.track_running_stats}
     if not norms:
         raise VardropError(
             "Expected `net` to have BatchNorm with running statistics, but got none."
@@ -47,7 +47,6 @@ def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average
         norm.train()
-    batches = 0
     for batches, batch in enumerate(data, 1):  # noqa: B007
         twin(batch[0] if isinstance(batch, list | tuple) else batch)
     if batches == 0:

@@ -54,6 +54,9 @@ def distil(
         seed: of the teacher's draws.
         progress: show a progress line on standard error; None shows it on a terminal.
 
+    Returns:
+        The student.
+
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop())
     >>> student = vd.distil(net, torch.randn(8, 4), torch.nn.Linear(4, 3), epochs=2)
@@ -71,14 +74,14 @@ def distil(
     def loss(x: Any, at: Position) -> Tensor:
         draw_seed = None if seed is None else seed + at.epoch * _EPOCH_SEEDS + at.step
         target = predict(model, x, samples, likelihood=teacher_likelihood, seed=draw_seed, keep=0)
-        output = output_tensor(call_net(student, clone_batch(x)))
+        logits = output_tensor(call_net(student, clone_batch(x)))
         expected = target.likelihood.output_shape(target.mean.shape)
-        if output.shape != expected:
+        if logits.shape != expected:
             raise VardropError(
                 f"Expected the output of `student` to have shape {tuple(expected)}, but got "
-                f"{tuple(output.shape)}."
+                f"{tuple(logits.shape)}."
             )
-        return target.likelihood.distillation_loss(output, target.taught, temperature)
+        return target.likelihood.distillation_loss(logits, target.taught, temperature)
 
     with ShowProgress("distil", progress=progress) as line:
         minimize(

@@ -19,13 +19,13 @@ from vardrop.noisy import has_noise, noisy_weights, training_mode
 from vardrop.objective import ELBO, parameter_groups
 from vardrop.prediction import calibrate
 from vardrop.tuning.batches import check_batch, check_rereadable
+from vardrop.tuning.callbacks import NoiseCheck
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
-from vardrop.tuning.noise_check import NoiseCheck
 
 Batches = Iterable[tuple[Any, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
 _INITIAL_FACTOR = 50.0  # divides the initial variance of multiplicative noise
-_NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to that of the weights
+_NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to the weights
 _DRAWS, _FEW_DRAWS = 32, 16  # for the temperature
 _LEAST_EXAMPLES, _BATCH_SIZE = 100, 256
 
@@ -95,6 +95,9 @@ def fine_tune(
         lr: the highest learning rate.
         progress: show a progress line on standard error; None shows it on a terminal.
 
+    Returns:
+        The plain model, or the ELBO of a noisy model.
+
     >>> import torch, vardrop as vd
     >>> x = torch.randn(64, 4)
     >>> data = [(x, x[:, :2].argmax(1))]
@@ -113,9 +116,7 @@ def fine_tune(
                 "Expected `loss` and `optimizer` for a plain net, but got "
                 f"{'no loss' if loss is None else 'no optimizer'}. Pass both, or convert the net."
             )
-        with ShowProgress("fine_tune", progress=progress) as line:
-            _fine_tune_plain(net, data, loss, optimizer, epochs or 1, line)
-        return net
+        return _fine_tune_plain(net, data, loss, optimizer, epochs or 1, progress)
     if loss is not None or optimizer is not None:
         raise VardropError(
             "Expected `likelihood` for a noisy net, but got a `loss` or an `optimizer`. Its loss "
@@ -129,8 +130,7 @@ def fine_tune(
         raise VardropError("Expected `data` to give batches, but got none.")
     elbo = ELBO(net, Categorical() if likelihood is None else likelihood, sum(sizes), beta)
     reduce_initial_noise(net)
-    with ShowProgress("fine_tune", epochs * len(sizes), progress) as line:
-        _fine_tune_noisy(elbo, data, epochs, epochs * len(sizes), lr, line)
+    _fine_tune_noisy(elbo, data, epochs, len(sizes), lr, progress)
     if validation is not None:
         x, y, samples = _limit_validation(*validation, epochs * elbo.num_data)
         elbo.likelihood = calibrate(elbo, x, y, samples=samples, seed=0)
@@ -173,18 +173,18 @@ def _fine_tune_plain(
     loss: Loss,
     optimizer: torch.optim.Optimizer,
     epochs: int,
-    line: ShowProgress,
-) -> None:
+    progress: bool | None,
+) -> nn.Module:
     check_type("optimizer", optimizer, torch.optim.Optimizer, "an optimizer")
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not optimized & {id(p) for p in net.parameters()}:
+    if optimized.isdisjoint(map(id, net.parameters())):
         raise VardropError(
             "Expected `optimizer` to hold parameters of `net`, but got none of them. "
             "Build it over net.parameters() after shrinking."
         )
     weights = [p for p in net.parameters() if p.dim() > 1 and p.requires_grad]
     masks = [p.register_hook(partial(torch.mul, p.detach() != 0)) for p in weights]
-    with hooks(*masks):
+    with hooks(*masks), ShowProgress("fine_tune", progress=progress) as line:
         minimize(
             lambda batch, at: loss(call_net(net, plain_batch(batch[0])), batch[1]),
             lambda at: data,
@@ -192,6 +192,7 @@ def _fine_tune_plain(
             epochs=epochs,
             callbacks=[line],
         )
+    return net
 
 
 class _StepScheduler(Callback):
@@ -206,21 +207,22 @@ class _StepScheduler(Callback):
 
 
 def _fine_tune_noisy(
-    elbo: ELBO, data: Batches, epochs: int, steps: int, lr: float, line: ShowProgress
+    elbo: ELBO, data: Batches, epochs: int, epoch_steps: int, lr: float, progress: bool | None
 ) -> None:
-    modes = {module: training_mode(module) for module in elbo.modules()}
+    modes, steps = {m: training_mode(m) for m in elbo.modules()}, epochs * epoch_steps
     optimizer = torch.optim.Adam(parameter_groups(elbo, lr, noise_lr=_NOISE_LR_FACTOR * lr))
     rates = [group["lr"] for group in optimizer.param_groups]
     one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(steps, 2))
     elbo.train()
     try:
-        minimize(
-            lambda batch, at: elbo(*batch).loss,
-            lambda at: data,
-            optimizer,
-            epochs=epochs,
-            callbacks=[_StepScheduler(one_cycle), NoiseCheck(elbo, epochs), line],
-        )
+        with ShowProgress("fine_tune", steps, progress) as line:
+            minimize(
+                lambda batch, at: elbo(*batch).loss,
+                lambda at: data,
+                optimizer,
+                epochs=epochs,
+                callbacks=[_StepScheduler(one_cycle), NoiseCheck(elbo, epochs), line],
+            )
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -1,7 +1,7 @@
 """The training loop of every verb that trains.
 
-`minimize` goes through batches and takes one optimizer step for each. Everything else that happens
-during a training (records, checkpoints, progress, stopping) is a `Callback`.
+`minimize` takes one optimizer step per batch. Everything else that happens during a training
+(records, checkpoints, progress, stopping) is a `Callback`.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def minimize(
 ) -> Position:
     """Minimize a loss over batches, in place.
 
-    If it is interrupted or a loss is not finite, the parameters keep the values of the last step.
+    If it is interrupted, or a loss is not finite, the parameters keep their last values.
 
     Args:
         loss: the loss of a batch at a position, a scalar.
-        batches: the batches of an epoch. An epoch that is continued begins at its `step`.
+        batches: the batches of an epoch from a position on.
         optimizer: over the parameters.
-        epochs: train until so many epochs are done.
+        epochs: the number of epochs, including epochs before `start`.
         schedule: the learning rate of each parameter group at a position; unchanged if None.
         callbacks: called in this order.
         start: the position to continue from.
@@ -92,31 +92,25 @@ def minimize(
     >>> weight.item()
     3.0
     """
-
-    def take_step(batch: Any, at: Position) -> Tensor:
-        for group, lr in zip(
-            optimizer.param_groups, schedule(at) if schedule else (), strict=False
-        ):
-            group["lr"] = lr
-        value = loss(batch, at)
-        if not math.isfinite(float(value.detach())):
-            cause = "" if explain is None else f" ({explain(batch)})"
-            raise NotFiniteError(
-                f"Expected a finite loss, but got {float(value.detach())}{cause} in epoch "
-                f"{at.epoch + 1}, step {at.step + 1}. Lower the learning rate, clip the gradients "
-                "or lengthen the KL warm-up."
-            )
-        descend(value, optimizer, max_norm)
-        return value.detach()
-
     at = start
     while at.epoch < epochs:
         for callback in callbacks:
             callback.on_epoch_start(at)
         for batch in batches(at):
-            value = take_step(batch, at)
+            rates = () if schedule is None else schedule(at)
+            for group, lr in zip(optimizer.param_groups, rates, strict=False):
+                group["lr"] = lr
+            batch_loss = loss(batch, at)
+            if not math.isfinite(float(batch_loss.detach())):
+                cause = "" if explain is None else f" ({explain(batch)})"
+                raise NotFiniteError(
+                    f"Expected a finite loss, but got {float(batch_loss.detach())}{cause} in epoch "
+                    f"{at.epoch + 1}, step {at.step + 1}. Lower the learning rate, clip the "
+                    "gradients or lengthen the KL warm-up."
+                )
+            descend(batch_loss, optimizer, max_norm)
             at = at._replace(step=at.step + 1)
-            stops = [callback.on_step(at, value) for callback in callbacks]
+            stops = [callback.on_step(at, batch_loss.detach()) for callback in callbacks]
             if any(stops):
                 return at._replace(stopped=True)
         if at.step == 0:
@@ -147,23 +141,20 @@ def explain_nonfinite(elbo: ELBO, x: Any, y: Tensor) -> str:
             return f"the {name} of the batch"
     if (parameter := find_nonfinite(elbo)) is not None:
         return f"parameter '{parameter}'"
-    if (layer := _find_nonfinite_output(elbo.net, x)) is not None:
-        return f"the output of layer '{layer}'"
-    for name, module in elbo.net.named_modules():
-        term = module.kl() if isinstance(module, Noisy) else None
-        if term is not None and not bool(term.isfinite()):
-            return f"the KL of layer '{name}'"
-    return "the likelihood"
-
-
-def _find_nonfinite_output(net: nn.Module, x: Any) -> str | None:
     layers: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             layers.append(name or "(net)")
 
-    handles = [m.register_forward_hook(partial(check, name)) for name, m in net.named_modules()]
-    with hooks(*handles), preserve_rng(next(iter(tensors_in(x))).device):
-        call_net(net, clone_batch(x))
-    return layers[0] if layers else None
+    modules = dict(elbo.net.named_modules())
+    handles = [m.register_forward_hook(partial(check, name)) for name, m in modules.items()]
+    with hooks(*handles), preserve_rng(tensors_in(x)[0].device):
+        call_net(elbo.net, clone_batch(x))
+    if layers:
+        return f"the output of layer '{layers[0]}'"
+    for name, module in modules.items():
+        kl = module.kl() if isinstance(module, Noisy) else None
+        if kl is not None and not bool(kl.isfinite()):
+            return f"the KL of layer '{name}'"
+    return "the likelihood"

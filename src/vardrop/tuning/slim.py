@@ -11,17 +11,16 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, output_tensor, tensors_in
+from vardrop._core.calls import call_net, clone_batch, map_tensors, output_tensor, tensors_in
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.rng import preserve_rng
-from vardrop._core.torch_private import tree_map_only
 from vardrop.compression import Shrunk, probes, shrink
 from vardrop.compression.costs import layer_costs
 from vardrop.compression.mask import decompose_layers
@@ -132,7 +131,7 @@ def slim(
     slimming = _Slimming(net, train, validation, epochs, lr, loss, multiple, seed, progress)
     with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
         if kind == "max_drop":
-            small = _find_smallest(slimming, limit)
+            small = slimming.find_smallest(limit)
         else:
             small = slimming.train_to(kind, limit)
         return slimming.report(small, kind, limit, tuple(dict.fromkeys(("torch", *ways))))
@@ -140,18 +139,18 @@ def slim(
 
 def _choose_budget(**budgets: float | None) -> tuple[str, float]:
     """The name and the value of the one budget that is not None."""
-    chosen = {name: value for name, value in budgets.items() if value is not None}
+    chosen = {name: limit for name, limit in budgets.items() if limit is not None}
     if len(chosen) != 1:
         raise VardropError(
             f"Expected one of {', '.join(f'`{n}`' for n in budgets)}, but got "
             f"{', '.join(chosen) or 'none'}. Try macs=0.5."
         )
-    ((kind, value),) = chosen.items()
+    ((kind, limit),) = chosen.items()
     if kind == "max_drop":
-        check_number(kind, value, at_least=0)
+        check_number(kind, limit, at_least=0)
     else:
-        check_number(kind, value, above=0, below=1, remedy="It is the fraction to keep.")
-    return kind, float(value)
+        check_number(kind, limit, above=0, below=1, remedy="It is the fraction to keep.")
+    return kind, float(limit)
 
 
 def _make_source(data: probes.Data, device: torch.device) -> BatchSource:
@@ -163,7 +162,7 @@ def _make_source(data: probes.Data, device: torch.device) -> BatchSource:
 
 
 class _Price(Callback):
-    """The price of the expected cost of gated units; ends the training when the cost is the goal.
+    """The price of the expected cost of gated units. It ends the training when the goal is met.
 
     Args:
         gates: the gates of the units.
@@ -175,14 +174,15 @@ class _Price(Callback):
     def __init__(self, gates: UnitGates, quantity: Quantity, goal: float, steps: int) -> None:
         self.gates, self.quantity, self.goal, self.steps = gates, quantity, goal, steps
         self.multiplier, self.step, self.cost = 0.0, 0, 1.0
-        self.lr = _DUAL_LR * max(1.0, 200 / steps)
+        self.dual_lr = _DUAL_LR * max(1.0, 200 / steps)
+        self.gate_lr = max(_GATE_LR, min(0.5, _REACH / steps))
 
     def penalty(self) -> Tensor:
         """The penalty of the current step; the multiplier rises while the cost is too high."""
         goal = 1 - (1 - self.goal) * min(1.0, self.step / (self.steps * _ANNEALED))
         cost = self.gates.expected_cost(self.quantity)
         self.cost = float(cost.detach())
-        self.multiplier = max(0.0, self.multiplier + self.lr * (self.cost - goal))
+        self.multiplier = max(0.0, self.multiplier + self.dual_lr * (self.cost - goal))
         return self.multiplier * cost + _RHO * (cost - goal).clamp(min=0).square()
 
     def on_step(self, at: Position, loss: Tensor) -> bool:
@@ -190,43 +190,41 @@ class _Price(Callback):
         return self.cost <= self.goal or self.step == self.steps
 
 
+@dataclasses.dataclass
 class _Slimming:
-    """A model, its data and the schedule of its training to a budget."""
+    """A model, its data and its training to a budget. The fields are the arguments of `slim`."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        train: probes.Data,
-        validation: probes.Data,
-        epochs: int | None,
-        lr: float,
-        loss: Loss | None,
-        multiple: int,
-        seed: int,
-        progress: bool | None,
-    ) -> None:
-        self.net, self.lr, self.multiple, self.progress = net, lr, multiple, progress
-        parameters = [p for p in net.parameters() if p.requires_grad]
+    net: nn.Module
+    train: probes.Data
+    held_out: probes.Data
+    epochs: int | None
+    lr: float
+    loss: Loss | None
+    multiple: int
+    seed: int
+    progress: bool | None
+
+    def __post_init__(self) -> None:
+        parameters = [p for p in self.net.parameters() if p.requires_grad]
         if not parameters:
             raise VardropError(
                 "Expected `net` to have parameters to train, but got none that requires a "
                 "gradient. Call net.requires_grad_()."
             )
         self.device = parameters[0].device
-        self.source = _make_source(train, self.device)
-        self.generator = torch.Generator().manual_seed(seed)
-        held_out = probes.batches(validation, "validation")
-        self.validation = tree_map_only(Tensor, lambda t: t.to(self.device), held_out)
+        self.source = _make_source(self.train, self.device)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        held_out = probes.batches(self.held_out, "validation")
+        self.validation = map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
-        self.timed = tree_map_only(
-            Tensor, lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first
-        )
+        self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
         self.example = probes.first_rows(self.timed)
-        probes.check_runs(net, self.example)
-        self.pass_steps = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
-        self.epochs = epochs or max(5, math.ceil(_STEPS / self.pass_steps))
-        self.score = slim_report.make_score(net, self.validation, loss)
-        self.before = self.measure(net)
+        probes.check_runs(self.net, self.example)
+        epoch_steps = self.source.steps or sum(1 for _ in self.source.batches(self.generator))
+        self.epoch_steps = epoch_steps
+        self.num_epochs = self.epochs or max(5, math.ceil(_STEPS / epoch_steps))
+        self.score = slim_report.make_score(self.net, self.validation, self.loss)
+        self.before = self.measure(self.net)
 
     def measure(self, net: nn.Module) -> float:
         """The score of a model on validation data."""
@@ -237,57 +235,59 @@ class _Slimming:
         net = decompose_layers(copy.deepcopy(self.net))
         gates = UnitGates(net, self.example)
         goal = self._find_macs(net, gates, limit) if kind == "latency" else limit
-        steps = self.epochs * self.pass_steps
+        quantity: Quantity = "bytes" if kind == "bytes" else "macs"
+        steps = self.num_epochs * self.epoch_steps
         fraction = min(_MOST_GATE_STEPS, _GATE_STEPS * max(1.0, -math.log2(max(goal, 1e-3))))
         gate_steps = min(max(1, round(fraction * steps)), max(1, steps - 1))
-        price = _Price(gates, "bytes" if kind == "bytes" else "macs", goal, gate_steps)
-        gate_lr = max(_GATE_LR, min(0.5, _REACH / gate_steps))
+
+        def fits(mask: Tensor) -> bool:
+            if kind == "latency":
+                return self._time(net, gates, mask) <= limit
+            return float(gates.cost(mask, quantity)) <= limit
+
         with ShowProgress(f"slim ({kind}={limit:g})", steps, self.progress) as line:
             with gates.acting(net):
-                at = self._minimize(net, line, Position(), price, gate_lr)
-            kept = gates.choose(self._fits(net, gates, kind, limit), self.multiple)
-            small, plan = self.cut(net, gates, kept)
+                price = _Price(gates, quantity, goal, gate_steps)
+                at = self._minimize(net, line, Position(), price)
+            small, plan = self._cut(net, gates, gates.choose(fits, self.multiple))
             self._minimize(small, line, at)
         self._measure_batchnorm(small)
         return Shrunk(small.eval(), dataclasses.replace(plan, notes=(*gates.notes, *plan.notes)))
 
     def _minimize(
-        self,
-        net: nn.Module,
-        line: ShowProgress,
-        start: Position,
-        price: _Price | None = None,
-        gate_lr: float = 0.0,
+        self, net: nn.Module, line: ShowProgress, start: Position, price: _Price | None = None
     ) -> Position:
-        """Train a model, with gates if there is a price; a pass continues where it stopped."""
+        """Train a model, with gates if there is a price. An interrupted epoch is continued."""
         groups = [{"params": [p for p in net.parameters() if p.requires_grad]}]
+        callbacks: list[Callback] = [line]
         if price is not None:
             groups.append({"params": list(price.gates.parameters())})
+            callbacks.append(price)
 
         def loss(batch: Batch, at: Position) -> Tensor:
-            value = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
-            return value if price is None else value + price.penalty()
+            task_loss = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
+            return task_loss if price is None else task_loss + price.penalty()
 
-        def continue_pass(at: Position) -> Iterable[Batch]:
+        def continue_epoch(at: Position) -> Iterable[Batch]:
             if at.step == 0:
-                self._pass = self.source.batches(self.generator)
-            return self._pass
+                self._epoch = self.source.batches(self.generator)
+            return self._epoch
 
         net.train()
         return minimize(
             loss,
-            continue_pass,
+            continue_epoch,
             torch.optim.Adam(groups),
-            epochs=self.epochs,
-            schedule=lambda at: (self._rate(at), gate_lr),
-            callbacks=[line, *([] if price is None else [price])],
+            epochs=self.num_epochs,
+            schedule=lambda at: (self._rate(at), 0.0 if price is None else price.gate_lr),
+            callbacks=callbacks,
             start=start._replace(stopped=False),
         )
 
     def _rate(self, at: Position) -> float:
         """One cycle: up for the first three tenths of the steps, then down to zero."""
-        step = at.epoch * self.pass_steps + at.step
-        done = min(1.0, step / (self.epochs * self.pass_steps))  # passes may differ in length
+        step = at.epoch * self.epoch_steps + at.step
+        done = min(1.0, step / (self.num_epochs * self.epoch_steps))  # epochs may differ in length
         if done < _WARMUP:
             rise = (1 - math.cos(math.pi * done / _WARMUP)) / 2
             return self.lr * (_FIRST + (1 - _FIRST) * rise)
@@ -300,17 +300,9 @@ class _Slimming:
             some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
             reestimate_batchnorm(net, (probes.to_arguments(batch.x)[0] for batch in some))
 
-    def _fits(
-        self, net: nn.Module, gates: UnitGates, kind: str, limit: float
-    ) -> Callable[[Tensor], bool]:
-        """Whether a model that keeps some gates is within the budget."""
-        if kind == "latency":
-            return lambda kept: self._time(net, gates, kept) <= limit
-        return lambda kept: float(gates.cost(kept, "bytes" if kind == "bytes" else "macs")) <= limit
-
-    def _time(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> float:
-        """The measured time of a cut model, as a fraction of that of the given one."""
-        nets = {"before": self.net, "after": self.cut(net, gates, kept).net}
+    def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
+        """The measured time of a cut model, as a fraction of the time of the given model."""
+        nets = {"before": self.net, "after": self._cut(net, gates, mask).net}
         seconds = slim_report.latencies(nets, self.timed, ("torch",))["torch"]
         return seconds["after"] / seconds["before"]
 
@@ -323,14 +315,32 @@ class _Slimming:
             low, high = (middle, high) if is_fast else (low, middle)
         return float(gates.cost(gates.evenly(low)))
 
-    def cut(self, net: nn.Module, gates: UnitGates, kept: Tensor) -> Shrunk:
-        """The plain model with the means of the gates that are kept, without the other units."""
+    def _cut(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> Shrunk:
+        """The plain model with the means of the gates in the mask, without the other units."""
         folded = copy.deepcopy(net)
-        gates.fold(folded, kept)
+        gates.fold(folded, mask)
         small, plan = shrink(folded, self.example, progress=False)
         if any(p.dim() == 4 and _is_channels_last(p) for p in net.parameters()):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Shrunk(small, plan)
+
+    def find_smallest(self, max_drop: float) -> Shrunk:
+        """The smallest of a few models that loses at most `max_drop`, or the best if none does."""
+        tried: list[tuple[float, float, Shrunk]] = []  # fraction of the MACs, drop of the score
+
+        def holds(fraction: float) -> bool:
+            candidate = self.train_to("macs", fraction)
+            drop = self.score.drop(self.before, self.measure(candidate.net))
+            tried.append((fraction, drop, candidate))
+            return drop <= max_drop
+
+        low = next((fraction for fraction in _LADDER if not holds(fraction)), None)
+        if low == _LADDER[0]:
+            any(holds(fraction) for fraction in _MILD)
+        elif low is not None:
+            holds(math.sqrt(low * tried[-2][0]))
+        good = [entry for entry in tried if entry[1] <= max_drop]
+        return (min(good, key=lambda e: e[0]) if good else min(tried, key=lambda e: e[1]))[2]
 
     def report(self, small: Shrunk, kind: str, limit: float, ways: tuple[str, ...]) -> Slimmed:
         """Both models with their scores and costs, and warnings."""
@@ -359,22 +369,3 @@ class _Slimming:
 def _is_channels_last(weight: Tensor) -> bool:
     last = weight.is_contiguous(memory_format=torch.channels_last)
     return last and not weight.is_contiguous()
-
-
-def _find_smallest(slimming: _Slimming, max_drop: float) -> Shrunk:
-    """The smallest of a few models that loses at most `max_drop`, or the best if none does."""
-    tried: list[tuple[float, float, Shrunk]] = []  # fraction of the MACs, drop of the score
-
-    def holds(fraction: float) -> bool:
-        candidate = slimming.train_to("macs", fraction)
-        drop = slimming.score.drop(slimming.before, slimming.measure(candidate.net))
-        tried.append((fraction, drop, candidate))
-        return drop <= max_drop
-
-    low = next((fraction for fraction in _LADDER if not holds(fraction)), None)
-    if low == _LADDER[0]:
-        any(holds(fraction) for fraction in _MILD)
-    elif low is not None:
-        holds(math.sqrt(low * tried[-2][0]))
-    good = [entry for entry in tried if entry[1] <= max_drop]
-    return (min(good, key=lambda e: e[0]) if good else min(tried, key=lambda e: e[1]))[2]

@@ -19,7 +19,7 @@ from vardrop._core.calls import call_net, tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import Data, Inputs, outputs, time_interleaved
+from vardrop.compression.probes import CODE_ERRORS, Data, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
 from vardrop.likelihoods import Categorical
 
@@ -46,14 +46,14 @@ class Score:
 
 
 def make_score(net: nn.Module, data: Data, loss: Loss | None) -> Score:
-    """The loss and the score that fit a model and its data."""
+    """The loss and the score for a model and its data."""
     output, target = outputs(net, data, "validation")
     score = _choose_score(loss, output, target)
-    value = score.loss(output, target)
-    if not isinstance(value, Tensor) or value.dim() or not bool(value.isfinite()):
+    checked = score.loss(output, target)
+    if not isinstance(checked, Tensor) or checked.dim() or not bool(checked.isfinite()):
         raise VardropError(
             "Expected `loss` to give one finite number for `net` on `validation`, but got "
-            f"{value}. Pass a trained net, and a loss that is a mean over the batch."
+            f"{checked}. Pass a trained net, and a loss that is a mean over the batch."
         )
     return score
 
@@ -62,7 +62,12 @@ def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
     is_class = not target.is_floating_point()
     if is_class and output.dim() == target.dim() + 1:
         likelihood = loss if isinstance(loss, Categorical) else Categorical()
-        return Score(loss or functional.cross_entropy, "accuracy", partial(_accuracy, likelihood))
+
+        def accuracy(output: Tensor, target: Tensor) -> float:
+            hits = output.argmax(likelihood.class_axis) == target
+            return float(hits[likelihood.valid_mask(target)].double().mean())
+
+        return Score(loss or functional.cross_entropy, "accuracy", accuracy)
     if loss is not None:
         return Score(loss, "loss", lambda o, y: float(loss(o, y)))
     if is_class or output.shape != target.shape:
@@ -73,23 +78,18 @@ def _choose_score(loss: Loss | None, output: Tensor, target: Tensor) -> Score:
         )
     # The price of the cost expects a loss of order one, in any unit of the target.
     variance = max(float(target.double().var()), 1e-12)
-    return Score(lambda o, y: functional.mse_loss(o, y) / variance, "rmse", _rmse)
-
-
-def _accuracy(likelihood: Categorical, output: Tensor, target: Tensor) -> float:
-    hits = output.argmax(likelihood.class_axis) == target
-    return float(hits[likelihood.valid_mask(target)].double().mean())
-
-
-def _rmse(output: Tensor, target: Tensor) -> float:
-    return float((output - target).double().square().mean().sqrt())
+    return Score(
+        lambda o, y: functional.mse_loss(o, y) / variance,
+        "rmse",
+        lambda o, y: float((o - y).double().square().mean().sqrt()),
+    )
 
 
 @dataclass(frozen=True)
 class Cost:
     """One model: its score on validation data, MACs per example, weights, bytes, latency.
 
-    The bytes are those of its parameters and buffers. `latency` holds seconds per batch by runtime.
+    The bytes are of its parameters and buffers. `latency` holds seconds per batch by runtime.
     """
 
     score: float
@@ -167,56 +167,52 @@ def latencies(
     """
     for way in ways:
         check_choice("ways", way, WAYS)
-    copies = {name: copy.deepcopy(net).eval() for name, net in nets.items()}
+    copies, seconds = {name: copy.deepcopy(net).eval() for name, net in nets.items()}, {}
     with torch.no_grad():
-        return {
-            way: time_interleaved(
-                {name: _CALLS[way](net, inputs) for name, net in copies.items()}, rounds=5
-            )
-            for way in ways
-        }
+        for way in ways:
+            calls = {name: _make_call(way, net, inputs) for name, net in copies.items()}
+            seconds[way] = time_interleaved(calls, rounds=5)
+    return seconds
 
 
-def _make_onnx_call(net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+def _make_call(way: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+    """A call of a model in a runtime."""
+    if way != "onnxruntime":
+        compiled = torch.compile(net) if way == "compiled" else net
+        return partial(call_net, cast(nn.Module, compiled), inputs)
     runtime = import_optional("onnxruntime", "compress")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         export_onnx(net, path, inputs)
-        session = runtime.InferenceSession(
-            path.read_bytes(), options, providers=["CPUExecutionProvider"]
-        )
+        try:
+            session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as failure:  # the errors of onnxruntime have no common class
+            raise VardropError(f"onnxruntime cannot load the net: {failure}") from failure
     arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
     names = (node.name for node in session.get_inputs())
     return partial(session.run, None, dict(zip(names, arrays, strict=True)))
 
 
-_CALLS: dict[str, Callable[[nn.Module, Inputs], Callable[[], Any]]] = {
-    "torch": lambda net, inputs: partial(call_net, net, inputs),
-    "compiled": lambda net, inputs: partial(call_net, cast(nn.Module, torch.compile(net)), inputs),
-    "onnxruntime": _make_onnx_call,
-}
-
-
 def time_models(
     nets: Mapping[str, nn.Module], inputs: Inputs, ways: tuple[str, ...]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """The latencies in torch and in the runtimes that work here, and why the others do not."""
-    seconds, notes = latencies(nets, inputs, ("torch",)), []
+    """The latencies in the available runtimes, and why the others could not be used."""
+    seconds: dict[str, dict[str, float]] = {}
+    notes = []
     for way in ways:
-        if way == "torch":
-            continue
         try:
             seconds |= latencies(nets, inputs, (way,))
-        except Exception as failure:  # no compiler, no package, or an unsupported model
-            reason = str(failure).partition("\n")[0][:200]
-            notes.append(f"Not timed by {way}: {reason}")
+        except (VardropError, ImportError, OSError, *CODE_ERRORS) as failure:
+            if way == "torch":
+                raise
+            notes.append(f"Not timed by {way}: {str(failure).partition(chr(10))[0][:200]}")
     return seconds, notes
 
 
 def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> Iterator[str]:
-    """What went wrong with a budget, and what to try; `drop` is that of the score."""
+    """Warnings about a budget, with a remedy. `drop` is the drop of the score."""
     score, before, after = slimmed.score, slimmed.before, slimmed.after
     if kind == "max_drop" and drop > limit:
         yield (
@@ -235,5 +231,5 @@ def budget_warnings(slimmed: Slimmed, drop: float, kind: str, limit: float) -> I
     elif kind != "max_drop" and drop > _COLLAPSE.get(score, math.inf):
         yield (
             f"The {score} on validation data went from {before.score:.4g} to {after.score:.4g}. "
-            "Give more epochs, the learning rate of your own training, or a larger budget."
+            "Give more epochs, the learning rate of your training, or a larger budget."
         )

@@ -103,7 +103,7 @@ class StackedTraining(Callback):
         return losses
 
     def check_vmap(self) -> None:
-        """Raise a RuntimeError if the models cannot run under vmap; nothing is changed."""
+        """Raise a RuntimeError if the models cannot run under vmap. The models are unchanged."""
         self.elbo.train()
         state = self._generator.get_state()
         with torch.no_grad():

@@ -15,10 +15,9 @@ from vardrop._core.processes import ALONE, World
 from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
 from vardrop.objective.schedules import Schedule
-from vardrop.tuning.average import ParameterAverage
 from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.callbacks import NoiseCheck, ParameterAverage
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
-from vardrop.tuning.noise_check import NoiseCheck
 
 Rates = Callable[[float], float | Sequence[float]]
 Precision = Literal["float32", "bfloat16"]
@@ -35,7 +34,7 @@ class Epoch(NamedTuple):
 
 
 class Loop(Callback):
-    """A training and its progress: `run` continues from there, and `state` is what it needs.
+    """A training and its progress. `run` continues from there, and `state` can be stored.
 
     Args:
         elbo: the objective. Its model is put into training mode in every epoch.
@@ -114,9 +113,8 @@ class Loop(Callback):
     def run(self, *callbacks: Callback, progress: bool | None = False) -> Iterator[Epoch]:
         """Train to the last epoch, yielding after every one."""
         steps = self.epochs * self.steps if self.steps else None
-        always: list[Callback] = [self] if self.average is None else [self, self.average]
-        if self.epoch == 0:
-            always.append(NoiseCheck(self.elbo, self.epochs))
+        checks = [NoiseCheck(self.elbo, self.epochs)] if self.epoch == 0 else []
+        averages = [] if self.average is None else [self.average]
         with ShowProgress("train", steps, progress) as line:
             line.done = self.epoch * (self.steps or 0) + self.position
             while self.epoch < self.epochs:
@@ -126,7 +124,7 @@ class Loop(Callback):
                     self.optimizer,
                     epochs=self.epoch + 1,
                     schedule=None if self.rate is None else self._schedule,
-                    callbacks=[*always, line, *callbacks],
+                    callbacks=[self, *averages, *checks, line, *callbacks],
                     start=Position(self.epoch, self.position),
                     max_norm=self.max_norm,
                     explain=lambda batch: explain_nonfinite(self.elbo, batch.x, batch.y),
@@ -142,7 +140,7 @@ class Loop(Callback):
         return [lr * factor for lr, factor in zip(self._rates, factors, strict=True)]
 
     def batches(self, at: Position) -> Iterable[Batch]:
-        """The batches of the current epoch that are left."""
+        """The remaining batches of the current epoch."""
         self._generator.set_state(self._shuffle)
         return self.source.batches(self._generator, at.step)
 
@@ -199,7 +197,7 @@ class Loop(Callback):
         seed, device = 7919 * self.world.rank + self.epoch, self.elbo.beta.device
         if self.world.first:
             set_generator_states(device, tensors, seed)
-        else:  # the stored state is that of the first process
+        else:  # the first process stored its state
             seed_generators(device, seed)
 
 
@@ -216,10 +214,16 @@ def train(
     average: bool = False,
     progress: bool | None = None,
 ) -> Iterator[Epoch]:
-    """Train on tensors or a stream, yielding after every epoch. The arguments are those of `Loop`.
+    """Train on tensors or a stream, and yield after every epoch.
 
-    With `progress` a line on standard error shows the steps; None shows it on a terminal. If it is
-    interrupted (Ctrl-C), the model keeps the parameters of the last step.
+    If it is interrupted (Ctrl-C), the model keeps the parameters of the last step.
+
+    Args:
+        elbo, optimizer, x, y, epochs, batch_size, beta, rate, seed, average: as for `Loop`.
+        progress: show a progress line on standard error; None shows it on a terminal.
+
+    Returns:
+        An iterator of `Epoch`. Training happens while you iterate.
 
     >>> import torch, vardrop as vd
     >>> from vardrop.tuning import train
