@@ -18,10 +18,9 @@ MADE = ("reference", "results", "tutorials")  # generated, with their own tests
 WRITTEN = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not in MADE)]
 BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-PROSE = {"release", "results"}  # pages without examples
-# Pages over five seconds, but for the one that every reader starts with (five_minutes).
-SLOW = {"README", "choose", "compare", "export", "fit", "report", "serve", "ship"}
-SLOW |= {"sklearn", "slim"}
+PROSE = {"results"}  # pages without examples
+# Pages over five seconds, except for the one that every reader starts with (quickstart).
+SLOW = {"README", "choose", "evaluate", "fit", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
