@@ -69,8 +69,8 @@ score("plain", lambda x: vd.predict(net, x, mode="mean"))
 # %% [markdown]
 # ## 1. Temperature scaling
 #
-# One number is fitted on validation data that was not used for training. It improves the probabilities on average, but hardly changes the
-# ranking of the examples, so the two AUROCs stay about the same.
+# One number is fitted on validation data that was not used for training. It reduces the NLL and the ECE strongly. It does not change the predicted
+# classes, so the accuracy stays the same.
 
 # %%
 calibrated = vd.calibrate(net, validation.x, validation.y)
@@ -115,8 +115,8 @@ for axis, metric in zip(axes, ("NLL", "ECE", "errors", "OOD"), strict=True):
 plt.show()
 
 # %% [markdown]
-# These are the results of one seed of one small model, so measure on your own data. Temperature scaling is the minimum that you should do. MC
-# dropout needs no training. Fine-tuning with learned noise has the best probabilities here.
+# These are the results of one seed of one small model, so measure on your own data. Here temperature scaling accounts for almost all of the calibration
+# gain. Fine-tuning with learned noise detects OOD inputs best, with a slightly lower accuracy. MC dropout is between the two and needs no training.
 #
 # ## Prediction sets
 #
