@@ -1,6 +1,8 @@
-"""What MkDocs does beyond its theme: formulas as MathML, and pages that lie outside docs/."""
+"""Hooks of MkDocs: formulas as MathML, pages from outside docs/, and the command-line reference."""
 
+import contextlib
 import html
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
+from vardrop.app.cli import main
+
 ROOT = Path(__file__).parent.parent
-PLACES = {  # pages of the site that lie beside docs/, not in it
+PLACES = {  # pages of the site whose source is outside docs/
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
@@ -27,15 +31,33 @@ _LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the root."""
+    """Add the pages from outside docs/ and the command-line reference."""
     for page, source in PLACES.items():
         content = (ROOT / source).read_bytes()
         files.append(File.generated(config, page, content=content))
+    files.append(File.generated(config, "reference/cli.md", content=command_line_page()))
     return files
 
 
+def command_line_page() -> str:
+    """Return the help of every command as a Markdown page."""
+    overview = _help()
+    names = re.findall(r"^  (\w+) ", overview.partition("Commands:")[2], re.MULTILINE)
+    text = f"# Command line\n\nThe output of `vardrop --help`.\n\n```\n{overview}```\n"
+    for name in names:
+        text += f"\n## vardrop {name}\n\n```\n{_help(name)}```\n"
+    return text
+
+
+def _help(*command: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return printed.getvalue()
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links between docs/ and the rest of the repository at the pages of the site."""
+    """Replace links to files outside docs/ by links to their pages."""
     source = PLACES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     here = (ROOT / source).parent
     depth = page.file.src_uri.count("/")
@@ -53,7 +75,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Write formulas as MathML, which browsers draw without a script."""
+    """Convert formulas to MathML, which browsers show without a script."""
 
     def drawn(match: re.Match[str]) -> str:
         inline, block = match[1], match[2]

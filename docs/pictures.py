@@ -1,23 +1,21 @@
-"""The pictures of the explanations and of the README, drawn from the library itself.
+"""Draw the plots of the theory page and of the README.
 
 python -m docs.pictures [NAME ...]     writes docs/images/NAME.png
 """
 
 from __future__ import annotations
 
-import copy
+import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import vardrop as vd
 from experiments.diagnostics import gradient_variance, permute_variances
-from vardrop.app.data import load_out_of_distribution
 from vardrop.tuning import train
 
 mpl.use("Agg")
@@ -36,7 +34,7 @@ def _dense(units: int = 100) -> nn.Sequential:
 
 
 def _trained(net: nn.Module, data: Any, epochs: int, beta: float = 1.0) -> vd.ELBO:
-    """A net after its epochs, with the KL coming in from epoch 5 to 20."""
+    """Train a model with a KL warm-up from epoch 5 to 20."""
     elbo = vd.ELBO(net, vd.Categorical(), num_data=len(data.train.x), beta=beta)
     optimizer = torch.optim.Adam(vd.parameter_groups(elbo, lr=3e-3))
     warmup = vd.linear_warmup(5, 20, beta)
@@ -47,7 +45,7 @@ def _trained(net: nn.Module, data: Any, epochs: int, beta: float = 1.0) -> vd.EL
 
 
 def inference() -> Any:
-    """Draws from a posterior on a line with a gap, and their band."""
+    """Functions sampled from a posterior for data with a gap."""
     torch.manual_seed(1)
     x = torch.cat([torch.linspace(-2, -0.8, 40), torch.linspace(0.8, 2, 40)])[:, None]
     y = torch.sin(2 * x) + 0.1 * torch.randn_like(x)
@@ -65,15 +63,16 @@ def inference() -> Any:
         axis.plot(grid, f(grid).detach(), color=BLUE, alpha=0.3, linewidth=0.8)
     p = vd.predict(net, grid, samples=256, draw="functions", likelihood=vd.Gaussian(0.1), seed=0)
     low, high = (p.mean - 2 * p.std)[:, 0], (p.mean + 2 * p.std)[:, 0]
-    axis.fill_between(grid[:, 0], low, high, color=BLUE, alpha=0.15, label="± 2 deviations")
+    band = {"color": BLUE, "alpha": 0.15, "label": "± 2 standard deviations"}
+    axis.fill_between(grid[:, 0], low, high, **band)
     axis.plot(x, y, ".", color="black", markersize=4, label="data")
-    axis.set(ylim=(-3, 3), title="12 functions drawn from q(w), and their band")
+    axis.set(ylim=(-3, 3), title="12 functions sampled from q(w)")
     axis.legend(loc="lower right")
     return figure
 
 
 def kl() -> Any:
-    """The KL to the log-uniform prior and what stands in for it."""
+    """The KL to the log-uniform prior and its approximations."""
     la = torch.linspace(-8, 4, 400)
     figure, axis = _axes(1, 7)
     forms = vd.functional
@@ -115,7 +114,7 @@ def local() -> Any:
 
 
 def pruning() -> Any:
-    """Means and deviations of weights after sparse VD, and their log alpha."""
+    """Means and standard deviations of weights after sparse VD, and their log alpha."""
     torch.manual_seed(0)
     elbo = _trained(vd.convert(_dense(), vd.sparse_vd()), vd.load_dataset("digits"), 60)
     layer = elbo.net[1]
@@ -127,7 +126,8 @@ def pruning() -> Any:
     left.scatter(mean[~gone], sigma[~gone], color=BLUE, label="kept", **style)
     line = torch.logspace(-5, 1, 50)
     left.plot(line, line * torch.e**1.5, color="black", linewidth=0.8, label="log α = 3")
-    left.set(xscale="log", yscale="log", xlabel="|mean|", ylabel="deviation", xlim=(1e-5, 3))
+    left.set(xscale="log", yscale="log", xlim=(1e-5, 3))
+    left.set(xlabel="|mean|", ylabel="standard deviation")
     left.legend(loc="lower right")
     right.hist(vd.log_alpha(elbo.net)["1"].flatten().clamp(-6, 12), 60, color=BLUE)
     right.axvline(3, color="black", linewidth=0.8)
@@ -136,7 +136,7 @@ def pruning() -> Any:
 
 
 def variance() -> Any:
-    """Accuracies of a variance net: by draws, without them, and with shuffled variances."""
+    """Accuracy of a variance network with samples, without them, and with shuffled variances."""
     torch.manual_seed(0)
     data = vd.load_dataset("digits")
     net = nn.Sequential(
@@ -152,59 +152,47 @@ def variance() -> Any:
     figure, (left, right) = _axes(2)
     numbers = (1, 2, 4, 8, 16, 32, 64)
     left.semilogx(numbers, [accuracy(net, n) for n in numbers], "o-", color=BLUE, base=2)
-    left.set(xlabel="draws of the weights", ylabel="test accuracy", ylim=(0.9, 1))
+    left.set(xlabel="samples of the weights", ylabel="test accuracy", ylim=(0.9, 1))
     left.set_xticks(numbers)
     left.set_xticklabels([str(n) for n in numbers])
     shuffled = permute_variances(net, torch.Generator().manual_seed(0))
     scores = [accuracy(net), accuracy(net, mode="mean"), accuracy(shuffled)]
     bars = right.bar(
-        ["64 draws", "the means", "variances\nshuffled"], scores, color=[BLUE, GREY, GREY]
+        ["64 samples", "means", "shuffled\nvariances"], scores, color=[BLUE, GREY, GREY]
     )
     right.bar_label(bars, [f"{score:.1%}" for score in scores])
     right.set(ylim=(0, 1.1), ylabel="test accuracy")
     return figure
 
 
-def _bytes(plain: nn.Module, elbo: vd.ELBO, example: Tensor) -> tuple[list[int], nn.Module]:
-    """Bytes of the plain net, of the shrunken one and of the packed one, as files."""
-    folder = Path(tempfile.mkdtemp())
-    shrunk = vd.shrink(elbo.net, example)
-    vd.save(plain, folder / "plain")
-    vd.pack(shrunk, folder / "packed")
-    return [(folder / name).stat().st_size for name in ("plain", "packed")], shrunk.net
+def _results(name: str) -> dict[str, Any]:
+    text = (Path(__file__).parent.parent / "results" / f"{name}.json").read_text()
+    return dict(json.loads(text)["figures"])
 
 
-def case() -> Any:
-    """The README: strangers told apart, and bytes, before and after."""
-    torch.manual_seed(0)
-    data = vd.load_dataset("digits")
-    plain = _dense(300)
-    before = _trained(plain, data, 60, beta=0.0)
-    after = _trained(vd.convert(copy.deepcopy(plain), vd.sparse_vd()), data, 80, beta=0.03)
-    strangers = load_out_of_distribution("photos", (1, 8, 8))
-    figure, axes = _axes(3, 11, 3)
-    bins = torch.linspace(0, 2.3, 24).tolist()
-    modes = ((before, "mean", "a plain net"), (after, "sample", "the same net, noisy"))
-    for axis, (elbo, mode, title) in zip(axes, modes, strict=False):
-        known, strange = (vd.predict(elbo, x, mode=mode, seed=0) for x in (data.test.x, strangers))
-        apart = vd.metrics.auroc(known.entropy, strange.entropy).item()
-        right = (known.probs.argmax(1) == data.test.y).float().mean()
-        axis.hist(known.entropy, bins, color=BLUE, alpha=0.7, density=True, label="digits")
-        axis.hist(strange.entropy, bins, color=ORANGE, alpha=0.7, density=True, label="photographs")
-        axis.set(title=f"{title}: {right:.1%} right\nstrangers told apart: {apart:.2f}")
-        axis.set(xlabel="entropy, nats", yticks=[])
-    axes[0].legend()
-    sizes, small = _bytes(plain, after, data.train.x[:64])
-    right = (small(data.test.x).argmax(1) == data.test.y).float().mean()
-    bars = axes[2].barh(["plain", "pruned and packed"], sizes, color=[GREY, BLUE])
-    axes[2].bar_label(bars, [f"{s:,} bytes" for s in sizes], padding=3)
-    axes[2].set(title=f"{sizes[0] / sizes[1]:.0f} times fewer bytes,\n{right:.1%} right")
-    axes[2].set(xlim=(0, 1.6 * sizes[0]), xticks=[])
-    axes[2].invert_yaxis()
+def summary() -> Any:
+    """The README: log loss on corrupted digits, and bytes of LeNet-5, from the stored results."""
+    figure, (left, right) = _axes(2, 9, 3)
+    results, strengths = _results("shift/mnist"), (0, 1, 3, 5)
+    colors = {"deterministic": GREY, "ensemble of 5": ORANGE, "sparse VD": "tab:green"}
+    for method, color in (colors | {"Bayes by Backprop": BLUE}).items():
+        keys = ["clean" if s == 0 else f"strength {s}" for s in strengths]
+        scores = [results[f"NLL, {key}, {method}"] for key in keys]
+        means, errors = zip(*((r["mean"], r["standard_error"]) for r in scores), strict=True)
+        left.errorbar(strengths, means, yerr=errors, fmt="o-", color=color, label=method)
+    left.set(xlabel="strength of the corruption", ylabel="log loss", xticks=strengths)
+    left.set(title="Corrupted MNIST digits")
+    left.legend()
+    files = {"sparse VD, packed": "louizos/lenet5", "random code": "havasi/lenet5"}
+    sizes = {"plain": 4 * 431_080} | {k: _results(v)["bytes"]["mean"] for k, v in files.items()}
+    bars = right.barh(list(sizes), list(sizes.values()), color=[GREY, BLUE, BLUE])
+    right.bar_label(bars, [f"{size:,.0f}" for size in sizes.values()], padding=3)
+    right.set(xscale="log", xlim=(300, 3e7), xlabel="bytes", title="LeNet-5 on MNIST")
+    right.invert_yaxis()
     return figure
 
 
-PICTURES = {f.__name__: f for f in (inference, kl, local, pruning, variance, case)}
+PICTURES = {f.__name__: f for f in (inference, kl, local, pruning, variance, summary)}
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)

@@ -26,9 +26,10 @@ _COLOURS = {
 
 _INTRO = """# Results
 
-`vardrop reproduce --page` writes this page from the files in `results/`. Seeds were stated in
-advance. Our values are means ± standard errors over seeds. `vardrop reproduce --list` names all
-experiments, `vardrop reproduce NAME` runs one, and `--quick` runs its version of a minute.
+This page compares vardrop with the numbers of the papers. Values of vardrop ("ours") are means ±
+standard errors over seeds that were fixed in advance. The page is written from the files in
+`results/` by `vardrop reproduce --page`. `vardrop reproduce --list` lists all experiments,
+`vardrop reproduce NAME` runs one, and `--quick` runs a version that takes about a minute.
 
 """
 
@@ -97,7 +98,7 @@ def summary_page(table: Sequence[Row], items: Sequence[Item]) -> str:
     text += f"\n## All judged items\n\n{passed} of {len(items)} items are reached or better: "
     text += ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     text += f".\n\n{RULES}" + _causes(items)
-    text += "## Pictures\n\nOur judged values divided by the paper's, with standard errors.\n\n"
+    text += "## Plots\n\nOur judged values divided by the paper's values, with standard errors.\n\n"
     groups = group_by_paper(table)
     drawn = {_paper(item.row) for item, _ in _drawable(items)}
     for paper, group in groups.items():

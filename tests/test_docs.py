@@ -1,4 +1,4 @@
-"""Every example of the README and of docs/ runs: the blocks of a page one after another."""
+"""The examples of the README and of docs/ run, and the numbers of pages match their result files."""
 
 import json
 import re
@@ -14,14 +14,13 @@ from vardrop.app.cli import main
 from vardrop.app.runs import METHODS
 
 ROOT = Path(__file__).parent.parent
-MADE = ("reference", "results", "tutorials")  # generated, with their own tests
-WRITTEN = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name not in MADE)]
-BESIDE = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-PROSE = {"release", "results"}  # pages without examples
-# Pages over five seconds, but for the one that every reader starts with (five_minutes).
-SLOW = {"README", "choose", "compare", "export", "fit", "report", "serve", "ship"}
-SLOW |= {"sklearn", "slim"}
+GENERATED = ("reference", "results", "tutorials")  # they have their own tests
+MARKDOWN = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *(page for page in MARKDOWN if page.parent.name not in GENERATED)]
+OUTSIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PROSE = {"results"}  # pages without examples
+# Pages over five seconds, except for the one that every reader starts with (quickstart).
+SLOW = {"README", "choose", "evaluate", "fit", "serve", "slim"}
 NEEDS = {"huggingface": "transformers"}  # by page
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -32,12 +31,12 @@ def run_commands(text):
         words = shlex.split(line, comments=True)
         if words:
             assert words[0] == "vardrop", line
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as exit_:
                 main(words[1:])
-            assert left.value.code == 0, line
+            assert exit_.value.code == 0, line
 
 
-def test_the_table_of_methods_is_whole_and_its_calls_are_methods():
+def test_the_table_of_methods_is_complete_and_its_calls_are_methods():
     table = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
     calls = re.findall(r"`(vd\.(\w+)\(.*?\))`", "\n".join(table))
     assert {name for _, name in calls} == set(METHODS)
@@ -45,8 +44,8 @@ def test_the_table_of_methods_is_whole_and_its_calls_are_methods():
         assert isinstance(eval(call, {"vd": vd}), vd.BaseRecipe), call
 
 
-def test_links_lead_somewhere():
-    for page in {*PAGES, *WRITTEN, *BESIDE}:
+def test_links_have_targets():
+    for page in {*PAGES, *MARKDOWN, *OUTSIDE_DOCS}:
         prose = FENCE.sub("", page.read_text())
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
@@ -58,12 +57,12 @@ FIGURE = re.compile(rf"(-?{NUMBER}) ± ({NUMBER})|(?<![\w.-])(-?\d+\.\d+)(?![\w.
 
 
 def rounded(value, text):
-    """Whether a number is written so."""
+    """Whether `text` is `value` rounded."""
     return abs(value - float(text)) <= 0.5001 * 10 ** -len(text.partition(".")[2])
 
 
 def written(figures, value, error):
-    """Whether a mean, and its standard error where there is one, are those of a figure."""
+    """Whether a mean and its standard error, if shown, belong to one result."""
     return any(
         rounded(f["mean"], value) and (not error or rounded(f.get("standard_error") or 0, error))
         for f in figures
@@ -74,25 +73,25 @@ def figures_of(row):
     for name in RESULT.findall(row):
         result = json.loads((ROOT / name).read_text())
         yield from result["figures"].values()
-        yield from ({"mean": value} for value in result["expected"].values())  # the paper's
+        yield from ({"mean": value} for value in result["expected"].values())  # of the paper
 
 
-def test_figures_are_those_of_the_files_that_a_row_names():
-    seen = 0
-    for page in {*PAGES, *WRITTEN} - {ROOT / "docs" / "results.md"}:
+def test_numbers_agree_with_the_result_files_named_next_to_them():
+    checked = 0
+    for page in {*PAGES, *MARKDOWN} - {ROOT / "docs" / "results.md"}:
         for row in re.split(r"\n\n|\n(?=\|)", page.read_text()):
             figures = list(figures_of(row))
             for value, error, alone in FIGURE.findall(row) if figures else ():
-                seen += 1
+                checked += 1
                 assert written(figures, value or alone, error), f"{page.name}: {value}{alone} {row}"
-    assert seen > 40
+    assert checked > 40
 
 
-def test_every_block_of_code_is_run():
-    spoken = {"python", "sh", "js", ""}  # js: tests/test_export_browser.py
-    for page in {*PAGES, *WRITTEN, *BESIDE}:
+def test_blocks_have_languages_that_are_run():
+    languages = {"python", "sh", "js", ""}  # js: tests/test_export_browser.py
+    for page in {*PAGES, *MARKDOWN, *OUTSIDE_DOCS}:
         fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)[::2]
-        assert set(fences) <= spoken, page.name
+        assert set(fences) <= languages, page.name
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_every_block_of_code_is_run():
 )
 def test_the_examples_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    module = ModuleType(f"page_{page.stem}")  # what it defines can be pickled, as from a file
+    module = ModuleType(f"page_{page.stem}")  # so that its classes can be pickled
     monkeypatch.setitem(sys.modules, module.__name__, module)
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])

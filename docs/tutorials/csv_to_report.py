@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 3 A CSV, from the command line to a report
+# # 3 A CSV file, from the command line to a report
 #
-# A table in, a trained run, its scores, predictions with intervals and one HTML file out. Here the commands are
-# called from Python, so that this page can be run; in a shell type what stands behind `vardrop`.
+# This tutorial trains a model on a CSV file, scores it, predicts new examples with intervals, and writes an HTML report. The commands are called from
+# Python so that the page can be executed. In a shell, type the text after `shell`.
 
 # %%
 import shlex
@@ -22,7 +22,7 @@ def shell(command):
 # %% [markdown]
 # ## The table
 #
-# 442 patients, with a column of texts and some holes, as tables have them. The last rows arrive later.
+# The table has 442 patients, one text column and some missing values. The last 42 patients are kept as new data.
 
 # %%
 table = load_diabetes(as_frame=True, scaled=False).frame
@@ -34,10 +34,10 @@ table[400:].to_csv("new.csv", index=False)
 print(table.head(3).to_string())
 
 # %% [markdown]
-# ## Fit
+# ## Train
 #
-# What is inferred of every column is printed. Without `--epochs` and `--folds` the defaults take a minute or
-# two and choose the weight of the KL by folds; the short training here is enough to see how it goes.
+# `fit` infers the type of every column. Without `--epochs` and `--folds`, it selects the KL weight with cross-validation, which takes a minute or two. This
+# short training is enough for a first look.
 
 # %%
 shell(
@@ -49,7 +49,7 @@ shell("vardrop evaluate runs/patients")
 # %% [markdown]
 # ## Predict
 #
-# New rows, with an interval that covers 95 % of them. Missing values and texts are treated as in training.
+# The predictions of new patients include a 95% interval. Missing values and texts are handled as in training.
 
 # %%
 shell("vardrop predict runs/patients new.csv --out predictions.csv --quiet")
@@ -63,15 +63,15 @@ print(f"{inside.mean():.0%} of the new patients are inside their interval")
 order = predictions["mean"].argsort()
 figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
 low, high = predictions["lower"][order], predictions["upper"][order]
-axis.vlines(range(len(order)), low, high, color="tab:blue", alpha=0.4, label="95 % interval")
+axis.vlines(range(len(order)), low, high, color="tab:blue", alpha=0.4, label="95% interval")
 axis.plot(predictions["mean"][order].to_numpy(), ".", color="tab:blue", label="mean")
 axis.plot(truth[order], "x", color="black", markersize=4, label="truth")
-axis.set(xlabel="new patients, by prediction", ylabel="progression")
+axis.set(xlabel="new patients, sorted by prediction", ylabel="progression")
 axis.legend()
 plt.show()
 
 # %% [markdown]
-# ## On new rows with their truth, and the report
+# ## Score new data, and write a report
 
 # %%
 shell("vardrop evaluate runs/patients --data new.csv")
@@ -79,7 +79,7 @@ shell("vardrop report runs/patients")
 shell("vardrop export runs/patients --onnx patients.onnx --samples 0")
 
 # %% [markdown]
-# `report.html` is one file: what is predicted, how good against the mean, how sure, what was run. The ONNX file
-# takes the raw columns. A run that was stopped goes on with `vardrop fit --resume --out runs/patients`.
+# `report.html` is one file with the scores, the baseline, the uncertainty and the configuration. The ONNX file takes the raw columns. If training is
+# interrupted, continue it with `vardrop fit --resume --out runs/patients`.
 #
-# More: [fit](../fit.md), [evaluate](../evaluate.md), [compare](../compare.md), [export](../export.md).
+# More: [fit](../fit.md), [evaluate, compare and report](../evaluate.md), [export a run](../serve.md#export-a-run).

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 6 Train your own with several methods, and compare
+# # 6 Compare several methods
 #
-# One net, one loop, five methods: what changes is a value. Then the same question asked with intervals over
-# seeds, because one run says little.
+# One model and one training loop, six methods. The method is a value, so only one argument changes. Then `compare_methods` repeats the comparison with
+# confidence intervals over seeds, because a single run says little.
 
 # %%
 import matplotlib.pyplot as plt
@@ -14,7 +14,7 @@ from vardrop.app.data import load_out_of_distribution
 
 data = vd.load_dataset("digits")
 x, y = data.train.x[:600], data.train.y[:600]
-strangers = load_out_of_distribution("photos", (1, 8, 8))
+photos = load_out_of_distribution("photos", (1, 8, 8))
 
 methods = {
     "plain": None,
@@ -27,9 +27,9 @@ methods = {
 print(methods["sparse VD"])
 
 # %% [markdown]
-# ## One loop for all
+# ## One training loop for all methods
 #
-# The weight of the KL is the same tenth for all, with a warm-up. A plain net has no KL, so its weight is zero.
+# All methods use a KL weight of 0.1 with a warm-up. A plain model has no KL, so its weight is 0.
 
 # %%
 
@@ -53,41 +53,41 @@ def train(recipe, seed, epochs=40):
 
 def scores(elbo, noisy):
     mode = "sample" if noisy else "mean"
-    p, q = (vd.predict(elbo, part, mode=mode, seed=0) for part in (data.test.x, strangers))
+    p, q = (vd.predict(elbo, part, mode=mode, seed=0) for part in (data.test.x, photos))
     return {
         "error, %": 100 * (p.probs.argmax(1) != data.test.y).float().mean().item(),
         "NLL": -p.log_prob(data.test.y).mean().item(),
         "ECE, %": 100 * vd.metrics.ece(p.probs, data.test.y).item(),
-        "AUROC of strangers": vd.metrics.auroc(p.entropy, q.entropy).item(),
+        "OOD AUROC": vd.metrics.auroc(p.entropy, q.entropy).item(),
     }
 
 
-found = {
+results = {
     name: [scores(train(recipe, seed), recipe is not None) for seed in range(3)]
     for name, recipe in methods.items()
 }
-for name, runs in found.items():
+for name, runs in results.items():
     means = {what: sum(r[what] for r in runs) / len(runs) for what in runs[0]}
     print(f"{name:20}", "  ".join(f"{what} {value:.3f}" for what, value in means.items()))
 
 # %%
 figure, axes = plt.subplots(1, 4, figsize=(12, 2.8), layout="constrained")
-for axis, what in zip(axes, found["plain"][0], strict=True):
-    for row, runs in enumerate(found.values()):
+for axis, what in zip(axes, results["plain"][0], strict=True):
+    for row, runs in enumerate(results.values()):
         axis.plot([r[what] for r in runs], [row] * len(runs), "o", color="tab:blue", alpha=0.6)
-    axis.set(title=what, yticks=range(len(found)))
-    axis.set_yticklabels(found if axis is axes[0] else [])
+    axis.set(title=what, yticks=range(len(results)))
+    axis.set_yticklabels(results if axis is axes[0] else [])
     axis.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# Points are seeds. Differences between methods are of the size of differences between seeds in some columns:
-# that is why the next step exists.
+# Each point is a seed. In some columns, the differences between methods are as large as the differences between seeds. Confidence intervals are
+# needed.
 #
-# ## With intervals
+# ## Confidence intervals
 #
-# `compare_methods` fits every method with every seed on the same splits, and gives differences with intervals
-# that know that the splits overlap. It keeps every run, and goes on where it was stopped.
+# `compare_methods` fits every method with every seed on the same splits. The intervals of the differences account for overlapping splits. All runs are stored,
+# and an interrupted comparison can be continued.
 
 # %%
 table = vd.compare_methods(
@@ -101,9 +101,9 @@ table = vd.compare_methods(
 print(table)
 
 # %% [markdown]
-# ## What the noise does
+# ## Inspect the noise
 #
-# Before you believe a method, look at it: how strong the noise is, layer by layer, and what it would prune.
+# The noise level of each layer, and the fraction of weights that could be pruned:
 
 # %%
 sparse = train(vd.sparse_vd(), seed=0)
@@ -111,4 +111,4 @@ print(vd.alpha_summary(sparse.net))
 print(vd.sparsity(sparse.net))
 
 # %% [markdown]
-# More: [which method when](../choose.md), [compare](../compare.md), [parts of your own](../extend.md).
+# More: [which method to choose](../choose.md), [compare runs and methods](../evaluate.md#compare-runs), [custom components](../extend.md).

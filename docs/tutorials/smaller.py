@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 2 Make it smaller, and ship it
+# # 2 Make a model smaller and deploy it
 #
-# From a net on digits to a file of a few kilobytes and to a graph that answers in onnxruntime: sparse
-# variational dropout for bytes, `slim` for speed.
+# This tutorial prunes a convolutional model with sparse variational dropout to reduce its file size, slims it to reduce computation, and exports
+# both to ONNX.
 
 # %%
 import time
@@ -21,7 +21,7 @@ torch.manual_seed(0)
 data = vd.load_dataset("digits")
 
 
-def fresh():
+def build():
     return nn.Sequential(
         *(nn.Conv2d(1, 20, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(20, 50, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -34,14 +34,14 @@ def accuracy(net, part=data.test):
         return (net.eval()(part.x).argmax(1) == part.y).float().mean().item()
 
 
-net = fresh()
+net = build()
 print(sum(p.numel() for p in net.parameters()), "weights")
 
 # %% [markdown]
-# ## Train it with noise
+# ## Train with noise
 #
-# The KL comes in slowly, and at a tenth of its weight: with 1258 images the whole of it would take out more
-# than the accuracy bears. That weight is the knob between size and accuracy.
+# The KL weight rises slowly to 0.1. With 1258 images, a weight of 1 would remove too many weights. A larger weight gives a smaller model, and a smaller
+# weight gives a more accurate one.
 
 # %%
 vd.convert(net, vd.sparse_vd())
@@ -64,10 +64,10 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# ## Take the dead weights out
+# ## Prune
 #
-# The threshold is chosen on validation rows: the smallest net that loses no more than half a point. The plan
-# says what goes, layer by layer, and what was compared to be sure that nothing else changes.
+# The threshold is chosen on validation data: the smallest model that loses at most half a point of accuracy. The plan lists what is removed from each
+# layer and how the result was checked.
 
 # %%
 validation = (data.validation.x, data.validation.y)
@@ -77,8 +77,8 @@ def metric(logits, y):
     return vd.metrics.accuracy(logits.softmax(1), y)
 
 
-found = vd.choose_threshold(net, [validation], metric, max_drop=0.005)
-shrunk = vd.shrink(net, x[:64], threshold=found.value)
+threshold = vd.choose_threshold(net, [validation], metric, max_drop=0.005)
+shrunk = vd.shrink(net, x[:64], threshold=threshold.value)
 small = shrunk.net  # a plain nn.Module
 print(shrunk.plan)
 print("accuracy", accuracy(small))
@@ -86,63 +86,63 @@ print("accuracy", accuracy(small))
 # %% [markdown]
 # ## Files
 #
-# `save` writes it as it is, without pickle, and `pack` with as many bits per weight as the posterior allows.
-# Both are read into a fresh net of your own class.
+# `save` writes the model with its original precision. `pack` uses as many bits per weight as the posterior variance requires. Both are read without
+# pickle into a new instance of your model class.
 
 # %%
-vd.save(fresh(), "plain.safetensors")
+vd.save(build(), "plain.safetensors")
 vd.save(small, "small.safetensors")
 vd.pack(shrunk, "small.vdp")
 for name in ("plain.safetensors", "small.safetensors", "small.vdp"):
     print(f"{name:18} {Path(name).stat().st_size:>8,} bytes")
-print("unpacked:", accuracy(vd.unpack("small.vdp", into=fresh())))
+print("unpacked:", accuracy(vd.unpack("small.vdp", into=build())))
 
 # %% [markdown]
-# ## Speed is another matter
+# ## Fewer operations
 #
-# Single weights went, so the file is small and the products are as large as before. `slim` takes out whole
-# channels and units, to a budget.
+# Pruning removed single weights, so the file is small, but the number of operations is almost unchanged. `slim` removes whole channels and units until a
+# budget is reached.
 
 # %%
 torch.manual_seed(0)
-plain = fresh()
+plain = build()
 optimizer = torch.optim.Adam(plain.parameters(), lr=3e-3)
 for _ in range(12):
     for batch in torch.randperm(len(x)).split(64):
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
         optimizer.step()
-thin = vd.slim(plain, (x, y), validation, macs=0.5, epochs=10, lr=3e-3)
-print(thin)
-print("accuracy", accuracy(plain), "->", accuracy(thin.net))
+slimmed = vd.slim(plain, (x, y), validation, macs=0.5, epochs=10, lr=3e-3)
+print(slimmed)
+print("accuracy", accuracy(plain), "->", accuracy(slimmed.net))
 
 # %% [markdown]
-# ## Ship it
+# ## Deploy with ONNX
 #
-# As ONNX, which needs neither torch nor vardrop to run. Of a net that is still noisy, `freeze` keeps the
-# doubt: here one analytic pass that answers with probabilities and what the draws would disagree about.
+# An ONNX graph runs without torch and vardrop. `freeze` exports a noisy model with its uncertainty, here as one deterministic pass that returns
+# probabilities and epistemic uncertainty.
 
 # %%
-vd.export_onnx(thin.net, "thin.onnx", example_input=x[:1])
+vd.export_onnx(slimmed.net, "slim.onnx", example_input=x[:1])
 vd.export_onnx(
-    vd.freeze(net.eval(), mode="moments"), "sure.onnx", x[:1], outputs=("probs", "epistemic")
+    vd.freeze(net.eval(), mode="moments"), "noisy.onnx", x[:1], outputs=("probs", "epistemic")
 )
 
 images = data.test.x.numpy()
-thin_session = onnxruntime.InferenceSession("thin.onnx")
-name = thin_session.get_inputs()[0].name
+slim_session = onnxruntime.InferenceSession("slim.onnx")
+name = slim_session.get_inputs()[0].name
 start = time.perf_counter()
-(logits,) = thin_session.run(None, {name: images})
-print(f"thin.onnx: {(time.perf_counter() - start) * 1e3:.1f} ms for {len(images)} images")
+(logits,) = slim_session.run(None, {name: images})
+print(f"slim.onnx: {(time.perf_counter() - start) * 1e3:.1f} ms for {len(images)} images")
 
-session = onnxruntime.InferenceSession("sure.onnx")
+session = onnxruntime.InferenceSession("noisy.onnx")
 probs, epistemic = session.run(None, {"x": images})
 right = probs.argmax(1) == data.test.y.numpy()
-print(f"sure.onnx: accuracy {right.mean():.3f}")
+print(f"noisy.onnx: accuracy {right.mean():.3f}")
 print(
-    f"epistemic of right answers {epistemic[right].mean():.4f}, of errors {epistemic[~right].mean():.4f}"
+    f"epistemic uncertainty of correct predictions {epistemic[right].mean():.4f}, of errors {epistemic[~right].mean():.4f}"
 )
 assert np.isfinite(epistemic).all()
 
 # %% [markdown]
-# More: [compression](../compression.md), [slim](../slim.md), [serve](../serve.md), also in a browser.
+# More: [prune and pack](../compression.md), [slim](../slim.md), [export and serve](../serve.md).

@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 5 A transformer
 #
-# A small encoder that reads a digit row by row: eight tokens of eight pixels. It learns to doubt, loses heads and
-# feed-forward units that it does not need, and is a plain torch net again at the end. Models of `transformers`
-# go the same way: [Hugging Face](../huggingface.md).
+# A small transformer encoder reads a digit row by row: eight tokens with eight pixels each. This tutorial estimates its uncertainty with MC dropout, removes
+# attention heads and feed-forward units, and returns a plain torch model. [Hugging Face models](../huggingface.md) work in the same way.
 
 # %%
 import matplotlib.pyplot as plt
@@ -52,10 +51,9 @@ learn(
 print(f"{accuracy(vd.predict(net.eval(), data.test.x, mode='mean')):.3f}")
 
 # %% [markdown]
-# ## Doubt, without training
+# ## Uncertainty without training
 #
-# Its dropout lies in modules and inside attention, which hands a rate to a function. The plan says that both are
-# reached.
+# The encoder has dropout in modules and inside attention. The plan shows that both are controlled.
 
 # %%
 print(vd.plan(net, vd.mc_dropout()))
@@ -64,14 +62,16 @@ p = vd.predict(net, data.test.x, samples=16, seed=0)
 shuffled = data.test.x[:, :, torch.randperm(8)]  # digits with their rows in another order
 q = vd.predict(net, shuffled, samples=16, seed=0)
 print(f"accuracy {accuracy(p):.3f}")
-print(f"epistemic: digits {p.epistemic.mean():.4f}, shuffled rows {q.epistemic.mean():.4f}")
+print(
+    f"epistemic uncertainty: digits {p.epistemic.mean():.4f}, shuffled rows {q.epistemic.mean():.4f}"
+)
 vd.revert(net)
 
 # %% [markdown]
 # ## Fewer heads and units
 #
-# One hard concrete gate per head, and one per feed-forward unit; they start open, so nothing changes at first.
-# The penalty is the price of a weight, and may differ from one kind of unit to the other.
+# Each head and each feed-forward unit gets a hard concrete gate. Gates start open, so the outputs do not change at first. The penalty is the cost of a weight
+# and can differ between kinds of units.
 
 # %%
 vd.convert(net.train(), vd.l0(penalty=1.0), include="*self_attn")
@@ -100,7 +100,7 @@ for axis, kind, title in zip(axes, ("self_attn", "linear2"), ("heads", "units"),
 plt.show()
 
 # %% [markdown]
-# ## A plain, smaller net
+# ## A smaller plain model
 
 # %%
 small, plan = vd.shrink(net.eval(), data.test.x[:32])
@@ -111,5 +111,5 @@ vd.save(small, "reader.safetensors")
 again = vd.load("reader.safetensors", into=Reader())
 
 # %% [markdown]
-# More: [recurrent nets and attention](../sequences.md), [Hugging Face](../huggingface.md) with the Trainer, text
-# from one drawn function and checkpoints that `from_pretrained` reads.
+# More: [recurrent layers and attention](../convert.md#recurrent-layers), and [Hugging Face](../huggingface.md) with the Trainer, text generation and
+# checkpoints.

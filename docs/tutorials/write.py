@@ -1,9 +1,9 @@
-"""Runs the tutorials and writes what they show: a page and a notebook each, with output and plots.
+"""Run the tutorials and write a page and a notebook for each, with output and plots.
 
 python docs/tutorials/write.py [NAME ...]
 
-A tutorial is a script with text, in the percent format: plain Python runs it, and editors show it as
-cells. `# %% [markdown]` begins text, `# %%` code.
+A tutorial is a Python script in the percent format, which editors show as cells. `# %% [markdown]`
+starts a text cell, and `# %%` starts a code cell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("how_sure", "smaller", "csv_to_report", "estimators", "transformer", "s
 
 @dataclass
 class Cell:
-    """Text or code, and what the code showed."""
+    """A text or code cell with its output."""
 
     code: bool
     source: str
@@ -39,7 +39,7 @@ class Cell:
 
 
 def cells(script: str) -> list[Cell]:
-    """The cells of a script in the percent format."""
+    """Split a script in the percent format into cells."""
     found = []
     for part in script.split("# %%")[1:]:
         head, _, body = part.partition("\n")
@@ -51,7 +51,7 @@ def cells(script: str) -> list[Cell]:
 
 
 def run(name: str, parts: list[Cell]) -> None:
-    """Run the code of a tutorial, and keep what each cell prints and plots."""
+    """Run the code cells of a tutorial and store their output."""
     from matplotlib import pyplot as plt
 
     module = ModuleType(name)
@@ -72,7 +72,7 @@ def run(name: str, parts: list[Cell]) -> None:
 
 
 def page(name: str, parts: list[Cell]) -> str:
-    """The tutorial as Markdown; its plots lie beside it."""
+    """Return the tutorial as Markdown. Plots are separate files."""
     lines, number = [], 0
     for cell in parts:
         lines += [f"```python\n{cell.source}\n```" if cell.code else cell.source, ""]
@@ -97,7 +97,7 @@ def _outputs(cell: Cell) -> list[dict[str, Any]]:
 
 
 def notebook(parts: list[Cell]) -> str:
-    """The tutorial as a notebook, format 4.4."""
+    """Return the tutorial as a notebook in format 4.4."""
     found = []
     for cell in parts:
         source = cell.source.splitlines(keepends=True)
@@ -117,7 +117,7 @@ def notebook(parts: list[Cell]) -> str:
 
 
 def write(name: str) -> None:
-    """Run one tutorial in an empty folder, and write its page, notebook and plots."""
+    """Run one tutorial in an empty folder and write its page, notebook and plots."""
     parts = cells((HERE / f"{name}.py").read_text())
     os.chdir(tempfile.mkdtemp())
     run(name, parts)
