@@ -397,10 +397,7 @@ def reproduce(
             "Expected a name, --quick, --list or --page. Try `vardrop reproduce --list`."
         )
     directory = experiments_directory()
-    command, stored = (
-        experiments_command(directory),
-        results or directory.parent / "results",
-    )
+    command, stored = (experiments_command(directory), results or directory.parent / "results")
     if list_:
         command.show(directory, stored)
     elif page:
