@@ -1,4 +1,4 @@
-"""The application: fit, evaluate, compress, report; what the command line and notebooks call."""
+"""Runs: fit, evaluate, compare, compress and export, for the command line and notebooks."""
 
 from vardrop.app.runs.compare import compare_methods as compare_methods
 from vardrop.app.runs.compress import compress as compress, slim_run as slim_run
