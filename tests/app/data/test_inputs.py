@@ -67,7 +67,7 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     monkeypatch.setattr(catalog, "_REGISTERED", {})
     register_dataset("prices", lambda: (frame()[["a", "b"]], frame()["price"]))
     assert load_dataset("prices").name == "prices"
-    assert_refused("`name` to be a text that is not taken", register_dataset, "prices", frame)
+    assert_refused("`name` to be a new name", register_dataset, "prices", frame)
     assert_refused("or a file that ends in .*, but got 'price'", load_dataset, "price")
 
 
@@ -75,7 +75,7 @@ def test_a_registered_set_is_known_by_its_name(monkeypatch):
     (3, {}, "`data` to be a name, a file, a DataFrame with `target`"),
     ((np.zeros(5), np.zeros(5)), {}, "`X` to be a table"),
     ((np.zeros((5, 2)), np.zeros(4)), {}, "one value for each of 5 rows"),
-    ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "one class number for each of 5 inputs"),
+    ((torch.zeros(5, 1, 2, 2), torch.zeros(5)), {}, "a class for each input, but got torch.float32"),
     (frame(), {"target": "price", "group": "street"}, "to have the column 'street'"),
     (frame(), {}, "Expected a target for the DataFrame"),
     (frame().iloc[:0], {"target": "price"}, "only names of columns"),

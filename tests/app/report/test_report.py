@@ -293,6 +293,6 @@ def test_a_broken_run_is_named(tmp_path, case):
 
 def test_no_run_and_no_file_are_errors(tmp_path):
     assert_refused("`run_directories` to name at least one run", report, [])
-    assert_refused(r"got no file .*nowhere/config\.json", report, [tmp_path / "nowhere"])
+    assert_refused(r"File not found: .*nowhere/config\.json", report, [tmp_path / "nowhere"])
     run = runs.write(tmp_path / "a", config=MINIMAL)
     assert_refused("but got: Is a directory", report, [run], out=tmp_path)

@@ -77,8 +77,8 @@ def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_bala
     assert recall[1] > recall[0]
     mean = [float(run.predict(run.data.test.x).probs[:, 1].mean()) for run in (plain, balanced)]
     assert mean[1] > 3 * mean[0]  # data with other frequencies; 4.2 to 6.2 for four tables
-    assert "The classes were weighed in training" in " ".join(balanced.results["notes"])
-    assert "weighed" not in " ".join(plain.results["notes"])
+    assert "The classes were weighted in training" in " ".join(balanced.results["notes"])
+    assert "weighted" not in " ".join(plain.results["notes"])
     majority = [run.results["baseline"] for run in (plain, balanced)]
     assert majority[0] == majority[1]  # test rows count once
 
@@ -114,7 +114,7 @@ def test_the_command_takes_weights(tmp_path, capsys):
     assert call(*given, tmp_path / "b", "--class-weight", "yes=16.5,no=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "most frequent class" in shown
-    assert "The classes were weighed in training" in shown
+    assert "The classes were weighted in training" in shown
     assert load_run(tmp_path / "b").config.settings.class_weight == {"yes": 16.5, "no": 1.0}
     assert call(*given, tmp_path / "c", "--class-weight", "yes") == 2
     assert "weights by class such as no=1,yes=10, but got 'yes'" in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_other_weights_are_refused(wrong):
 
 def test_numbers_have_no_classes_to_weigh(tmp_path):
     given = {"target": "a", "class_weight": "balanced", "out": tmp_path / "r", **QUICK}
-    frame, told = rare(rows=60).drop(columns="ill"), "classes for `class_weight`.*is a number"
+    frame, told = rare(rows=60).drop(columns="ill"), "`class_weight` needs classes.*is a number"
     assert_refused(told, fit, frame, **given)
     assert not (tmp_path / "r").exists()
 
@@ -146,7 +146,7 @@ def test_numbers_have_no_classes_to_weigh(tmp_path):
 @pytest.mark.parametrize("given", [{"class_weight": "balanced"}, {"weight": "often"}])
 def test_a_head_has_a_loss_of_its_own(tmp_path, given):
     rows, given = rare(rows=60).assign(often=1), {"target": "ill", **given, **QUICK}
-    told = "no weights of rows or classes for a method with a head"
+    told = "Weights of rows or classes are not supported by methods with a head"
     assert_refused(told, fit, rows, "mlp50", vd.dropmax(), out=tmp_path / "r", **given)
     assert not (tmp_path / "r").exists()
 

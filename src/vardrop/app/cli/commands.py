@@ -66,7 +66,7 @@ def program(
 ) -> None:
     """Bayesian neural networks and model compression: train, evaluate, compress, report.
 
-    These options may be given before or after a command.
+    These options can be placed before or after a command.
     """
     import_modules(import_ or ())
     context.obj = quiet

@@ -59,9 +59,10 @@ def _training(run: StoredRun) -> Parts:
 
 
 def _reliability(run: StoredRun) -> Parts:
-    arrays = run.arrays
-    classes = "probs" in arrays
-    return {"": pictures.reliability_diagram(arrays["probs"], arrays["labels"])} if classes else {}
+    if "probs" not in run.arrays:
+        return {}
+    probs, labels = run.arrays["probs"], run.arrays["labels"]
+    return {"": pictures.reliability_diagram(probs, labels)}
 
 
 def _band(run: StoredRun) -> Parts:

@@ -48,7 +48,7 @@ def _is_set(stored: object) -> bool:
 def flatten(stored: Mapping[str, Any], prefix: str = "") -> Record:
     """Nested mappings as one, with the names joined.
 
-    >>> flatten({"data": {"name": "iris", "given": False}, "seed": 0})
+    >>> flatten({"data": {"name": "iris", "in_memory": False}, "seed": 0})
     {'data name': 'iris', 'seed': 0}
     """
     flat: Record = {}
@@ -112,10 +112,8 @@ def _quality(run: StoredRun, scores: Mapping[str, Estimate]) -> tuple[str, str]:
     text = "on test data" if run.results.get("metrics") else "on held-out examples"
     for label, other in columns.items():
         text += f"; {label}: {number(other.get(name))}"
-    return (
-        f"{title(name)} {estimate_text(scores[name]) if name in scores else number(metrics[name])}",
-        f"{text}.",
-    )
+    score = estimate_text(scores[name]) if name in scores else number(metrics[name])
+    return f"{title(name)} {score}", f"{text}."
 
 
 def _against_plain(run: StoredRun) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ _ABOUT = "name", "kind", "task", "shape", "classes", "sizes", "checksum", "rows"
 class Data(Roles):
     """The arguments of `load_dataset`, except for the seed.
 
-    `given` is true if the data, or parts of them, were passed in memory. Then they have to be
+    `in_memory` is true if the data, or parts of them, were passed in memory. Then they have to be
     passed again.
     """
 
@@ -48,11 +48,11 @@ class Data(Roles):
     directory: str | None = None
     validation: str | None = None
     test: str | bool | None = None
-    given: bool = False
+    in_memory: bool = False
 
     def load(self, seed: int) -> Dataset:
         """Load the data by name, or from files."""
-        if self.given:
+        if self.in_memory:
             text = f"The data of the run were passed in memory ({self.name})."
             raise VardropError(f"{text} Pass `data`, as to `fit`.")
         return self.read(self.name, self.validation, self.test, seed)

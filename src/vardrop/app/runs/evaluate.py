@@ -243,7 +243,7 @@ def _rows_with_target(
         raise VardropError(f"{text} Rows without a target can be predicted.")
     notes = []
     if table.checksum == run.about.checksum:
-        text = "contains the training data: these scores are not valid for new rows."
+        text = "is the data that the run was trained on: the scores are not valid for new rows."
         notes.append(f"{table.name} {text}")
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")

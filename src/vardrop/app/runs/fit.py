@@ -136,16 +136,16 @@ def _describe_source(
 ) -> Data:
     """The stored description of data: the path of a file, the type of data in memory."""
     stored: dict[str, Any] = {"name": data, "validation": validation, "test": test}
-    given = False
+    in_memory = False
     for name, part in stored.items():
         if isinstance(part, str | os.PathLike):
             path = Path(part)
             stored[name] = str(path.resolve()) if path.is_file() else str(part)
         elif part is not None and part is not False:
-            stored[name], given = type(part).__name__, True
+            stored[name], in_memory = type(part).__name__, True
     stored["name"] = str(stored["name"])
     folder = None if directory is None else str(directory)
-    return Data(**{**roles, **stored}, directory=folder, given=given)
+    return Data(**{**roles, **stored}, directory=folder, in_memory=in_memory)
 
 
 def _fill(settings: Settings, source: Data, about: About) -> Settings:

@@ -436,7 +436,7 @@ def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
 
 def resume_text(config: Config, path: Path) -> str:
     """A sentence with the command, or the call, that resumes a run."""
-    custom = {"net": config.own_net, "data": config.data.given}
+    custom = {"net": config.own_net, "data": config.data.in_memory}
     arguments = [name for name, needs_passing in custom.items() if needs_passing]
     if not arguments:
         return f"Resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."

@@ -177,7 +177,8 @@ class Settings:
         names = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(stored) - names):
             listed = sorted({*names, *others} - {"options"})
-            text = f"Unknown setting {unknown[0]!r}.{nearest(unknown[0], listed)}"
+            kind = "argument" if others else "setting"
+            text = f"Unknown {kind} {unknown[0]!r}.{nearest(unknown[0], listed)}"
             raise VardropError(f"{text} Available: {', '.join(listed)}.")
         warmup = stored.get("warmup")
         return cls(**{**stored, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
