@@ -128,6 +128,5 @@ def check_scores(scores: Sequence[str], defined: Iterable[str] = SCORES) -> None
     names = list(defined)
     for name in scores:
         if name not in names:
-            raise VardropError(
-                f"Expected scores among {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
-            )
+            hint = nearest(name, names)
+            raise VardropError(f"Unknown score {name!r}.{hint} Available: {', '.join(names)}.")

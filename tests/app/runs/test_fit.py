@@ -151,8 +151,8 @@ def test_a_net_of_ones_own(tmp_path, monkeypatch):
     again = load_run(run.directory, own())
     assert torch.equal(again.predict(run.data.test.x).probs, run.predict(run.data.test.x).probs)
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    assert_refused("to fit the net", load_run, run.directory, narrow)
-    assert_refused("has a custom net", resume, run.directory)
+    assert_refused("to fit the model", load_run, run.directory, narrow)
+    assert_refused("has a custom model", resume, run.directory)
     longer = resume(run.directory, own(), RunCallback(), epochs=3)
     assert [r["epoch"] for r in longer.history] == [0, 1, 2]
     arrays, _ = read_tensors(longer.directory / "arrays.safetensors")

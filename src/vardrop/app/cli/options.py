@@ -149,9 +149,7 @@ def assignments(texts: list[str] | None) -> dict[str, Any]:
     for text in texts or ():
         name, equals, literal = text.partition("=")
         if not equals:
-            raise typer.BadParameter(
-                f"Expected --option to be name=value, such as drop_rate=0.2, but got {text!r}."
-            )
+            raise typer.BadParameter(f"Expected --option to be name=value, but got {text!r}.")
         try:
             options[name] = ast.literal_eval(literal)
         except (ValueError, SyntaxError):

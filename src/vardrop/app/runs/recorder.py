@@ -185,11 +185,10 @@ class Recorder(Callback):
 
 def _check_finite(loop: Loop) -> None:
     if (name := find_nonfinite(loop.elbo)) is not None:
-        raise NotFiniteError(
-            f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
-            f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
-            "gradients or lengthen the KL warm-up."
-        )
+        step = f"epoch {loop.epoch + 1}, step {loop.position + 1}"
+        remedy = "Lower the learning rate, clip the gradients or lengthen the KL warm-up."
+        text = f"Expected finite parameters, but got NaN or infinity in '{name}' in {step}."
+        raise NotFiniteError(f"{text} {remedy}")
 
 
 def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
