@@ -7,11 +7,11 @@ from tests.app.cli.calling import printed
 # What is typed, the exit code, and a part of the line that answers.
 BROKEN = [
     ("methods --loud", 2, "No such option: --loud. Try `vardrop methods --help`."),
-    ("demo --out full", 1, "full to be free for a new run, but it holds files"),
+    ("demo --out full", 1, "full already holds files"),
     ("fly", 2, "No such command"),
     ("evalute a", 2, "No such command 'evalute'. Did you mean 'evaluate'? Try `vardrop --help`."),
     ("fit digits --metod l0", 2, "No such option: --metod. Did you mean '--method'? Try"),
-    ("fit digits --method sparse-vd", 2, "but got 'sparse-vd'. Did you mean 'sparse_vd'?"),
+    ("fit digits --method sparse-vd", 2, "Unknown method 'sparse-vd'. Did you mean 'sparse_vd'?"),
     ("fit digits --method l0 --option drop-rate=1", 2, "Did you mean 'drop_rate'?"),
     ("fit digits --rate cosin", 2, "but got 'cosin'. Did you mean 'cosine'?"),
     ("fit digit --out x", 1, "but got 'digit'. Did you mean 'digits'?"),
