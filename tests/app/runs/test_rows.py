@@ -82,7 +82,7 @@ def test_rows_count_by_their_weight_where_there_is_one(runs):
     weighed, twice = evaluate_rows(run, frame, 0), evaluate_rows(run, repeated, 0)
     assert weighed["metrics"] == pytest.approx(twice["metrics"], rel=1e-5)
     without = evaluate_rows(run, frame.drop(columns="often"))
-    assert "has no column 'often' of weights: each row counts once." in without["notes"][0]
+    assert "has no weight column 'often': each row counts once." in without["notes"][0]
 
 
 def test_the_rows_of_the_training_are_told_as_such(runs):

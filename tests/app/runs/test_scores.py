@@ -190,7 +190,7 @@ def test_without_a_test_part_held_out_rows_are_scored(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "scores on held-out examples" in shown
     assert "mean of the target" in shown
-    assert_refused("Expected test rows to tell photos from. No rows", evaluate, run, ["photos"])
+    assert_refused("OOD detection needs test rows", evaluate, run, ["photos"])
 
 
 def test_validation_is_in_the_units_of_the_table(tmp_path):
