@@ -1,4 +1,4 @@
-"""`python -m vardrop`, which torchrun starts too."""
+"""Run the command line with `python -m vardrop` or torchrun."""
 
 from vardrop.app.cli import main
 

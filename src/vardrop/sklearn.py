@@ -1,4 +1,4 @@
-"""Estimators with the manners of scikit-learn; see `vardrop.app.sklearn`."""
+"""scikit-learn estimators; see `vardrop.app.sklearn`."""
 
 from vardrop.app.sklearn import (
     VardropClassifier as VardropClassifier,

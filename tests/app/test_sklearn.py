@@ -1,7 +1,6 @@
 """The estimators among scikit-learn's own: its checks, its tools, its files."""
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -80,7 +79,9 @@ def test_numbers_come_with_their_doubt(diabetes):
 def test_intervals_cover_what_they_say(diabetes):
     """The mean of four models, whose widths come from 30 held-out rows each."""
     X, y, first = diabetes
-    others = [clone(first).set_params(random_state=s).fit(X[:300], y[:300]) for s in (1, 2, 3)]
+    # The coverage does not depend on the quality of the model, so short trainings will do.
+    quick = clone(first).set_params(epochs=6)
+    others = [clone(quick).set_params(random_state=s).fit(X[:300], y[:300]) for s in (1, 2, 3)]
     covered = []
     for model in (first, *others):
         lower, upper = model.predict_interval(X[300:], coverage=0.9)
@@ -148,20 +149,31 @@ def test_metadata_is_routed():
     assert piped[-1].model_.config.data.weight == "weight"
 
 
+# As in a preforking server, children predict and end with sys.exit, which runs atexit. The parent
+# keeps its model.
+FRESH_PROCESS = """
+import os, pickle, sys, pandas
+from vardrop.sklearn import VardropRegressor
+model = VardropRegressor.load(sys.argv[1] + "/model.safetensors")
+X = pandas.read_csv(sys.argv[1] + "/x.csv")
+print(model.predict(X)[:5].tolist(), flush=True)
+model = pickle.loads(pickle.dumps(model))
+for _ in range(2 if hasattr(os, "fork") else 0):
+    if (child := os.fork()) == 0:
+        sys.exit(0 if len(model.predict(X[:2])) == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert len(pickle.loads(pickle.dumps(model)).predict_interval(X[:2])[0]) == 2
+"""
+
+
 def test_files_without_pickle_and_pickles(diabetes, iris, tmp_path):
     X, _, model = diabetes
     expected = model.predict(X)
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), expected)
     model.save(tmp_path / "model.safetensors")
     X.to_csv(tmp_path / "x.csv", index=False)
-    code = (
-        "import sys, pandas, numpy; from vardrop.sklearn import VardropRegressor as R;"
-        "folder = sys.argv[1]; model = R.load(folder + '/model.safetensors');"
-        "print(model.predict(pandas.read_csv(folder + '/x.csv'))[:5].tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True
-    )
+    words = [sys.executable, "-c", FRESH_PROCESS, str(tmp_path)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert np.allclose(json.loads(done.stdout), expected[:5], rtol=1e-12)
     Xi, _, classes = iris
@@ -191,7 +203,7 @@ def test_nets_and_methods_of_ones_own():
     small, plan = model.compress(max_drop=0.5)
     assert plan.total("weights")[1] <= plan.total("weights")[0]
     assert isinstance(small, nn.Module)
-    assert_refused("a method among", VardropRegressor(recipe="sparse", **FAST).fit, X[:80], y[:80])
+    assert_refused("Unknown method", VardropRegressor(recipe="sparse", **FAST).fit, X[:80], y[:80])
 
 
 def test_a_warm_start_begins_with_the_last_weights():
@@ -262,28 +274,7 @@ def test_a_fitted_estimator_needs_no_directory(tmp_path, monkeypatch):
     assert np.array_equal(again.predict(X), model.predict(X))
     assert np.array_equal(again.predict_interval(X)[0], model.predict_interval(X)[0])
     assert isinstance(model.compress(0.5)[0], nn.Module)
-    assert_refused("loaded or copied without them", again.compress, 0.5)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_that_exits_leaves_the_parent_its_model():
-    """As a preforking server does: the child predicts and ends by sys.exit, which runs atexit."""
-    code = """
-import os, pickle, sys, warnings
-warnings.simplefilter("ignore")
-from sklearn.datasets import load_diabetes
-from vardrop.sklearn import VardropRegressor
-X, y = load_diabetes(return_X_y=True)
-model = VardropRegressor(epochs=2, folds=1, random_state=0).fit(X[:60], y[:60])
-model = pickle.loads(pickle.dumps(model))
-for _ in range(2):
-    if (child := os.fork()) == 0:
-        sys.exit(0 if len(model.predict(X[:2])) == 2 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert len(pickle.loads(pickle.dumps(model)).predict_interval(X[:2])[0]) == 2
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_refused("which are not saved or copied", again.compress, 0.5)
 
 
 def test_a_generator_as_random_state_can_be_saved(tmp_path):

@@ -56,8 +56,8 @@ def _table(plain: Run, sparse: Run) -> Table:
         table.add_column(column, justify="right")
     for name, run in (("plain", plain), ("sparse VD", sparse)):
         scores, ood = run.results["metrics"], run.results["ood"][_OOD]
-        values = (scores["nll"], scores["ece"], ood["auroc_entropy"])
-        cells = (f"{value:.3f}" for value in values)
+        numbers = (scores["nll"], scores["ece"], ood["auroc_entropy"])
+        cells = (f"{number:.3f}" for number in numbers)
         table.add_row(name, f"{scores['accuracy']:.1%}", *cells, f"{before:,}")
     left = f"{after:,} ({after / before:.1%})"
     table.add_row("pruned", f"{small['test_score_after']:.1%}", "", "", "", left)

@@ -1,4 +1,4 @@
-"""Names and meanings of scores, how they are printed, and when a difference counts."""
+"""Names, meanings and formats of scores, and the rule for clear differences."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def title(name: str) -> str:
     return SCORES[name].title if name in SCORES else name.replace("_", " ")
 
 
-def number(value: Any) -> str:
+def number(score: float | None) -> str:
     """A score in a table: four decimals if it is small, fewer if it is large.
 
     >>> number(0.98765), number(57.757), number(12345.6), number(0.0000123), number(None)
     ('0.9877', '57.76', '12,346', '1.23e-05', 'undefined')
     """
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return "undefined" if value is None else str(value)
-    size = abs(value)
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return "undefined" if score is None else str(score)
+    size = abs(score)
     if size >= 10:
-        return f"{value:,.2f}" if size < 1e4 else f"{value:,.0f}"
-    return f"{value:.4f}" if size >= 1e-3 or size == 0 else f"{value:.3g}"
+        return f"{score:,.2f}" if size < 1e4 else f"{score:,.0f}"
+    return f"{score:.4f}" if size >= 1e-3 or size == 0 else f"{score:.3g}"
 
 
 def estimate_text(estimate: Estimate | None) -> str:
@@ -91,26 +91,26 @@ def estimate_text(estimate: Estimate | None) -> str:
 def judge_difference(score: str, difference: Estimate) -> str:
     """Whether a model is "better" or "worse" than another; empty if that is not clear.
 
-    This is the rule of every comparison: the 95% interval of the difference, which is two standard
-    errors on both sides if nothing else is known, does not contain zero.
+    A difference is clear if its 95% interval does not contain zero. Without an interval it is two
+    standard errors on both sides.
 
     Args:
-        score: its name.
+        score: the name of the score.
         difference: the score of the model minus the score of the other one.
 
     >>> judge_difference("nll", Estimate(-0.3, 0.1)), judge_difference("nll", Estimate(-0.1, 0.1))
     ('better', '')
     """
-    value, error, low, _ = difference
+    gap, error, low, _ = difference
     if low is None and error is not None:
-        difference = Estimate(value, error, value - 2 * error, value + 2 * error)
+        difference = Estimate(gap, error, gap - 2 * error, gap + 2 * error)
     wanted = {_UP: 1, _DOWN: -1}.get(SCORES[score].better if score in SCORES else "")
-    if wanted is None or difference.sign == 0 or math.isnan(value):
+    if wanted is None or difference.sign == 0 or math.isnan(gap):
         return ""
     return "better" if difference.sign == wanted else "worse"
 
 
-def score_columns(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def score_columns(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Scores of a run and of its baselines by label: on test data, else on held-out examples.
 
     >>> score_columns({"metrics": {"rmse": 1.5}, "baseline": {"name": "mean", "rmse": 2.0}})
@@ -128,6 +128,5 @@ def check_scores(scores: Sequence[str], defined: Iterable[str] = SCORES) -> None
     names = list(defined)
     for name in scores:
         if name not in names:
-            raise VardropError(
-                f"Expected scores among {', '.join(names)}, but got {name!r}.{suggest(name, names)}"
-            )
+            hint = suggest(name, names)
+            raise VardropError(f"Unknown score {name!r}.{hint} Available: {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""Read a run directory: what was run, its training history, its results, arrays for pictures."""
+"""Read a run directory: configuration, training history, results, arrays for pictures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from torch import Tensor
@@ -17,54 +18,54 @@ from vardrop._core.errors import VardropError
 from vardrop._core.files import read_json, read_tensors, verify_checksum
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
-STANDING = "checkpoint.json"
+PROGRESS = "checkpoint.json"  # the values of the checkpoint without its tensors
 SIZES = ("weights", "weights_left", "packed_bytes", "seconds")
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The content of a run directory; a missing file reads as empty."""
+    """The content of a run directory. A missing file reads as empty."""
 
     path: Path
-    config: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
-    results: Mapping[str, Any]
+    config: Record
+    history: Sequence[Record]
+    results: Record
     arrays: Mapping[str, Tensor]
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Record = field(default_factory=dict)
 
     @property
     def target(self) -> str:
-        """The name of the column that is predicted; empty if it has none."""
-        data = self.config.get("data") or {}
-        return str(self.preprocessing.get("target") or data.get("target") or "")
+        """The name of the target column; empty if it has none."""
+        roles = self.config.get("data") or {}
+        return str(self.preprocessing.get("target") or roles.get("target") or "")
 
     @property
     def task(self) -> str | None:
-        """ "classification" or "regression"; None before the run was evaluated."""
+        """Classification or regression; None before the run was evaluated."""
         return self.results.get("task")
 
     @property
     def unit(self) -> float:
-        """The standard deviation by which the target was scaled for training."""
+        """The standard deviation of the target, by which it was scaled for training."""
         return float(self.preprocessing.get("target_std") or 1.0)
 
     @property
     def seconds(self) -> float:
-        """The time that training took."""
+        """The time of training."""
         return sum(float(row.get("seconds") or 0) for row in self.history)
 
     @property
     def stopped(self) -> str:
-        """How far training came if it was interrupted; empty if it was not."""
+        """The last epoch of an interrupted training; empty for a finished one."""
         settings, done = self.config.get("settings") or {}, len(self.history)
         epochs = (settings.get("epochs") or 0) + (settings.get("pretrain") or 0)
         if settings.get("patience") is not None or done >= epochs:
             return ""
         return f"was stopped after {done} of {epochs} epochs"
 
-    def sizes(self) -> dict[str, Any]:
-        """Weights, weights left by compression or pruning, bytes of the packed file, seconds."""
+    def sizes(self) -> dict[str, float]:
+        """Weights, weights left after compression or pruning, bytes of the packed file, seconds."""
         counts = {str(row["name"]): int(row["weights"]) for row in self.results.get("layers") or []}
         compression, removed = self.results.get("compression") or {}, self.fractions()
         left = compression.get("weights_after")
@@ -83,7 +84,7 @@ class StoredRun:
     def layers(self, prefix: str) -> dict[str, Tensor]:
         """The arrays called `<prefix>.<layer>` by layer, in the order of the model."""
         arrays = self.sets(prefix, ".")
-        # The file keeps no order; the history lists the layers in the order of the model.
+        # The file has no order. The history lists the layers in the order of the model.
         order = list((self.history[-1].get("sparsity") or {}) if self.history else ())
         rank = {name: i for i, name in enumerate(order)}
         return {k: arrays[k] for k in sorted(arrays, key=lambda k: rank.get(k, len(rank)))}
@@ -103,20 +104,17 @@ class StoredRun:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read a run directory; config.json is required, the other files may be missing.
+    """Read a run directory. config.json is required, the other files may be missing.
 
     Args:
         path: the directory that `vardrop fit` wrote.
     """
     if not (path / "config.json").is_file():
-        raise VardropError(
-            f"Expected `{path}` to be a run directory, but got no file {path / 'config.json'}. "
-            "Pass the directory that `vardrop fit --out` wrote."
-        )
+        raise VardropError(f"File not found: {path / 'config.json'}. Pass a run directory.")
     arrays = path / "arrays.safetensors"
     tensors = read_tensors(arrays)[0] if arrays.is_file() else {}
     if empty := [name for name, tensor in tensors.items() if tensor.numel() == 0]:
-        raise VardropError(f"Expected numbers in {empty[0]!r} of {arrays}. It is damaged.")
+        raise VardropError(f"{arrays} is corrupted ({empty[0]!r} is empty).")
     names = ("config.json", "results.json", "preprocessing.json")
     contents = [read_sealed(path / name) if (path / name).is_file() else {} for name in names]
     for name, content in zip(names, contents, strict=True):
@@ -125,9 +123,8 @@ def read_run(path: Path) -> StoredRun:
     return StoredRun(path, config, read_history(path), results, tensors, preprocessing)
 
 
-# The types of entries that the report and the comparison take for granted, in any of the files; a
-# missing entry and null read as nothing.
-_TYPES: dict[str, Any] = {
+# The types of entries that the report and the comparison rely on. Any entry may be missing or null.
+_TYPES: dict[str, type | UnionType] = {
     **dict.fromkeys(("metrics", "baseline", "ood", "held_out", "against"), dict),
     **dict.fromkeys(("compression", "settings", "sizes", "data", "known"), dict),
     **dict.fromkeys(("notes", "layers", "confusion", "classes"), list),
@@ -139,8 +136,8 @@ _NUMBERS = {"settings": ("epochs", "pretrain"), "compression": ("weights_after",
 
 
 def _check_outline(content: Record, path: Path) -> None:
-    """Raise unless the entries of a file are of the types that its readers take for granted."""
-    entries = [(name, value, _TYPES.get(name, object)) for name, value in content.items()]
+    """Raise an error unless the entries of a file have the types that its readers rely on."""
+    entries = [(name, entry, _TYPES.get(name, object)) for name, entry in content.items()]
     for name, keys in _NUMBERS.items():
         inner = content.get(name)
         entries += [(k, inner.get(k), int) for k in keys] if isinstance(inner, dict) else []
@@ -148,11 +145,10 @@ def _check_outline(content: Record, path: Path) -> None:
         fields = row if isinstance(row, dict) else {}
         entries += [(k, fields.get(k, 0.5), kind) for k, kind in _LAYER.items()]
     metrics = content.get("metrics")
-    if isinstance(metrics, dict):
-        entries += [(name, value, int | float) for name, value in metrics.items()]
-    for name, value, kind in entries:
-        if value is not None:
-            check_type(f"`{name}` in {path}", value, kind, "as vardrop writes it", "It is damaged.")
+    entries += [(k, v, int | float) for k, v in metrics.items()] if type(metrics) is dict else []
+    for name, entry, kind in entries:
+        if entry is not None:
+            check_type(f"`{name}` in {path}", entry, kind, "as vardrop writes it", "It is damaged.")
 
 
 def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
@@ -164,13 +160,11 @@ def name_runs(runs: Sequence[StoredRun]) -> dict[str, StoredRun]:
 
 
 def make_directory(path: Path) -> Path:
-    """Make a directory with its parents, unless it exists; the directory."""
+    """Make a directory with its parents, unless it exists, and return it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
-        raise VardropError(
-            f"Expected to make the directory {path}, but got: {failure.strerror}."
-        ) from failure
+        raise VardropError(f"Making the directory {path} failed: {failure.strerror}.") from failure
     return path
 
 
@@ -179,30 +173,29 @@ def read_sealed(path: Path) -> Record:
     return verify_checksum(read_json(path), str(path))
 
 
-def read_standing(directory: Path) -> Record | None:
+def read_progress(directory: Path) -> Record | None:
     """The values of the checkpoint without its tensors; None if there is no checkpoint."""
-    path = directory / STANDING
-    return check_standing(path, read_sealed(path)) if path.is_file() else None
+    path = directory / PROGRESS
+    return check_progress(path, read_sealed(path)) if path.is_file() else None
 
 
-def check_standing(path: Path, values: Any) -> Record:
-    """The values of a checkpoint, if a recorder could have written them; else an error."""
+def check_progress(path: Path, progress: Record) -> Record:
+    """Return the values of a checkpoint, or raise an error if no recorder can have written them."""
     with reading_checkpoint(path):
-        check_choice("phase", values["phase"], ("pretrain", "fit"))
+        check_choice("phase", progress["phase"], ("pretrain", "fit"))
         for name in ("epoch", "position", "waited"):
-            check_integer(name, values[name], 0)
-        for number in (values["best"], values.get("best_beta")):
+            check_integer(name, progress[name], 0)
+        for number in (progress["best"], progress.get("best_beta")):
             if number is not None:
                 check_number("best", number)
-        check_integer("batch_size", values.get("batch_size", 1))
-        check_integer("first_epoch", values.get("first_epoch", 0), 0)
-    checked: Record = values
-    return checked
+        check_integer("batch_size", progress.get("batch_size", 1))
+        check_integer("first_epoch", progress.get("first_epoch", 0), 0)
+    return progress
 
 
 @contextmanager
 def reading(source: str | Path, what: str) -> Iterator[None]:
-    """Report errors inside as damage of the file that is read, which should hold `what`."""
+    """Report errors inside as damage of the source, which should hold `what`."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -216,9 +209,12 @@ reading_checkpoint = partial(reading, what="a checkpoint of this run")
 
 
 def read_history(directory: Path) -> list[Record]:
-    """The records of all epochs, without a last line that a crash cut short.
+    """The records of all epochs, without an incomplete last line after a crash.
 
-    A missing file is an empty history. A file that lacks an epoch before the checkpoint is damaged.
+    A missing file is an empty history. A file without an epoch before the checkpoint is damaged.
+
+    Args:
+        directory: the run directory.
     """
     path = directory / HISTORY
     if not path.is_file():
@@ -240,15 +236,13 @@ def read_history(directory: Path) -> list[Record]:
         if type(epoch) is not int or epoch < 0 or not follows:
             raise _history_error(path, f"the epoch {epoch!r} in line {number}")
         records.append(record)
-    standing = read_standing(directory) or {}
-    done = standing["first_epoch"] + standing["epoch"] if "first_epoch" in standing else 0
+    progress = read_progress(directory) or {}
+    done = progress["first_epoch"] + progress["epoch"] if "first_epoch" in progress else 0
     if (last := records[-1]["epoch"] + 1 if records else 0) < done:
-        raise _history_error(path, f"{last} epochs, where the checkpoint has {done}")
+        raise _history_error(path, f"{last} epochs, but the checkpoint has {done}")
     return records
 
 
 def _history_error(path: Path, problem: str) -> VardropError:
-    return VardropError(
-        f"Expected {path} to hold one JSON object per line, epoch after epoch, but got {problem}. "
-        "It is damaged; remove the file to continue without the curves."
-    )
+    text = f"Expected {path} to hold one JSON object per epoch, but got {problem}."
+    return VardropError(f"{text} It is damaged. Remove it to continue without the curves.")

@@ -9,7 +9,7 @@ from experiments.command import FUNCTIONS
 from tests.app.cli.calling import call, printed
 from tests.experiments.toy import describe, toy_training
 from tests.refusals import assert_refused
-from vardrop.app.cli.commands import experiments_command, experiments_directory
+from vardrop.app.cli.commands import import_experiments
 
 
 @pytest.fixture
@@ -90,19 +90,12 @@ def test_broken_calls(folder, capsys, typed, code, says):
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_descriptions_here_come_before_those_beside_the_source(tmp_path, monkeypatch):
+def test_the_descriptions_here_come_before_those_of_the_clone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert experiments_directory() == ROOT / "experiments"
-    (tmp_path / "experiments").mkdir()  # somebody else's
-    assert experiments_directory() == ROOT / "experiments"
+    assert import_experiments()[0] == ROOT / "experiments"
+    (tmp_path / "experiments").mkdir()  # of another project
+    assert import_experiments()[0] == ROOT / "experiments"
     describe(tmp_path / "experiments")
-    assert experiments_directory() == Path("experiments")
-
-
-def test_without_a_clone_it_says_where_the_experiments_are(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    wheel = tmp_path / "site-packages" / "experiments"
-    says = "Expected a clone of vardrop's repository.* clone the repository or unpack the source"
-    assert_refused(says, experiments_directory, beside=wheel)
-    describe(tmp_path / "experiments")  # descriptions without code
-    assert_refused(says, experiments_command, Path("experiments"), beside=wheel)
+    assert import_experiments()[0] == Path("experiments")
+    wheel = tmp_path / "site-packages" / "experiments"  # descriptions without code
+    assert_refused("File not found: .*in a clone of the repository", import_experiments, wheel)

@@ -126,7 +126,7 @@ def test_broken_files_are_told(tmp_path):
         "head.csv": "head.csv to have rows, but it has only names of columns",
         "torn.csv": "torn.csv to be a table, but got: .*line 3",
         "bad.parquet": "bad.parquet to be a table",
-        "absent.csv": "the file .*absent.csv, but it is not there",
+        "absent.csv": "File not found: .*absent.csv",
     }.items():
         assert_refused(text, read_table, tmp_path / name)
     with pytest.raises(vd.VardropError, match="a file that ends in .csv, .tsv, .*.parquet, .pq"):

@@ -135,10 +135,10 @@ def test_dollar_signs_in_names_are_no_formula():
 
 
 WRONG = {
-    "no epochs": (lambda: report.training_curves([]), "`history` to hold rows"),
-    "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one value"),
+    "no epochs": (lambda: report.training_curves([]), "`history` to hold nll, kl, beta"),
+    "no sparsity": (lambda: report.layer_sparsity({}), "`sparsity` to hold at least one number"),
     "no weights": (lambda: report.weight_maps(torch.zeros(0, 3)), "`before` to hold at least one"),
-    "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "have one length"),
+    "lengths": (lambda: report.regression_band(LINE, *[LINE[:3]] * 4), "of one length"),
     "matrix": (lambda: report.uncertainty_histograms(torch.rand(3, 2)), "`inside` to hold one number per example"),
     "logits": (lambda: report.reliability_diagram(PROBS * 9, LABELS), "sum to one"),
 }  # fmt: skip

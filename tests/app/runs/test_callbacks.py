@@ -56,7 +56,7 @@ def test_tensorboard_takes_a_plain_net(tmp_path):
 def test_tensorboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(vd.VardropError, match="TensorBoard to be installed.*pip install tensorb"):
+    with pytest.raises(vd.VardropError, match="TensorBoard is not installed.*pip install tensorb"):
         callbacks.TensorBoard(tmp_path / "board")
     assert list(tmp_path.iterdir()) == []
 

@@ -72,7 +72,7 @@ def test_damaged_files_are_told(tmp_path):
     assert_refused("it is not there. Train first", read_tensors, tmp_path / "absent.safetensors")
     assert_refused("c.json to hold JSON", files.read_json, tmp_path / "c.json")
     assert_refused("Is this the directory of a run", files.read_json, tmp_path / "absent.json")
-    with pytest.raises(vd.VardropError, match="to fit the net, but got"):
+    with pytest.raises(vd.VardropError, match="to fit the model, but got"):
         load_module(nn.Linear(2, 1), {"weight": torch.zeros(3, 3)}, tmp_path / "x")
 
 
@@ -122,7 +122,7 @@ def test_nan_stops_with_the_last_good_checkpoint_and_advice(tmp_path):
     pattern = (
         r"got nan \(parameter 'net.0.weight'\) in epoch 3, step 1. Lower the learning rate, clip "
         r"the gradients or lengthen the KL warm-up. The last good state is .*checkpoint.safetensors, "
-        r"after epoch 2; resume from it with other settings."
+        r"after epoch 2. Resume from it with other settings."
     )
     with pytest.raises(NotFiniteError, match=pattern):
         recorder.run(loop(epochs=3))
@@ -235,16 +235,16 @@ def test_a_damaged_history_is_told(tmp_path):
     whole = path.read_text()
     for damaged, text in {
         whole.replace('"beta": ', '"beta": 1', 1): "line 1 to match its content",
-        whole.replace("{", "", 1): "epoch after epoch, but got Extra data.* in line 1",
-        whole.replace("}\n", "\n", 2): "epoch after epoch, but got .* in line 1",
-        "[" * 100_000 + "\n": "epoch after epoch, but got maximum recursion.* in line 1",
+        whole.replace("{", "", 1): "object per epoch, but got Extra data.* in line 1",
+        whole.replace("}\n", "\n", 2): "object per epoch, but got .* in line 1",
+        "[" * 100_000 + "\n": "object per epoch, but got maximum recursion.* in line 1",
         '{"epoch": 0}\n': "line 1 to match its content",
         json.dumps(files.with_checksum({"epoch": -1})) + "\n": "but got the epoch -1 in line 1",
         "3\n": "line 1 to hold a JSON object, but got int",
         "".join(whole.splitlines(keepends=True)[::2]): "but got the epoch 2 in line 2",
-        "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, where the checkpoint has",
+        "".join(whole.splitlines(keepends=True)[:2]): "but got 2 epochs, but the checkpoint has",
         whole + whole.splitlines(keepends=True)[-1]: "but got the epoch 2 in line 4",
-        whole[:20]: "but got 0 epochs, where the checkpoint has 3",
+        whole[:20]: "but got 0 epochs, but the checkpoint has 3",
     }.items():
         path.write_text(damaged)
         assert_refused(f"history.jsonl.*{text}|{text}", read_history, tmp_path)

@@ -14,7 +14,7 @@ from tests.refusals import assert_refused
 from vardrop._core.errors import VardropError
 from vardrop.app.data import load_dataset
 from vardrop.app.data.splits import with_class_weight
-from vardrop.app.runs import Settings, fit, load_run, resume
+from vardrop.app.runs import Settings, evaluate_rows, fit, load_run, resume
 from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.scores import number_scores
 
@@ -51,14 +51,18 @@ def test_weights_by_class_multiply_those_of_the_rows():
     assert torch.equal(found.test.weight, data.test.weight)
 
 
-@pytest.fixture(scope="module")
-def plain_and_balanced(tmp_path_factory):
-    base = tmp_path_factory.mktemp("weights")
-    rare().to_csv(base / "t.csv", index=False)
-    arguments = {"target": "ill", "epochs": 40, **QUICK}
+def fit_both(base, seed):
+    """A run without weights and one with balanced weights."""
+    rare(seed).to_csv(base / "t.csv", index=False)
+    arguments = {"target": "ill", "epochs": 40, "seed": seed, **QUICK}
     plain = fit(base / "t.csv", "mlp50", out=base / "plain", **arguments)
     balanced = fit(base / "t.csv", "mlp50", out=base / "w", class_weight="balanced", **arguments)
     return base, plain, balanced
+
+
+@pytest.fixture(scope="module")
+def plain_and_balanced(tmp_path_factory):
+    return fit_both(tmp_path_factory.mktemp("weights"), seed=0)
 
 
 def test_a_rare_class_is_scored_by_balanced_accuracy(plain_and_balanced):
@@ -77,22 +81,32 @@ def test_weights_find_more_of_the_rare_class_and_say_what_they_do(plain_and_bala
     assert recall[1] > recall[0]
     mean = [float(run.predict(run.data.test.x).probs[:, 1].mean()) for run in (plain, balanced)]
     assert mean[1] > 3 * mean[0]  # data with other frequencies; 4.2 to 6.2 for four tables
-    assert "The classes were weighed in training" in " ".join(balanced.results["notes"])
-    assert "weighed" not in " ".join(plain.results["notes"])
+    assert "The classes were weighted in training" in " ".join(balanced.results["notes"])
+    assert "weighted" not in " ".join(plain.results["notes"])
     majority = [run.results["baseline"] for run in (plain, balanced)]
     assert majority[0] == majority[1]  # test rows count once
 
 
 def test_probabilities_go_back_by_the_weights(plain_and_balanced):
-    """p(k) / w(k), normalised, has the frequency of the class again."""
+    """p(k) / w(k), normalised, suits data with the original frequencies better.
+
+    The Brier scores of 8000 new examples are compared in pairs, by the z-score of their mean
+    difference, which is 10.7 for this table. Another draw of new examples falls below the bound of
+    5 in 1 of 10^8 cases. Over other tables, each with 12 positives, it varies more with the model:
+    0.9 for one of six and 4.1 to 19.9 for the others. The ECE was no sound measure here: the
+    correction halves it for seven of eight tables on their 400 test examples, but for three of
+    eight on 8000 new ones, because few bins have positives.
+    """
     _, _, run = plain_and_balanced
-    p = run.predict(run.data.test.x).probs.double()
+    new = rare(100, 8000, 48)
+    p = run.predict(new).probs.double()
     counts = torch.tensor(run.results["known"]["counts"])
     back = p * counts  # balanced weights are n / (K counts)
     back = back / back.sum(1, keepdim=True)
-    errors = [abs(float(q[:, 1].mean()) - 12 / 2000) for q in (back, p)]
-    assert errors[0] < 0.5 * errors[1]
-    assert errors[0] < 0.01
+    y = torch.tensor((new.ill == "yes").to_numpy(float))
+    gain = (p[:, 1] - y).square() - (back[:, 1] - y).square()
+    assert float(gain.mean() / (gain.std() / len(y) ** 0.5)) > 5
+    assert abs(float(back[:, 1].mean()) - 48 / 8000) < 0.5 * abs(float(p[:, 1].mean()) - 48 / 8000)
 
 
 def test_the_weights_stay_with_the_run(plain_and_balanced):
@@ -114,7 +128,7 @@ def test_the_command_takes_weights(tmp_path, capsys):
     assert call(*given, tmp_path / "b", "--class-weight", "yes=16.5,no=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "most frequent class" in shown
-    assert "The classes were weighed in training" in shown
+    assert "The classes were weighted in training" in shown
     assert load_run(tmp_path / "b").config.settings.class_weight == {"yes": 16.5, "no": 1.0}
     assert call(*given, tmp_path / "c", "--class-weight", "yes") == 2
     assert "weights by class such as no=1,yes=10, but got 'yes'" in capsys.readouterr().err
@@ -138,7 +152,7 @@ def test_other_weights_are_refused(wrong):
 
 def test_numbers_have_no_classes_to_weigh(tmp_path):
     given = {"target": "a", "class_weight": "balanced", "out": tmp_path / "r", **QUICK}
-    frame, told = rare(rows=60).drop(columns="ill"), "classes for `class_weight`.*is a number"
+    frame, told = rare(rows=60).drop(columns="ill"), "`class_weight` needs classes.*is a number"
     assert_refused(told, fit, frame, **given)
     assert not (tmp_path / "r").exists()
 
@@ -146,7 +160,7 @@ def test_numbers_have_no_classes_to_weigh(tmp_path):
 @pytest.mark.parametrize("given", [{"class_weight": "balanced"}, {"weight": "often"}])
 def test_a_head_has_a_loss_of_its_own(tmp_path, given):
     rows, given = rare(rows=60).assign(often=1), {"target": "ill", **given, **QUICK}
-    told = "no weights of rows or classes for a method with a head"
+    told = "Weights of rows or classes are not supported by methods with a head"
     assert_refused(told, fit, rows, "mlp50", vd.dropmax(), out=tmp_path / "r", **given)
     assert not (tmp_path / "r").exists()
 
@@ -165,11 +179,9 @@ def test_weighted_scores_of_numbers_are_those_of_repeated_rows():
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
-def test_weights_help_on_new_rows(tmp_path, seed):
-    """By far more than the error of 0.05 that the recall of 48 rows has."""
-    found, test = [], rare(100 + seed, 8000, 48)
-    for weight in (None, "balanced"):
-        given = {"class_weight": weight, "seed": seed, "epochs": 20, "test": test, **QUICK}
-        run = fit(rare(seed), target="ill", out=tmp_path / str(weight), **given)
-        found.append(run.results["metrics"]["balanced_accuracy"])
-    assert found[1] > found[0] + 0.1
+def test_weights_help_on_new_rows(plain_and_balanced, tmp_path, seed):
+    """By far more than the error of 0.05 that the recall of 48 examples has."""
+    _, *runs = plain_and_balanced if seed == 0 else fit_both(tmp_path, seed)
+    new = rare(100 + seed, 8000, 48)
+    scores = [evaluate_rows(run, new)["metrics"]["balanced_accuracy"] for run in runs]
+    assert scores[1] > scores[0] + 0.1

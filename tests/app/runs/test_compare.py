@@ -91,7 +91,9 @@ def test_the_table_the_frame_and_the_files_say_the_same(base, tmp_path):
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
     panels = found.plot(["mae", "r2"]).child_axes
     assert [panel.get_xlabel() for panel in panels] == ["MAE", "R²"]
-    assert_refused("scores among rmse, .* but got 'rms'. Did you mean", found.table, ["rms"])
+    assert_refused(
+        "Unknown score 'rms'. Did you mean 'rmse'.* Available: rmse", found.table, ["rms"]
+    )
 
 
 def test_what_is_clearly_better_is_said(runs):
@@ -132,11 +134,11 @@ def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path):
     refused("two or more different runs to compare, but got .*plain", "plain")
     refused("two or more different runs", "plain", "plain")
     refused("two or more different runs to compare, but got none")
-    refused("`.*absent` to be a run directory", "plain", "absent")
+    refused("File not found: .*absent.config.json", "plain", "absent")
     fitted(runs / "all", test=False)
-    refused("scores on test data of .*all, but it has none", "plain", "all")
+    refused("all has no scores on test data", "plain", "all")
     (runs / "noisy" / "results.json").unlink()
-    refused("of .*noisy, but it has none. Run `vardrop evaluate .*noisy`", "plain", "noisy")
+    refused("noisy has no scores on test data. Run `vardrop evaluate .*noisy`", "plain", "noisy")
 
 
 def test_a_run_that_was_stopped_is_told(runs):
@@ -207,7 +209,7 @@ def test_methods_share_the_splits_of_each_seed(compared):
     half = 4.302652729911275 * float(gaps.std()) * math.sqrt(1 / 3 + 30 / 120)
     assert paired.high - paired.value == pytest.approx(half)
     assert found.scores["none"]["accuracy"].high <= 1.0
-    assert "Means of 3 seeds; in brackets" in str(found)
+    assert "Means of 3 seeds. In brackets" in str(found)
     assert json.loads((folder / "comparison.json").read_text())["reference"] == "none"
     assert (folder / "comparison.png").is_file()
 
@@ -223,7 +225,7 @@ def test_what_is_there_is_not_trained_again_and_grows(compared, tmp_path):
     assert (heard.trainings, list(more.scores)) == (6, ["none", "sparse_vd", "l0"])
     only = methods(tmp_path / "c", ["l0", None], [7], callback=heard)
     assert (heard.trainings, list(only.scores)) == (6, ["l0", "none"])
-    assert only.notes == ["One seed has no interval: give more."]
+    assert only.notes == ["One seed has no interval. Use more seeds."]
     assert only.scores["l0"]["nll"].low is None
 
 
@@ -271,17 +273,17 @@ def test_runs_of_something_else_stay_beside_those_of_a_comparison(compared, tmp_
 
 @pytest.mark.parametrize("recipes, seeds, more, told", [
     ([], 2, {}, "`recipes` to name at least one method"),
-    (["sparse-vd"], 2, {}, "but got 'sparse-vd'. Did you mean 'sparse_vd'"),
-    ([vd.l0(), "l0"], 2, {}, "differ in their names, but got l0 twice. Give them labels"),
+    (["sparse-vd"], 2, {}, "Unknown method 'sparse-vd'. Did you mean 'sparse_vd'"),
+    ([vd.l0(), "l0"], 2, {}, "different names, but got l0 twice. Pass labels"),
     ([3], 2, {}, "`recipes` to be names of methods, recipes or None, but got 3"),
     (3, 2, {}, "`recipes` to be a list or a dictionary of methods"),
     (["none"], 0, {}, "`seeds` to be an integer of at least 1, but got 0"),
     (["none"], [1, 1], {}, r"`seeds` to be different numbers, but got \[1, 1\]"),
     (["none"], [], {}, r"`seeds` to be different numbers, but got \[\]"),
-    (["none"], 2, {"seed": 3}, "no `seed` for a comparison, but got 3"),
-    (["none"], 2, {"force": True}, "no `force` for a comparison, but got True"),
+    (["none"], 2, {"seed": 3}, "`seed` is not supported by compare_methods"),
+    (["none"], 2, {"force": True}, "`force` is not supported by compare_methods"),
     (["none"], 1, {"data": "iriss"}, "Did you mean 'iris'"),
-    (["none"], 1, {"test": False}, "a test part to compare methods on, but got none"),
+    (["none"], 1, {"test": False}, "`test=False` cannot be combined with compare_methods"),
 ])  # fmt: skip
 def test_wrong_calls_are_told(tmp_path, recipes, seeds, more, told):
     assert_refused(told, methods, tmp_path / "c", recipes, seeds, **more)

@@ -27,7 +27,7 @@ def test_every_process_takes_its_own_gpu(monkeypatch, name, local, found):
 def test_auto_without_a_gpu_and_unknown_devices():
     if not torch.accelerator.is_available():
         assert processes.resolve_device("auto") == torch.device("cpu")
-    told = "`device` to be one that torch has here, but got 'abacus"
+    told = "`device` to be available, but got 'abacus"
     assert_refused(told, processes.resolve_device, "abacus")
 
 

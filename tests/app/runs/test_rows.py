@@ -82,17 +82,19 @@ def test_rows_count_by_their_weight_where_there_is_one(runs):
     weighed, twice = evaluate_rows(run, frame, 0), evaluate_rows(run, repeated, 0)
     assert weighed["metrics"] == pytest.approx(twice["metrics"], rel=1e-5)
     without = evaluate_rows(run, frame.drop(columns="often"))
-    assert "has no column 'often' of weights: each row counts once." in without["notes"][0]
+    assert "has no weight column 'often': each row counts once." in without["notes"][0]
 
 
 def test_the_rows_of_the_training_are_told_as_such(runs):
     base, run, _ = runs
-    assert "is what the run was trained on" in evaluate_rows(run, base / "t.csv")["notes"][0]
+    assert (
+        "is the data that the run was trained on" in evaluate_rows(run, base / "t.csv")["notes"][0]
+    )
 
 
 WRONG = {
-    "no target": (lambda f: f.drop(columns="price"), "values in the target column 'price' of .* to score by"),
-    "no value": (lambda f: f.assign(price=None), "values in the target column 'price' of the Data"),
+    "no target": (lambda f: f.drop(columns="price"), "The target column 'price' of .* is empty or missing"),
+    "no value": (lambda f: f.assign(price=None), "The target column 'price' of the Data"),
     "no column": (lambda f: f.drop(columns=["town", "day"]), "training in .*, but no 'town', 'day'"),
     "text": (lambda f: f.assign(price="much"), "Expected numbers in column 'price'"),
     "images": (lambda f: 3, "Expected `data` to be a name, a file"),

@@ -39,18 +39,18 @@ def stopped(path, callback, data="iris", net="mlp50", **more):
 
 
 UNTRAINED = [
-    ({}, Stops(3, trials=True), "while it trained nets on held-out rows, to choose and to compare"),
-    ({"folds": 1}, Stops(3, trials=True), "while it trained nets on held-out rows, to choose and to compare"),
+    ({}, Stops(3, trials=True), "during the trials on held-out rows"),
+    ({"folds": 1}, Stops(3, trials=True), "during the trials on held-out rows"),
     ({}, Stops(1), "before its first checkpoint"),
     ({"folds": 1, "beta": 1.0}, Stops(1), "before its first checkpoint"),
-    ({"pretrain": 2, **SAVING}, Stops(3), "while it trained the plain net that it begins with"),
+    ({"pretrain": 2, **SAVING}, Stops(3), "during the pretraining of the plain model"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("more, callback, where", UNTRAINED, ids=[str(u[0]) for u in UNTRAINED])
 def test_a_run_without_a_net_says_how_it_gets_one(tmp_path, more, callback, where):
     path = stopped(tmp_path / "r", callback, **more)
-    told = f"trained net in {path}, but it was stopped {where}.*`vardrop fit --resume --out {path}`"
+    told = f"{path} has no trained model yet, because it was stopped {where}.*`vardrop fit --resume --out {path}`"
     assert_refused(told, load_run, path)
     assert report([path]).is_file()
     done = vd.resume(path, callback=RunCallback())
@@ -66,7 +66,7 @@ def test_a_run_stopped_in_its_first_epochs_is_used(tmp_path, folds, steps, where
     path = stopped(tmp_path / "r", Stops(steps), **SAVING, **settings)
     run = load_run(path)
     assert run.standing.startswith(f"{path} was stopped after {where}")
-    assert run.standing.endswith("this is its last net of the KL warm-up so far.")
+    assert run.standing.endswith("This is its last model of the KL warm-up so far.")
     assert run.predict(run.data.test.x[:4]).probs.shape == (4, 3)
     assert evaluate(run)["metrics"]["accuracy"] >= 0
     assert run.report().is_file()
@@ -91,6 +91,4 @@ def test_a_net_without_a_scale_says_so_without_its_checkpoint_too(tmp_path):
     assert "was stopped after 1 of 6 epochs" in load_run(path).standing
     remove(path / "checkpoint.json")  # as where the first one was being written
     told = load_run(path).standing
-    assert (
-        "before held-out rows gave its noise a scale; resume it with `vardrop fit --resume" in told
-    )
+    assert "before the scale of its noise was chosen. Resume it with `vardrop fit --resume" in told

@@ -6,12 +6,13 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -24,37 +25,32 @@ from vardrop.app.cli import options as o, printing
 from vardrop.app.cli.config_file import import_modules
 from vardrop.app.cli.options import Fraction, MaybePath, MaybeText, MaybeTexts
 from vardrop.app.data import DATASETS, OUT_OF_DISTRIBUTION
-from vardrop.app.runs import METHODS, Settings, load_run, method_named
-from vardrop.app.runs.callbacks import (
-    CallbackList,
-    JsonLines,
-    ProgressBar,
-    RunCallback,
-    TensorBoard,
-    TextLines,
-    on_terminal,
-)
+from vardrop.app.runs import METHODS, Settings, callbacks, load_run, method_named
 from vardrop.app.runs.compress import MAX_DROPS
 from vardrop.app.runs.config import free_directory
+from vardrop.app.runs.export import Serving
 from vardrop.app.runs.models import check_net_name
 from vardrop.app.score_texts import check_scores
-from vardrop.recipes import BaseRecipe
 
-_BESIDE = Path(vardrop.__file__).resolve().parents[2] / "experiments"  # in a clone
+_CLONE = Path(vardrop.__file__).resolve().parents[2] / "experiments"
 _SETTINGS = {field.name for field in fields(Settings)}
 _IMPORT = "Import a module that registers data sets or methods; may be repeated."
-_METHODS = """A name from `vardrop methods`, or none for the plain model; by default
-bayes_by_backprop with a learned prior for tables, sparse_vd for images."""
+_METHODS = """A name from `vardrop methods`, or none for the plain model. The default is
+bayes_by_backprop with a learned prior for tables and sparse_vd for images."""
 _DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]} by default), or as
 a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
-_OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}; may be repeated."
+_OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}. May be repeated."
 _SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
-_COMPARED = "The directories of two or more runs; with --methods, the data."
+_COMPARED = "The directories of two or more runs, or the data if --methods is used."
 _COMPARISON = "A directory for the table and picture, and with --methods for the runs."
-_ON_DATA = o.complete(DATASETS)
-_MODES = Literal["functions", "moments", "sample"]
+_DATA_NAMES = o.complete(DATASETS)
 
 app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def command(*examples: str) -> Callable[[o.Command], o.Command]:
+    """Register a command, with examples to copy at the end of its help."""
+    return app.command(epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
 
 
 @app.callback(epilog="Example: vardrop fit digits --net lenet5 --out runs/a")
@@ -70,13 +66,13 @@ def program(
 ) -> None:
     """Bayesian neural networks and model compression: train, evaluate, compress, report.
 
-    These options may be given before or after a command.
+    These options can be placed before or after a command.
     """
     import_modules(import_ or ())
     context.obj = quiet
 
 
-@app.command(epilog="Example: vardrop demo --out /tmp/demo")
+@command("vardrop demo --out /tmp/demo")
 def demo(
     out: Annotated[MaybePath, Option(help="A directory; runs/demo-<number> by default.")] = None,
 ) -> None:
@@ -86,24 +82,22 @@ def demo(
     main(out)
 
 
-@app.command(epilog="Example: vardrop methods")
+@command("vardrop methods")
 def methods(json: o.JSON = False) -> None:
     """List the named methods, one line each, with the paper."""
     printing.methods(runs.methods(), json)
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop fit digits --net lenet5 --out runs/a",
-        "vardrop fit houses.csv --target price --out runs/h",
-        "vardrop fit --resume --out runs/a",
-    )
+@command(
+    "vardrop fit digits --net lenet5 --out runs/a",
+    "vardrop fit houses.csv --target price --out runs/h",
+    "vardrop fit --resume --out runs/a",
 )
 @o.with_settings()
 def fit(
     context: typer.Context,
     data: Annotated[
-        MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_ON_DATA)
+        MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_DATA_NAMES)
     ] = None,
     net: o.NET = None,
     method: Annotated[
@@ -121,10 +115,10 @@ def fit(
     json: o.JSON = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Log for TensorBoard.")] = False,
     config: o.CONFIG = None,
-    **values: Any,
+    **settings: Any,
 ) -> None:
-    """Train a model on data and keep everything in a directory; resume after a stop."""
-    options = {name: value for name, value in values.items() if value is not None}
+    """Train a model on data and store the run in a directory, or resume an interrupted run."""
+    options = {name: chosen for name, chosen in settings.items() if chosen is not None}
     _check_settings(options, net)
     if resume:
         path = _check_resume(out, context)
@@ -132,15 +126,18 @@ def fit(
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     else:
         path = out or free_directory(data)
+    method_options = o.assignments(option)
+    if method is None and method_options:
+        raise typer.BadParameter("--option requires --method.")
     with o.usage():
-        recipe = _recipe(method, option)
+        recipe = "auto" if method is None else method_named(method, method_options)
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
         options["callback"] = make_callback(context, json, path if tensorboard else None)
         if not resume:
             parts = {"validation": validation, "test": test, "directory": data_dir}
-            chosen = {"where": where, "exclude": exclude, "force": force, **parts, **options}
-            run = runs.fit(data, net or "auto", recipe, out=path, **chosen)
+            options |= {"where": where, "exclude": exclude, "force": force, **parts}
+            run = runs.fit(data, net or "auto", recipe, out=path, **options)
         else:
             run = runs.resume(path, **options)
     printing.run(run, json)
@@ -149,8 +146,7 @@ def fit(
 def _check_settings(options: Mapping[str, Any], net: str | None) -> None:
     """Report wrong settings among the options, or a wrong model, as errors of usage."""
     with o.usage():
-        settings = {name: value for name, value in options.items() if name in _SETTINGS}
-        Settings.from_json(settings).torch_device()
+        Settings.from_json({k: options[k] for k in options if k in _SETTINGS}).torch_device()
         if net is not None:
             check_net_name(net)
 
@@ -165,51 +161,43 @@ def _on_interrupt(text: str, run: Path | None = None) -> Iterator[None]:
         raise VardropError(f"stopped. {text}" if begun else "stopped before it began.") from None
 
 
-def _recipe(method: str | None, option: list[str] | None) -> BaseRecipe | Literal["auto"] | None:
-    options = o.assignments(option)
-    if method is None and options:
-        raise VardropError("Expected --method with --option, but got none. Name the method.")
-    return "auto" if method is None else method_named(method, options)
-
-
 def _check_resume(out: Path | None, context: typer.Context) -> Path:
-    """The run to resume, if nothing but settings was given with it."""
+    """The run to resume. Only settings can be combined with --resume."""
     allowed = _SETTINGS | {"out", "resume", "json", "tensorboard", "config"}
     if out is None:
-        raise typer.BadParameter("Expected --out with --resume, but got none. Name the run.")
+        raise typer.BadParameter("--resume requires --out, the directory of the run.")
     for name in context.params.keys() - allowed:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
-            raise typer.BadParameter(
-                "Expected only --out and settings with --resume, because the data, the model and "
-                f"the method of the run are fixed, but got {name}."
-            )
+            reason = "The data, the model and the method of the run are fixed."
+            raise typer.BadParameter(f"{name} cannot be combined with --resume. {reason}")
     return out
 
 
-def make_callback(context: typer.Context, json: bool, tensorboard: Path | None) -> RunCallback:
-    """JSON lines with --json, text and a bar on a terminal otherwise; only in the first process."""
-    if os.environ.get("RANK", "0") != "0":
-        return RunCallback()
-    if context.obj:  # --quiet
-        return RunCallback() if tensorboard is None else TensorBoard(tensorboard / "tensorboard")
-    callbacks: list[RunCallback] = [JsonLines()] if json else [TextLines()]
-    if on_terminal() and not json:
-        callbacks.append(ProgressBar())
-    if tensorboard is not None:
-        callbacks.append(TensorBoard(tensorboard / "tensorboard"))
-    return CallbackList(callbacks)
+def make_callback(
+    context: typer.Context, json: bool, tensorboard: Path | None
+) -> callbacks.RunCallback:
+    """JSON lines with --json, else text and a progress bar. Other processes print nothing."""
+    chosen: list[callbacks.RunCallback] = []
+    if os.environ.get("RANK", "0") == "0":
+        if not context.obj:  # --quiet
+            chosen.append(callbacks.JsonLines() if json else callbacks.TextLines())
+            if callbacks.on_terminal() and not json:
+                chosen.append(callbacks.ProgressBar())
+        if tensorboard is not None:
+            chosen.append(callbacks.TensorBoard(tensorboard / "tensorboard"))
+    return callbacks.CallbackList(chosen)
 
 
 def _load(path: Path, directory: Path | None = None) -> runs.Run:
-    """A run; one line on stderr tells if its training was interrupted."""
+    """A run. If its training was interrupted, one line on stderr reports that."""
     run = load_run(path, directory=directory)
     if run.standing:
         print(f"vardrop: {printable(run.standing)}", file=sys.stderr)
     return run
 
 
-@app.command(epilog="Example: vardrop predict runs/h new.csv --out predictions.csv")
+@command("vardrop predict runs/h new.csv --out predictions.csv")
 def predict(
     run: o.RUN,
     table: Annotated[Path, Argument(help="A CSV or Parquet file; images as .npy.")],
@@ -217,16 +205,13 @@ def predict(
     samples: o.SAMPLES = 100,
 ) -> None:
     """Predict new rows: mean, interval, aleatoric and epistemic uncertainty."""
-    loaded = _load(run)
-    runs.write_predictions(loaded, table, out, samples)
-    printing.say(f"{out} written")
+    runs.write_predictions(_load(run), table, out, samples)
+    printing.print_line(f"{out} written")
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop evaluate runs/a --ood fashion-mnist",
-        "vardrop evaluate runs/h --data new.csv --predictions answers.csv",
-    )
+@command(
+    "vardrop evaluate runs/a --ood fashion-mnist",
+    "vardrop evaluate runs/h --data new.csv --predictions answers.csv",
 )
 def evaluate(
     run: o.RUN,
@@ -239,7 +224,7 @@ def evaluate(
     samples: o.SAMPLES = 32,
     json: o.JSON = False,
 ) -> None:
-    """Score a run on test data or on new rows, and its out-of-distribution detection."""
+    """Score a run on test data or on new examples, and its out-of-distribution detection."""
     if ood and data is not None:
         raise typer.BadParameter("--data cannot be combined with --ood.")
     if predictions is not None and data is None:
@@ -253,11 +238,9 @@ def evaluate(
     printing.run(loaded, json)
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop compress runs/a --max-drop 0.002 --onnx small.onnx",
-        "vardrop compress runs/a --macs 0.5",
-    )
+@command(
+    "vardrop compress runs/a --max-drop 0.002 --onnx small.onnx",
+    "vardrop compress runs/a --macs 0.5",
 )
 def compress(
     run: o.RUN,
@@ -272,13 +255,13 @@ def compress(
     """Remove weights that validation data does not need, or train to a budget of MACs."""
     fractions = {"macs": macs, "latency": latency, "bytes": bytes}
     budgets = {"max-drop": max_drop, "sparsity": sparsity, **fractions}
-    names = [f"--{name}" for name, value in budgets.items() if value is not None]
+    names = [f"--{name}" for name, budget in budgets.items() if budget is not None]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} cannot be combined with {names[1]}.")
     loaded = _load(run)
-    if any(value is not None for value in fractions.values()):
+    if any(fraction is not None for fraction in fractions.values()):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the notes of the report say it too
+            warnings.simplefilter("ignore", UserWarning)  # they are repeated in the report's notes
             slimmed = runs.slim_run(loaded, onnx=onnx, **fractions)
         printing.slim(loaded, slimmed, json)
         return
@@ -286,36 +269,31 @@ def compress(
     printing.compression(loaded, plan, json)
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop export runs/h --onnx model.onnx",
-        "vardrop export runs/a --onnx model.onnx --mode moments --outputs probs,epistemic",
-    )
+@command(
+    "vardrop export runs/h --onnx model.onnx",
+    "vardrop export runs/a --onnx model.onnx --mode moments --outputs probs,epistemic",
 )
 def export(
     run: o.RUN,
     onnx: Annotated[Path, Option(help="The file to write.")],
     samples: Annotated[int, Option(min=0, help="Functions; 0 for the means of the weights.")] = 32,
-    mode: Annotated[Literal["functions", "moments", "sample"], Option(help=_SERVING)] = "functions",
+    mode: Annotated[Serving, Option(help=_SERVING)] = "functions",
     outputs: Annotated[MaybeText, Option(help="Such as probs,epistemic; all by default.")] = None,
 ) -> None:
     """Write a run as one ONNX file that takes raw rows and predicts in units of the target."""
-    loaded = _load(run)
-    size = runs.export_run(loaded, onnx, samples, mode=mode, outputs=o.split_names(outputs))
-    printing.say(f"{onnx} written, {size:,} bytes")
+    size = runs.export_run(_load(run), onnx, samples, mode=mode, outputs=o.split_names(outputs))
+    printing.print_line(f"{onnx} written, {size:,} bytes")
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop compare runs/a runs/b runs/c",
-        "vardrop compare iris --methods none,l0,sparse_vd --seeds 5 --out runs/iris-methods",
-    )
+@command(
+    "vardrop compare runs/a runs/b runs/c",
+    "vardrop compare iris --methods none,l0,sparse_vd --seeds 5 --out runs/iris-methods",
 )
 @o.with_settings("seed", "compare")
 def compare(
     context: typer.Context,
     compared: Annotated[
-        MaybeTexts, Argument(help=_COMPARED, metavar="RUNS...|DATA", autocompletion=_ON_DATA)
+        MaybeTexts, Argument(help=_COMPARED, metavar="RUNS...|DATA", autocompletion=_DATA_NAMES)
     ] = None,
     methods: Annotated[MaybeText, Option(help="Fit these on DATA, such as none,l0.")] = None,
     seeds: Annotated[int, Option(help="With --methods: how many seeds.", min=1)] = 5,
@@ -329,12 +307,12 @@ def compare(
     exclude: o.EXCLUDE = None,
     json: o.JSON = False,
     config: o.CONFIG = None,
-    **values: Any,
+    **settings: Any,
 ) -> None:
-    """Compare runs on the same data, or methods that are fitted with several seeds."""
+    """Compare runs on the same data, or methods fitted with several seeds."""
     parts = {"net": net, "validation": validation, "test": test, "directory": data_dir}
-    options = {**parts, "where": where, "exclude": exclude, **values}
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {**parts, "where": where, "exclude": exclude, **settings}
+    options = {name: chosen for name, chosen in options.items() if chosen is not None}
     names, wanted = o.split_names(methods), o.split_names(scores)
     if names is None and (options or len(compared or ()) < 2):
         first = f" --{next(iter(options)).replace('_', '-')} requires --methods." if options else ""
@@ -352,18 +330,17 @@ def compare(
             for name in set(names) - {"auto"}:
                 method_named(name)
         _check_settings(options, net)
-        data = compared[0]
-        out = out or free_directory(f"{Path(data).stem}-comparison")
+        out = out or free_directory(f"{Path(compared[0]).stem}-comparison")
         options["callback"] = make_callback(context, json, None)
         typed = f"--out {shlex.quote(str(out))}"
         with _on_interrupt(f"Run the same command with {typed} to resume."):
-            comparison = runs.compare_methods(data, names, seeds, out=out, **options)
+            comparison = runs.compare_methods(compared[0], names, seeds, out=out, **options)
     if out is not None:
         comparison.write(out, wanted)
     printing.comparison(comparison, wanted, out, json)
 
 
-@app.command(epilog="Example: vardrop report runs/a runs/b --out both.html")
+@command("vardrop report runs/a runs/b --out both.html")
 def report(
     runs: Annotated[list[Path], Argument(help="The directories of one or more runs.")],
     out: Annotated[MaybePath, Option(help="A file; report.html in the run by default.")] = None,
@@ -371,69 +348,57 @@ def report(
     """Write one self-contained HTML file about one run or several."""
     from vardrop.app.report import report as write
 
-    printing.say(str(write(runs, out)))
+    printing.print_line(str(write(runs, out)))
 
 
-@app.command(
-    epilog=o.examples(
-        "vardrop reproduce --list",
-        "vardrop reproduce kingma/kl",
-        "vardrop reproduce gal/toy --quick",
-        "vardrop reproduce --quick",
-        "vardrop reproduce --page",
-    )
+@command(
+    "vardrop reproduce --list",
+    "vardrop reproduce kingma/kl",
+    "vardrop reproduce gal/toy --quick",
+    "vardrop reproduce --quick",
+    "vardrop reproduce --page",
 )
 def reproduce(
     name: Annotated[MaybeText, Argument(help="A name from --list.")] = None,
     quick: Annotated[bool, Option("--quick", help="Minutes instead of hours.")] = False,
-    list_: Annotated[bool, Option("--list", help="Show the experiments and what is done.")] = False,
+    list_: Annotated[bool, Option("--list", help="Show the experiments and their state.")] = False,
     page: Annotated[bool, Option("--page", help="Write docs/results.md and its plots.")] = False,
     results: Annotated[MaybePath, Option(help="A directory; results/ by default.")] = None,
     force: Annotated[bool, Option("--force", help="Start again, without finished seeds.")] = False,
 ) -> None:
-    """Run an experiment of the papers in a clone; a stopped run is resumed."""
+    """Run an experiment of the papers in a clone. An interrupted one is resumed."""
     if (name is not None or quick) + list_ + page != 1:
         raise typer.BadParameter(
             "Expected a name, --quick, --list or --page. Try `vardrop reproduce --list`."
         )
-    directory = experiments_directory()
-    command, stored = (
-        experiments_command(directory),
-        results or directory.parent / "results",
-    )
+    directory, experiments = import_experiments()
+    stored = results or directory.parent / "results"
     if list_:
-        command.show(directory, stored)
+        experiments.show(directory, stored)
     elif page:
-        command.page(directory, stored, directory.parent / "docs")
+        experiments.page(directory, stored, directory.parent / "docs")
     elif quick:
-        raise typer.Exit(command.quick(directory, name, results, force))
+        raise typer.Exit(experiments.quick(directory, name, results, force))
     else:
         with _on_interrupt("The same command continues from the last checkpoint."):
-            command.run(directory, name, stored, force)
+            experiments.run(directory, name, stored, force)
 
 
-def experiments_directory(beside: Path = _BESIDE) -> Path:
-    """The directory of descriptions: ./experiments, or the one of the clone."""
+def import_experiments(clone: Path = _CLONE) -> tuple[Path, ModuleType]:
+    """The directory of descriptions, ./experiments or that of a clone, and the module to run them.
+
+    Args:
+        clone: the experiments of the clone that holds this package.
+    """
     here = Path("experiments")
-    return here if any(here.glob("*/*.toml")) else _code(here, beside)
-
-
-def experiments_command(directory: Path, beside: Path = _BESIDE) -> Any:
-    """The module that runs the descriptions in `directory`."""
-    code = _code(directory, beside).resolve()
-    if str(code.parent) not in sys.path:
-        sys.path.insert(0, str(code.parent))
-    return import_module("experiments.command")
-
-
-def _code(*places: Path) -> Path:
-    """The first of the places that holds the experiments' code."""
-    for place in places:
-        if (place / "command.py").is_file():
-            return place
-    searched = dict.fromkeys(str(place.resolve().parent) for place in places)
-    raise VardropError(
-        f"Expected a clone of vardrop's repository, but got no experiments/command.py in "
-        f"{' or '.join(searched)}. The experiments of the papers are not in the installed package: "
-        "clone the repository or unpack the source distribution, and run `vardrop reproduce` there."
-    )
+    code = next((path for path in (here, clone) if (path / "command.py").is_file()), None)
+    if code is None:
+        searched = dict.fromkeys(str(path.resolve().parent) for path in (here, clone))
+        raise VardropError(
+            f"File not found: experiments/command.py in {' or '.join(searched)}. The installed "
+            "package has no experiments. Run `vardrop reproduce` in a clone of the repository."
+        )
+    if (root := str(code.resolve().parent)) not in sys.path:
+        sys.path.insert(0, root)
+    directory = here if any(here.glob("*/*.toml")) else code
+    return directory, import_module("experiments.command")

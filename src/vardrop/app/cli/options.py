@@ -26,13 +26,13 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def complete(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Completion of an option in the shell by the names that begin like it."""
+    """Shell completion of an option among these names."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def print_version(asked: bool) -> None:
+def print_version(requested: bool) -> None:
     """Print the version and exit, for --version."""
-    if asked:
+    if requested:
         print(f"vardrop {vardrop.__version__}")
         raise typer.Exit
 
@@ -41,15 +41,15 @@ MaybePath = Path | None
 MaybeText = str | None
 MaybeTexts = list[str] | None
 Fraction = float | None
-_NETS = f"{', '.join(NETS)}; mlp by default, mlp50 for a table of fewer than {FEW} rows."
-_CONFIG = "A TOML file with options, such as epochs = 20; typed options win."
+_NETS = f"{', '.join(NETS)}. The default is mlp, and mlp50 for a table of fewer than {FEW} rows."
+_CONFIG = "A TOML file with options, such as epochs = 20. Command-line options override it."
 
 # The options that several commands have.
 RUN = Annotated[Path, Argument(help="The directory of a run.")]
 NET = Annotated[MaybeText, Option(help=_NETS, autocompletion=complete(NETS))]
 VALIDATION = Annotated[MaybePath, Option(help="A file for validation, with the columns of DATA.")]
 TEST = Annotated[MaybePath, Option(help="A file for the test, with the columns of DATA.")]
-DATA_DIR = Annotated[MaybePath, Option(help="Where image sets are; VARDROP_DATA by default.")]
+DATA_DIR = Annotated[MaybePath, Option(help="Directory of image sets; VARDROP_DATA by default.")]
 WHERE = Annotated[MaybeText, Option(help="Make only layers of this name noisy (a glob).")]
 EXCLUDE = Annotated[MaybeText, Option(help="Leave layers of this name plain (a glob).")]
 JSON = Annotated[bool, Option("--json", help="Print JSON lines.")]
@@ -58,44 +58,39 @@ SAMPLES = Annotated[int, Option(help="Draws of the noise.", min=1)]
 
 
 def with_settings(*without: str) -> Callable[[Command], Command]:
-    """Give a command that takes keyword arguments one option per field of `Roles` and `Settings`.
+    """Add one option per field of `Roles` and `Settings` to a command that takes keyword arguments.
 
-    Names, types, defaults and help come from the fields; an option that is not passed is None.
-    Fields in `without` get none.
+    Names, types, defaults and help come from the fields. An option that is not passed is None.
+
+    Args:
+        without: fields that get no option.
     """
 
     def decorate(command: Command) -> Command:
-        settings = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=_option(field, types[field.name], helps[field.name]),
-            )
-            for value in (Roles, Settings)
-            for helps, types in [(_arguments(value), get_type_hints(value))]
-            for field in dataclasses.fields(value)
-            if field.name not in without
-        ]
         signature = inspect.signature(command, eval_str=True)
-        others = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        command.__signature__ = signature.replace(parameters=[*others, *settings])  # type: ignore[attr-defined]
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        for described in (Roles, Settings):
+            # The help is the text under `Args` of the docstring.
+            text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
+            helps = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
+            types = get_type_hints(described)
+            for field in dataclasses.fields(described):
+                if field.name not in without:
+                    option = _option(field, types[field.name], " ".join(helps[field.name].split()))
+                    keyword = inspect.Parameter.KEYWORD_ONLY
+                    parameters.append(
+                        inspect.Parameter(field.name, keyword, default=None, annotation=option)
+                    )
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _arguments(described: type) -> dict[str, str]:
-    """The texts under `Args` of a docstring, by name."""
-    text = (inspect.getdoc(described) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    texts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in texts}
-
-
 def _option(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """The option for a field of this type."""
     by_class = any(get_origin(part) is dict for part in get_args(kind))
-    if isinstance(kind, UnionType):  # with None, for an option that is not given
+    if isinstance(kind, UnionType):  # with None, for an option that was not passed
         kind = get_args(kind)[0]
     default, word = field.default, field.name.replace("_", "-")
     usual = f"{default:g}" if isinstance(default, float) else "on" if default is True else default
@@ -125,7 +120,7 @@ def _pair(text: str) -> tuple[float, float]:
 
 
 def _weights(text: str) -> Literal["balanced"] | dict[str, float]:
-    """A word, or numbers by class."""
+    """The word balanced, or numbers by class."""
     if text == "balanced":
         return "balanced"
     try:
@@ -134,15 +129,9 @@ def _weights(text: str) -> Literal["balanced"] | dict[str, float]:
         if "" in weights:
             raise ValueError
     except ValueError:
-        raise typer.BadParameter(
-            f"Expected balanced, or weights by class such as no=1,yes=10, but got {text!r}."
-        ) from None
+        wanted = "balanced, or weights by class such as no=1,yes=10"
+        raise typer.BadParameter(f"Expected {wanted}, but got {text!r}.") from None
     return weights
-
-
-def examples(*lines: str) -> str:
-    """The end of a help text: one example per line, to be copied."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 @contextmanager
@@ -155,21 +144,19 @@ def usage() -> Iterator[None]:
 
 
 def assignments(texts: list[str] | None) -> dict[str, Any]:
-    """Options of a method: name=value, where the value is a Python literal or a word."""
+    """Options of a method in the form name=value, with a Python literal or a word as the value."""
     options: dict[str, Any] = {}
     for text in texts or ():
-        name, equals, value = text.partition("=")
+        name, equals, literal = text.partition("=")
         if not equals:
-            raise typer.BadParameter(
-                f"Expected --option to be name=value, such as drop_rate=0.2, but got {text!r}."
-            )
+            raise typer.BadParameter(f"Expected --option to be name=value, but got {text!r}.")
         try:
-            options[name] = ast.literal_eval(value)
+            options[name] = ast.literal_eval(literal)
         except (ValueError, SyntaxError):
-            options[name] = value
+            options[name] = literal
     return options
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Names with commas between them; None if nothing was typed."""
+    """Names separated by commas; None if the option was not passed."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

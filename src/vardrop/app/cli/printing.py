@@ -1,4 +1,4 @@
-"""What the commands print: tables, or JSON lines."""
+"""The output of the commands: tables, or JSON lines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _FALLEN = 0.95  # the fraction of the MACs above which a model counts as slow as before
 
 
-def say(text: str) -> None:
-    """Print a line without control characters, which names from files may hold."""
+def print_line(text: str) -> None:
+    """Print a line without control characters, which names from files may contain."""
     print(printable(text))
 
 
-def _print_event(event: str, run: Run, values: Mapping[str, Any]) -> None:
-    print(json.dumps({"event": event, "directory": str(run.directory), **values}))
+def _print_event(event: str, run: Run, content: Mapping[str, Any]) -> None:
+    print(json.dumps({"event": event, "directory": str(run.directory), **content}))
 
 
 def methods(listed: Sequence[Method], as_json: bool) -> None:
@@ -48,79 +48,79 @@ def run(run: Run, as_json: bool) -> None:
     """Print the scores of a run, and its directory, in the first process only."""
     if os.environ.get("RANK", "0") != "0":
         return
-    results, count = run.results, run.about.sizes["test"]
+    stored, count = run.results, run.about.sizes["test"]
     if as_json:
-        return _print_event("result", run, results)
+        return _print_event("result", run, stored)
     on = f"{count:,} test examples" if count else "held-out examples"
-    _print_scores(f"{run.config.net} on {run.about.name}, scores on {on}", results)
+    _print_scores(f"{run.config.net} on {run.about.name}, scores on {on}", stored)
     for line in filter(None, [run.advice, f"run: {run.directory}"]):
-        say(line)
+        print_line(line)
 
 
 def rows(run: Run, scored: Mapping[str, Any], as_json: bool) -> None:
-    """Print the scores of a run on new rows."""
+    """Print the scores of a run on new examples."""
     if as_json:
         return _print_event("rows", run, scored)
     on = f"{scored['rows']:,} rows of {scored['data']}"
     _print_scores(f"{run.config.net} of {run.directory}, scores on {on}", scored)
 
 
-def _print_scores(head: str, results: Mapping[str, Any]) -> None:
-    columns = score_columns(results)
+def _print_scores(head: str, scored: Mapping[str, Any]) -> None:
+    columns = score_columns(scored)
     table = Table("score", *(Column(name, justify="right") for name in columns), "better")
-    lines = {
-        title(name): (name, [number(scores.get(name)) for scores in columns.values()])
+    lines = [
+        (title(name), name, [number(scores.get(name)) for scores in columns.values()])
         for name in next(iter(columns.values()), {})
-    }
-    for data, scores in results.get("ood", {}).items():
-        gaps = [""] * (len(columns) - 1)
-        lines |= {f"{data}: {title(k)}": (k, [number(v), *gaps]) for k, v in scores.items()}
-    for label, (name, cells) in lines.items():
+    ]
+    gaps = [""] * (len(columns) - 1)
+    for images, areas in scored.get("ood", {}).items():
+        lines += [(f"{images}: {title(k)}", k, [number(v), *gaps]) for k, v in areas.items()]
+    for label, name, cells in lines:
         table.add_row(label, *cells, SCORES[name].better if name in SCORES else "")
-    say(head)
+    print_line(head)
     Console().print(table)
-    for line in results.get("notes", []):
-        say(line)
+    for note in scored.get("notes", []):
+        print_line(note)
 
 
 def compression(run: Run, plan: ShrinkPlan, as_json: bool) -> None:
-    """Print what was removed, layer by layer, and the scores on test data."""
-    results = run.results["compression"]
+    """Print the removed weights of each layer, and the scores on test data."""
+    stored = run.results["compression"]
     if as_json:
-        return _print_event("compression", run, results)
-    say(str(plan))
-    if results["macs_after"] > _FALLEN * results["macs_before"]:
-        say(
+        return _print_event("compression", run, stored)
+    print_line(str(plan))
+    if stored["macs_after"] > _FALLEN * stored["macs_before"]:
+        print_line(
             "The MACs hardly fell: removing weights saves bytes (vardrop.pack), not latency. "
             f"For latency: vardrop compress {run.directory} --macs 0.5"
         )
-    say(f"threshold {results['threshold']:.4g}, {_test_scores(results)}")
-    say(f"small model: {run.directory / SMALL}, {results['bytes']:,} bytes")
-    packed = results["packed_bytes"]
+    print_line(f"threshold {stored['threshold']:.4g}, {_test_scores(stored)}")
+    print_line(f"small model: {run.directory / SMALL}, {stored['bytes']:,} bytes")
+    packed = stored["packed_bytes"]
     fewer = f"{plan.total('bytes')[0] / packed:.0f} times fewer than before"
-    say(f"packed: {run.directory / PACKED}, {packed:,} bytes, {fewer}")
+    print_line(f"packed: {run.directory / PACKED}, {packed:,} bytes, {fewer}")
 
 
 def slim(run: Run, report: Slimmed, as_json: bool) -> None:
     """Print the budget that a model was trained to, and the scores on test data."""
-    results = run.results["compression"]
+    stored = run.results["compression"]
     if as_json:
-        return _print_event("compression", run, results)
-    repeated = {*report.notes, report.plan.proof}  # the report says them too
+        return _print_event("compression", run, stored)
+    repeated = {*report.notes, report.plan.proof}  # they are in the report too
     layers = [line for line in str(report.plan).splitlines() if line not in repeated]
-    say("\n".join([*layers, str(report), _test_scores(results)]))
-    say(f"small model: {run.directory / SMALL}")
+    print_line("\n".join([*layers, str(report), _test_scores(stored)]))
+    print_line(f"small model: {run.directory / SMALL}")
 
 
-def _test_scores(results: Mapping[str, Any]) -> str:
-    before, after = (number(results[f"test_score_{when}"]) for when in ("before", "after"))
-    return f"{results['score']} on test data {before} -> {after}"
+def _test_scores(stored: Mapping[str, Any]) -> str:
+    before, after = (number(stored[f"test_score_{when}"]) for when in ("before", "after"))
+    return f"{stored['score']} on test data {before} -> {after}"
 
 
 def comparison(
     compared: Comparison, scores: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
-    """Print a comparison, and where it was written."""
+    """Print a comparison, and the files that were written."""
     if as_json:
         print(
             json.dumps(to_json_safe({"event": "comparison", **compared.to_json()}), allow_nan=False)
@@ -128,6 +128,6 @@ def comparison(
         return
     from vardrop.app.report.comparison import FILE, PICTURE
 
-    say(compared.table(scores))
+    print_line(compared.table(scores))
     if out is not None:
-        say(f"written: {out / FILE} and {out / PICTURE}")
+        print_line(f"written: {out / FILE} and {out / PICTURE}")

@@ -1,4 +1,4 @@
-"""The program: options anywhere, one command, one line on stderr for an error."""
+"""The program: parse the global options, run one command, print errors as one line on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
 
 from vardrop._core.checks import printable, suggest
 from vardrop._core.errors import VardropError, import_optional
@@ -24,26 +23,32 @@ _ANYWHERE = ("--debug", "--quiet", "--version", "--import")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit; an error is one line on stderr, or a traceback with --debug."""
+    """Run a command and exit. An error is one line on stderr, or a traceback with --debug."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     options, others = _split_options(words)
     silent = "--quiet" in options and "--json" not in others
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()) if silent else nullcontext():
-            warnings.showwarning = _print_warning
+            warnings.showwarning = lambda message, *_, **__: _print(
+                f"warning: {' '.join(str(message).split())}"
+            )
             code = app([*options, *others], prog_name="vardrop", standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt) as error:  # any error ends as one line on stderr
+    except (Exception, KeyboardInterrupt) as error:  # users see one line for any error
         if "--debug" in options:
             raise
         text, code = _describe(error)
-        print(f"vardrop: {printable(text)}", file=sys.stderr)
+        _print(text)
     sys.exit(code or 0)
 
 
+def _print(text: str) -> None:
+    print(f"vardrop: {printable(text)}", file=sys.stderr)
+
+
 def _split_options(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of the program, which may be anywhere, and the command with its own."""
+    """The options of the program, which may be anywhere, and the command with its options."""
     options: list[str] = []
     others: list[str] = []
     words = iter(typed)
@@ -58,10 +63,6 @@ def _split_options(typed: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             options.append(word)
     return options, others
-
-
-def _print_warning(message: Warning | str, *where: Any, **options: Any) -> None:
-    print(f"vardrop: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
@@ -81,5 +82,5 @@ def _describe(error: BaseException) -> tuple[str, int]:
         end = "" if message.endswith("?") else "."
         return " ".join(f"{message}{end}{meant}{hint}".split()), 2
     expected = isinstance(error, VardropError)
-    text = str(error) if expected else f"{type(error).__name__}: {error}. See --debug for where."
+    text = str(error) if expected else f"{type(error).__name__}: {error}. See --debug."
     return " ".join(text.split()), 1

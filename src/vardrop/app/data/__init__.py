@@ -17,13 +17,5 @@ from vardrop.app.data.images import (
     load_cifar10 as load_cifar10,
 )
 from vardrop.app.data.preprocessing import Preprocessing as Preprocessing
-from vardrop.app.data.splits import (
-    About as About,
-    Dataset as Dataset,
-    Part as Part,
-    Roles as Roles,
-)
-from vardrop.app.data.tables import (
-    describe as describe,
-    read_table as read_table,
-)
+from vardrop.app.data.splits import About as About, Dataset as Dataset, Part as Part, Roles as Roles
+from vardrop.app.data.tables import describe as describe, read_table as read_table

@@ -1,4 +1,4 @@
-"""`load_dataset`: data by name, files, DataFrames and tensors, in three parts."""
+"""`load_dataset`: named data, files, DataFrames and tensors, split into three parts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.images import Images, ImageSet, idx_set, load_cifar10
 from vardrop.app.data.inputs import KINDS, Table, Tensors, read_input
-from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers
-from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, parts_named, split_rows
+from vardrop.app.data.preprocessing import Task, label, to_days, to_numbers, to_tensor
+from vardrop.app.data.splits import PARTS, Dataset, Part, Roles, checksum, read_parts, split_rows
 from vardrop.app.data.tables import SUFFIXES, check_columns, fit_preprocessing, infer_task, is_table
 
 if TYPE_CHECKING:
     import pandas
+
+    from vardrop.app.data.inputs import Source
 
 _TABLES = ("iris", "wine", "breast_cancer", "diabetes")
 IMAGE_SETS: dict[str, ImageSet] = {
@@ -43,20 +45,20 @@ IMAGE_SETS: dict[str, ImageSet] = {
     ),
     "cifar10": ImageSet(load_cifar10),
 }
-_TRAINABLE = tuple(name for name, known in IMAGE_SETS.items() if "train" in known.splits)
+_TRAINABLE = tuple(name for name, images in IMAGE_SETS.items() if "train" in images.splits)
 DATASETS = ("digits", *_TABLES, *_TRAINABLE)
 OUT_OF_DISTRIBUTION = ("digits", *IMAGE_SETS, "photos")
-_REGISTERED: dict[str, Callable[[], Any]] = {}
-_MARKS = {"sep", "decimal", "thousands"}  # how the cells of a file are read
+_REGISTERED: dict[str, Callable[[], Source]] = {}
+_MARKS = {"sep", "decimal", "thousands"}  # of the cells of a file
 _COLUMNS = {f.name for f in dataclasses.fields(Roles)} - _MARKS - {"stratify", "task"}
 
 
-def register_dataset(name: str, load: Callable[[], Any]) -> None:
+def register_dataset(name: str, load: Callable[[], Source]) -> None:
     """Register custom data under a name, for `fit` and the command line.
 
     Args:
-        name: how it is asked for; no name that is taken.
-        load: gives the data: a DataFrame, a pair (X, y), or whatever else `load_dataset` takes.
+        name: a new name.
+        load: returns the data: a DataFrame, a pair (X, y), or other data of `load_dataset`.
 
     >>> import vardrop as vd
     >>> vd.register_dataset("steps", lambda: ([[float(i)] for i in range(10)], [0, 1] * 5))
@@ -64,9 +66,9 @@ def register_dataset(name: str, load: Callable[[], Any]) -> None:
     {'train': 7, 'validation': 1, 'test': 2}
     """
     if not isinstance(name, str) or name in dataset_names() or is_table(name):
-        raise VardropError(f"Expected `name` to be a text that is not taken, but got {name!r}.")
+        raise VardropError(f"Expected `name` to be a new name, but got {name!r}.")
     if not callable(load):
-        raise VardropError(f"Expected `load` to be a function that gives data, but got {load!r}.")
+        raise VardropError(f"Expected `load` to be a function, but got {load!r}.")
     _REGISTERED[name] = load
 
 
@@ -76,34 +78,42 @@ def dataset_names() -> tuple[str, ...]:
 
 
 def load_dataset(
-    data: Any,
+    data: Source,
     target: str | None = None,
     task: Task | None = None,
     drop: Sequence[str] = (),
     directory: str | Path | None = None,
     seed: int = 0,
-    validation: Any = None,
-    test: Any = None,
+    validation: Source | None = None,
+    test: Source | bool | None = None,
     **roles: Any,
 ) -> Dataset:
     """Load data for training, validation and test.
 
-    A tenth is held out for validation and a fifth for test, if they are not given and the data have
-    no usual test set. Classes are stratified as far as their rows allow.
+    By default a tenth is held out for validation. A fifth is held out for test, unless the data
+    have a standard test set. Classes are stratified if they have enough examples.
 
     Args:
-        data: a name of `DATASETS` or of `register_dataset`, such as "digits"; a CSV or Parquet
-            file; a DataFrame with its `target`; a pair (X, y) of arrays, tensors or DataFrames; a
-            torch `Dataset` or `DataLoader`, which is read into memory. For data larger than memory
-            see `vardrop.tuning.train`, which takes any iterable of batches.
+        data: one of these:
+
+            - a name of `DATASETS` or of `register_dataset`, such as "digits"
+            - a CSV or Parquet file
+            - a DataFrame with its `target`
+            - a pair (X, y) of arrays, tensors or DataFrames
+            - a torch `Dataset` or `DataLoader`, which is read into memory. For data larger than
+              memory see `vardrop.tuning.train`, which takes any iterable of batches.
+
         target: the target column of a table.
-        task: "classification" or "regression"; inferred from the target if None.
+        task: "classification" or "regression", inferred from the target by default.
         drop: columns of a table to leave out.
-        directory: of the image sets; see `data_directory`.
-        seed: of the split.
-        validation, test: custom data for these parts, of the same kind as `data`; with test=False
-            no rows are held out for the test.
-        roles: what other columns are for, and how the cells of a file are read; see `Roles`.
+        directory: directory of the image sets, see `data_directory`.
+        seed: seed of the split.
+        validation, test: custom data for these parts, of the same kind as `data`. With test=False
+            no examples are held out for the test.
+        roles: roles of other columns and the format of cells, see `Roles`.
+
+    Returns:
+        The three parts and their description.
 
     >>> load_dataset("digits").sizes
     {'train': 1258, 'validation': 180, 'test': 359}
@@ -113,7 +123,7 @@ def load_dataset(
     parts = {"train": data, "validation": validation, "test": None if test is False else test}
     if name in DATASETS:
         if validation is not None or parts["test"] is not None:
-            raise VardropError(f"The data {name} have their own parts. Leave yours out.")
+            raise VardropError(f"`validation` and `test` cannot be combined with the data {name}.")
         named_task: Task = "regression" if name == "diabetes" else "classification"
         _check_roles(wanted, _COLUMNS | _MARKS, f"the data {name}", named_task)
         parts["train"], usual_test = _load_named(name, directory)
@@ -131,7 +141,7 @@ def load_dataset(
 
 
 def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None = None) -> None:
-    """Raise for a role among `names` that was given, and for another task than `task`."""
+    """Raise an error if a role among `names` was passed, or another task than `task`."""
     usual = Roles()
     wrong = [name for name in sorted(names) if getattr(roles, name) != getattr(usual, name)]
     if task is not None and roles.task not in (None, task):
@@ -140,8 +150,8 @@ def _check_roles(roles: Roles, names: set[str], source: str, task: Task | None =
         raise VardropError(f"`{wrong[0]}` cannot be combined with {source}. Leave it out.")
 
 
-def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | None]:
-    """The data of a name, and their usual test set."""
+def _load_named(name: str, directory: str | Path | None) -> tuple[Source, Images | None]:
+    """Named data, and their standard test set."""
     if name == "digits":
         return digits(), None
     if name not in _TABLES:
@@ -153,16 +163,19 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[Any, Images | 
 
 
 def _join(
-    data: dict[str, Any], roles: Roles, seed: int, name: str | None, without: str | None
+    data: dict[str, Source | None], roles: Roles, seed: int, name: str | None, without: str | None
 ) -> Dataset:
-    """All rows at once, with the part of those that were given for one."""
-    inputs = {"train": read_input(data["train"], roles)}
-    texts = _text_columns(inputs["train"])
+    """Join the parts that were passed, and split the rest."""
+    first = read_input(data["train"], roles)
+    columns = first.rows.items() if isinstance(first, Table) else ()
+    infer = import_optional("pandas").api.types.infer_dtype
+    # Columns that are texts in the training file are texts in all other files.
+    texts = [str(column) for column, cells in columns if infer(cells, skipna=True) == "string"]
     others = {part: d for part, d in data.items() if part != "train" and d is not None}
-    inputs |= {part: read_input(d, roles, texts) for part, d in others.items()}
-    first, *rest = inputs.values()
-    if any(type(one) is not type(first) for one in rest):
+    rest = {part: read_input(d, roles, texts) for part, d in others.items()}
+    if any(type(one) is not type(first) for one in rest.values()):
         raise VardropError(f"Expected `validation` and `test` of the kind of `data`: {KINDS}.")
+    inputs, name = {"train": first, **rest}, name or first.name
     sums = "".join(one.checksum for one in inputs.values())
     total = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}" if rest else first.checksum
     parts = [part for part, one in inputs.items() for _ in range(len(one.rows))] if rest else None
@@ -172,29 +185,13 @@ def _join(
             if absent := sorted(set(first.rows.columns) - set(frame.columns)):
                 raise VardropError(f"Expected the {part} data to have the columns {absent}.")
         frame = import_optional("pandas").concat(list(frames.values()), ignore_index=True)
-        table = Table(frame, name or first.name, total, first.target)
-        return _split_table(table, roles, seed, parts, without)
+        return _split_table(Table(frame, name, total, first.target), roles, seed, parts, without)
     _check_roles(roles, _COLUMNS, "tensors of more than two axes", "classification")
     tensors = [one for one in inputs.values() if isinstance(one, Tensors)]
     x, y = torch.cat([one.rows for one in tensors]), torch.cat([one.y for one in tensors])
-    return _split_tensors(Tensors(x, name or first.name, total, y), roles, seed, parts, without)
-
-
-def _text_columns(data: Table | Tensors) -> list[str]:
-    """The columns that are texts in the training file, and so in all other files."""
-    columns = data.rows.items() if isinstance(data, Table) else ()
-    infer = import_optional("pandas").api.types.infer_dtype
-    return [str(name) for name, values in columns if infer(values, skipna=True) == "string"]
-
-
-def _split_tensors(
-    data: Tensors, roles: Roles, seed: int, parts: list[str] | None, without: str | None
-) -> Dataset:
-    y, strata = data.y, data.y if roles.stratify else None
-    rows = split_rows(len(y), seed, data.name, parts, strata, without=without)
-    classes = tuple(map(str, range(int(y.max()) + 1)))
-    about = {"name": data.name, "checksum": data.checksum, "classes": classes}
-    return _dataset(Part(data.rows, y), rows, kind="image", task="classification", **about)
+    rows = split_rows(len(y), seed, name, parts, y if roles.stratify else None, without=without)
+    about = {"name": name, "checksum": total, "classes": tuple(map(str, range(int(y.max()) + 1)))}
+    return _dataset(Part(x, y), rows, kind="image", task="classification", **about)
 
 
 def _split_table(
@@ -204,7 +201,7 @@ def _split_table(
     target = check_columns(table, dataclasses.replace(roles, target=target), name)
     task, note = (roles.task, "") if roles.task else infer_task(table[target], name)
     if roles.split is not None:
-        parts = parts_named(table[roles.split], roles.split, name)
+        parts = read_parts(table[roles.split], roles.split, name)
     stratified = task == "classification" and roles.stratify
     classes = _codes(table[target].map(label)) if stratified else None
     groups = None if roles.group is None else _codes(table[roles.group])
@@ -227,26 +224,26 @@ def _dataset(everything: Part, rows: dict[str, Tensor], **about: Any) -> Dataset
     return Dataset(shape=tuple(everything.x.shape[1:]), **parts, **about)
 
 
-def _codes(values: pandas.Series) -> Tensor:
-    """Numbers of equal values; missing ones are equal."""
-    return torch.tensor(import_optional("pandas").factorize(values, use_na_sentinel=False)[0])
+def _codes(column: pandas.Series) -> Tensor:
+    """One number for each distinct cell. Missing cells are equal."""
+    return torch.tensor(import_optional("pandas").factorize(column, use_na_sentinel=False)[0])
 
 
-def _times(values: pandas.Series, roles: Roles, source: str) -> Tensor:
-    """Numbers that rise with time."""
-    if bool(values.isna().any()):
-        raise VardropError(f"Expected a time in every row of column '{values.name}' of {source}.")
-    if import_optional("pandas").api.types.is_numeric_dtype(values):
-        return torch.tensor(to_numbers(values, source).to_numpy(copy=True))
-    return to_days(values, roles.date_format, source)
+def _times(column: pandas.Series, roles: Roles, source: str) -> Tensor:
+    """Numbers that increase with time."""
+    if bool(column.isna().any()):
+        raise VardropError(f"Expected a time in every row of column '{column.name}' of {source}.")
+    if import_optional("pandas").api.types.is_numeric_dtype(column):
+        return to_tensor(to_numbers(column, source))
+    return to_days(column, roles.date_format, source)
 
 
-def row_weights(values: pandas.Series, source: str) -> Tensor:
+def row_weights(column: pandas.Series, source: str) -> Tensor:
     """The weight of each row, (N,)."""
-    weights = torch.tensor(to_numbers(values, source).to_numpy(copy=True), dtype=torch.float32)
+    weights = to_tensor(to_numbers(column, source)).float()
     if not bool((weights >= 0).all()) or float(weights.sum()) == 0:
-        column = f"column '{values.name}' of {source}"
-        raise VardropError(f"Expected weights in {column} in every row, at least 0, not all 0.")
+        name = f"column '{column.name}' of {source}"
+        raise VardropError(f"Expected weights in {name} in every row, at least 0, not all 0.")
     return weights
 
 
@@ -263,7 +260,7 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
     Args:
         name: one of `IMAGE_SETS`, such as "mnist".
         split: "train" or "test".
-        directory: see `data_directory`; what is not there is fetched into a cache.
+        directory: see `data_directory`. Missing files are downloaded into a cache.
     """
     if name not in IMAGE_SETS or split not in IMAGE_SETS[name].splits:
         names = ", ".join(f"{n}/{s}" for n, images in IMAGE_SETS.items() for s in images.splits)
@@ -274,7 +271,7 @@ def load_images(name: str, split: str = "train", directory: str | Path | None = 
 def load_out_of_distribution(
     name: str, shape: tuple[int, ...], directory: str | Path | None = None
 ) -> Tensor:
-    """Test images of another set, brought to the shape (channels, height, width) of a net.
+    """Test images of another set, resized to the inputs (channels, height, width) of a model.
 
     Args:
         name: an image set, or "photos": patches of scikit-learn's two photographs.
@@ -282,19 +279,17 @@ def load_out_of_distribution(
         directory: of the image sets.
     """
     if len(shape) != 3:
-        raise VardropError(f"Expected a net on images to compare with {name!r}, not {shape}.")
+        raise VardropError(f"Expected a model on images to compare with {name!r}, not {shape}.")
     if name not in OUT_OF_DISTRIBUTION:
         names, hint = ", ".join(OUT_OF_DISTRIBUTION), suggest(name, OUT_OF_DISTRIBUTION)
         raise VardropError(f"Expected other data among {names}, but got {name!r}.{hint}")
-    makers = {"digits": digits, "photos": _photos}
-    x = makers[name]().x if name in makers else load_images(name, "test", directory).x
+    if name == "photos":
+        bunch = import_optional("sklearn.datasets").load_sample_images()
+        x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255
+        patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
+        x = patches.reshape(-1, 3, 32, 32)
+    else:
+        x = digits().x if name == "digits" else load_images(name, "test", directory).x
     grey = x.mean(1, keepdim=True) if shape[0] == 1 else x
     sized = torch.nn.functional.interpolate(grey, shape[1:], mode="bilinear", antialias=True)
     return sized.expand(-1, shape[0], -1, -1).contiguous()
-
-
-def _photos() -> Images:
-    bunch = import_optional("sklearn.datasets").load_sample_images()
-    x = torch.stack([torch.tensor(p) for p in bunch.images]).permute(0, 3, 1, 2).float() / 255
-    patches = x.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5)
-    return Images(patches.reshape(-1, 3, 32, 32), torch.zeros(0))

@@ -1,4 +1,4 @@
-"""Image sets: their files, found or fetched and checked by MD5, and how they are read."""
+"""Image sets: their files, downloaded and checked by MD5, and their readers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ def data_directory(directory: str | Path | None = None) -> Path | None:
 def find(
     name: str, file: str, md5: str, source: str | None, directory: str | Path | None = None
 ) -> bytes:
-    """The content of one file of a set, checked by MD5: from the directory, the cache, the source.
+    """The content of one file of a set, checked by MD5.
 
-    A set without a source has to be put in place by hand.
+    Args:
+        name, file: the folder and the file.
+        md5: the checksum.
+        source: the address to download a missing file from; None if it has to be put there.
+        directory: see `data_directory`.
     """
     root = data_directory(directory)
     path = Path(name) / file if root is None else root / name / file
@@ -44,11 +48,11 @@ def find(
 
 
 def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> Path:
-    """Download a file into pooch's cache; the file there, if it was fetched before."""
-    problem = f"Expected the file {absent}, but it is not there"
+    """A file in pooch's cache, downloaded if it is not there yet."""
+    problem = f"File not found: {absent}."
     remedy = f"Put it there, or set VARDROP_DATA to the directory that holds {name}/{file}."
     if source is None:
-        raise VardropError(f"{problem}. {remedy}")
+        raise VardropError(f"{problem} {remedy}")
     pooch = import_optional("pooch")
     pooch.get_logger().setLevel("WARNING")
     cache = pooch.os_cache("vardrop") / name
@@ -56,7 +60,7 @@ def _fetch(name: str, file: str, md5: str, source: str | None, absent: Path) -> 
         return Path(pooch.retrieve(source + file, f"md5:{md5}", file, cache))
     except (OSError, ValueError) as failure:
         reason = " ".join(str(failure).split())[:200]
-        text = f"{problem}, and fetching it from {source} failed: {reason}. {remedy}"
+        text = f"{problem} The download from {source} failed: {reason}. {remedy}"
         raise VardropError(text) from failure
 
 
@@ -75,9 +79,9 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """How the splits of an image set are read, and the MD5 of their files if it is known.
+    """The reader of an image set, its splits, and the MD5 of their files.
 
-    A set with the split "train" can be trained on; any other is for tests out of distribution.
+    A set with the split "train" can be trained on. Any other is for tests out of distribution.
     """
 
     read: Callable[[str, str | Path | None], Images]  # (split, directory)
@@ -89,9 +93,9 @@ def idx_set(name: str, source: str | None, **md5: tuple[str, str]) -> ImageSet:
     """A set in the IDX format.
 
     Args:
-        name: of its folder.
-        source: the address of its files; None if they have to be put in place by hand.
-        md5: of the compressed images and labels, by split.
+        name: the name of its folder.
+        source: the address of its files; None if they have to be put there.
+        md5: checksums of the compressed images and labels, by split.
     """
 
     def read(split: str, directory: str | Path | None) -> Images:
@@ -134,23 +138,21 @@ def load_cifar10(split: str = "train", directory: str | Path | None = None) -> I
 def _from_archive(raw: bytes, split: str) -> Images:
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
         parts = [archive.extractfile(f"cifar-10-batches-bin/{b}.bin") for b in _BATCHES[split]]
-        data = b"".join(part.read() for part in parts if part is not None)
-    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 1 + 3 * 32 * 32)
+        content = b"".join(part.read() for part in parts if part is not None)
+    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, 1 + 3 * 32 * 32)
     return Images(rows[:, 1:].reshape(-1, 3, 32, 32).float().div_(255), rows[:, 0].long())
 
 
 def _from_pngs(root: Path, split: str) -> Images:
+    image, array, batches = import_optional("PIL.Image"), import_optional("numpy").array, []
     try:
-        x = torch.cat([_read_png(root / f"{batch}.png") for batch in _BATCHES[split]])
-        x = x.view(-1, 32, 32, 3).permute(0, 3, 1, 2).float().div_(255)
+        for batch in _BATCHES[split]:
+            with image.open(root / f"{batch}.png") as file:
+                batches.append(torch.from_numpy(array(file.convert("RGB"))))
+        x = torch.cat(batches).view(-1, 32, 32, 3).permute(0, 3, 1, 2).float().div_(255)
         y = torch.tensor(read_json(root / _LABELS[split]))
     except (OSError, SyntaxError, TypeError, ValueError, RuntimeError) as broken:
         raise VardropError(f"Expected PNGs and their labels in {root}: {broken}.") from broken
     if y.shape != x.shape[:1]:
         raise VardropError(f"Expected {len(x)} labels in {root}, but got {tuple(y.shape)}.")
     return Images(x, y)
-
-
-def _read_png(path: Path) -> Tensor:
-    with import_optional("PIL.Image").open(path) as image:
-        return torch.from_numpy(import_optional("numpy").array(image.convert("RGB")))

@@ -1,15 +1,15 @@
-"""Data as users hold them, as one table or as tensors: files, DataFrames, arrays, loaders."""
+"""Read files, DataFrames, arrays and loaders as one table or as tensors."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.app.data.splits import Roles, checksum
@@ -17,8 +17,13 @@ from vardrop.app.data.tables import check_frame, read_table
 
 if TYPE_CHECKING:
     import pandas
+    from numpy.typing import ArrayLike, NDArray
 
-TARGET = "target"  # the name of a target that has none
+    Array: TypeAlias = ArrayLike | Tensor | pandas.DataFrame
+    Examples: TypeAlias = TorchDataset[Any] | DataLoader[Any]
+    Source: TypeAlias = str | Path | Array | tuple[Array, Array] | Examples
+
+TARGET = "target"  # the default name of the target
 LARGEST = 4_000_000_000  # bytes of the inputs of a loader that are read into memory
 KINDS = (
     "a name, a file, a DataFrame with `target`, a pair (X, y) of arrays, tensors or DataFrames, "
@@ -27,7 +32,7 @@ KINDS = (
 
 
 class Table(NamedTuple):
-    """Rows with named columns, one of them the target if that is known."""
+    """Rows with named columns, and the name of the target column or None."""
 
     rows: pandas.DataFrame
     name: str
@@ -36,7 +41,7 @@ class Table(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """Inputs with more than two axes, such as images, and a class each."""
+    """Inputs with more than two axes, such as images, and their classes."""
 
     rows: Tensor
     name: str
@@ -44,12 +49,12 @@ class Tensors(NamedTuple):
     y: Tensor
 
 
-def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | Tensors:
+def read_input(data: Source, roles: Roles, texts: Collection[str] = ()) -> Table | Tensors:
     """Read data into memory.
 
     Args:
-        data: anything among `KINDS` but a name.
-        roles: with the target, and how the cells of a file are read.
+        data: any of `KINDS` except a name.
+        roles: the target, and the format of the cells of a file.
         texts: columns of a file to read as texts, see `read_table`.
 
     >>> read_input(([[1.0, 2.0], [3.0, 4.0]], [0, 1]), Roles()).rows.columns.tolist()
@@ -62,7 +67,7 @@ def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | 
         return Table(frame, str(data), f"sha256:{digest}", roles.target)
     if (table := to_frame(data)) is not None:
         return Table(table, "the DataFrame", _hash(table), roles.target)
-    if isinstance(data, DataLoader | torch.utils.data.Dataset):
+    if isinstance(data, DataLoader | TorchDataset):
         data = _collect(data)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise VardropError(f"Expected `data` to be {KINDS}, but got {type(data).__name__}.")
@@ -70,82 +75,89 @@ def read_input(data: Any, roles: Roles, texts: Collection[str] = ()) -> Table | 
     return _read_tensors(x, y) if getattr(x, "ndim", 2) > 2 else _read_pair(x, y, roles.target)
 
 
-def frame_of(x: Any, names: Sequence[str]) -> pandas.DataFrame:
-    """Rows to predict, as a table: a DataFrame unchanged, an array with these names of columns."""
+def frame_of(x: Array, names: Sequence[str]) -> pandas.DataFrame:
+    """A table of examples to predict: a DataFrame unchanged, or an array with these column names.
+
+    Args:
+        x: a DataFrame, or an array with one column per name.
+        names: the columns of the training data.
+    """
     frame = to_frame(x)
     if frame is not None:
         return frame
-    values = _to_numpy(x)
-    if values.ndim != 2 or values.shape[1] != len(names):
-        shape = f"the shape {values.shape}. Pass a DataFrame with their names."
+    array = _to_numpy(x)
+    if array.ndim != 2 or array.shape[1] != len(names):
+        shape = f"the shape {array.shape}. Pass a DataFrame with their names."
         raise VardropError(f"Expected {len(names)} columns, as in the training data, not {shape}")
-    return import_optional("pandas").DataFrame(values, columns=list(names))
+    return import_optional("pandas").DataFrame(array, columns=list(names))
 
 
-def to_frame(data: Any) -> pandas.DataFrame | None:
-    """A DataFrame of pandas or polars as one of pandas, with texts as names; None for others."""
-    pandas = import_optional("pandas")
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """A name with as many underscores after it as distinguish it from the others."""
+    others = set(taken)
+    while name in others:
+        name += "_"
+    return name
+
+
+def to_frame(data: Source) -> pandas.DataFrame | None:
+    """A DataFrame of pandas or polars as one of pandas; None for other data."""
+    frame: pandas.DataFrame = data
+    make_frame = import_optional("pandas").DataFrame
     if type(data).__module__.startswith("polars") and hasattr(data, "columns"):
-        data = pandas.DataFrame({name: data[name].to_list() for name in data.columns})
-    if not isinstance(data, pandas.DataFrame):
-        return None
-    return check_frame(data, "the DataFrame")
+        frame = make_frame({name: frame[name].to_list() for name in frame.columns})
+    return check_frame(frame, "the DataFrame") if isinstance(frame, make_frame) else None
 
 
-def _to_numpy(values: Any) -> Any:
+def _to_numpy(array: Array) -> NDArray[Any]:
     return import_optional("numpy").asarray(
-        values.detach().cpu() if isinstance(values, Tensor) else values
+        array.detach().cpu() if isinstance(array, Tensor) else array
     )
 
 
-def _read_pair(x: Any, y: Any, target: str | None) -> Table:
-    frame, values = to_frame(x), _to_numpy(y)
+def _read_pair(x: Array, y: Array, target: str | None) -> Table:
+    frame, targets = to_frame(x), _to_numpy(y)
     if frame is None:
         inputs = _to_numpy(x)
         if inputs.ndim != 2:
             raise VardropError(f"Expected `X` to be a table, but got the shape {inputs.shape}.")
         frame = frame_of(inputs, [f"x{i}" for i in range(inputs.shape[1])])
-    if values.shape not in ((len(frame),), (len(frame), 1)):
-        rows, shape = len(frame), values.shape
+    rows = len(frame)
+    if targets.shape not in ((rows,), (rows, 1)):
+        shape = targets.shape
         raise VardropError(f"Expected `y` to have one value for each of {rows} rows, not {shape}.")
-    name = target or str(getattr(y, "name", None) or TARGET)
-    while name in frame.columns:
-        name += "_"
-    frame = frame.assign(**{name: values.reshape(-1)})
+    name = free_name(target or str(getattr(y, "name", None) or TARGET), frame.columns)
+    frame = frame.assign(**{name: targets.reshape(-1)})
     return Table(frame, "the arrays", _hash(frame), name)
 
 
-def _read_tensors(x: Any, y: Any) -> Tensors:
+def _read_tensors(x: Array, y: Array) -> Tensors:
     inputs, classes = torch.as_tensor(x).detach().float(), torch.as_tensor(y)
     if classes.is_floating_point() or classes.shape != inputs.shape[:1]:
-        raise VardropError(
-            f"Expected `y` to hold one class number for each of {len(inputs)} inputs, but got "
-            f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
-        )
+        wrong = f"{classes.dtype} of shape {tuple(classes.shape)}. Train with vardrop.ELBO instead."
+        raise VardropError(f"Expected `y` to hold a class for each input, but got {wrong}")
     return Tensors(inputs, "the tensors", checksum(inputs, classes.long()), classes.long())
 
 
-def _collect(data: Any) -> tuple[Tensor, ...]:
+def _collect(data: Examples) -> tuple[Tensor, ...]:
     """All examples of a dataset or a loader as two tensors."""
-    loader, kind = data if isinstance(data, DataLoader) else DataLoader(data, 1000), type(data)
-    batches, total = [], 0
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, 1000)
+    batches, total, name = [], 0, type(data).__name__
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise VardropError(f"Expected examples (input, target) from {kind.__name__}.")
+            raise VardropError(f"Expected examples (input, target) from {name}.")
         batches.append(batch)
         total += batch[0].nbytes
         if total > LARGEST:
-            raise VardropError(
-                f"{kind.__name__} has more than {LARGEST / 1e9:g} GB of inputs, too many to read "
-                "into memory. Train on its batches with `vardrop.tuning.train`."
-            )
+            text = f"{name} has more than {LARGEST / 1e9:g} GB of inputs, too many for the memory."
+            raise VardropError(f"{text} Train on its batches with `vardrop.tuning.train`.")
     if not batches:
-        raise VardropError(f"Expected {kind.__name__} to have examples, but got none.")
+        raise VardropError(f"Expected {name} to have examples, but got none.")
     return tuple(map(torch.cat, zip(*batches, strict=True)))
 
 
 def _hash(frame: pandas.DataFrame) -> str:
-    """SHA-256 of the names, types and values of a table; mixed objects are hashed as texts."""
+    """SHA-256 of the names, types and cells of a table. Mixed objects are hashed as texts."""
     mixed = {str(name): str for name, kind in frame.dtypes.items() if kind.kind == "O"}
     hashed = import_optional("pandas").util.hash_pandas_object(frame.astype(mixed), index=False)
     described = ",".join(f"{name}:{kind}" for name, kind in frame.dtypes.items())

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from vardrop._core.errors import VardropError, import_optional
+from vardrop.app.data.inputs import free_name
 from vardrop.app.data.preprocessing import (
     CategoryColumn,
     Column,
@@ -17,29 +18,30 @@ from vardrop.app.data.preprocessing import (
 
 if TYPE_CHECKING:
     import onnx
+    from numpy.typing import ArrayLike
 
-_NET = "net/"  # before all names of the model's own graph, so that a column may have any name
-_LABELS = 3  # the version of ai.onnx.ml, whose LabelEncoder looks up texts
+_NET = "net/"  # prefix of all names of the model's graph, so that a column may have any name
+_LABELS = 3  # the version of ai.onnx.ml with a LabelEncoder for texts
 
 
 def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> onnx.ModelProto:
     """A graph that takes the raw columns of a table instead of its first input.
 
-    Every column that the model uses is an input under its own name, with one value per row:
+    Every column that the model uses is an input with its name and one value per row:
 
-    - numbers in double precision, NaN for a missing one;
-    - dates in double precision as days since 2000-01-01 (UTC), NaN for a missing one;
-    - texts for categories; a new or empty one is none.
+    - numbers in double precision, NaN for a missing one
+    - dates in double precision as days since 2000-01-01 (UTC), NaN for a missing one
+    - texts for categories. A new or empty text is no category.
 
-    Other inputs and outputs stay; one that is called like a column gets an underscore after its
+    Other inputs and outputs stay. If one has the name of a column, it gets an underscore after its
     name.
 
     Args:
         model: any graph whose first input has the shape (batch, features) and type float.
-        preprocessing: of the rows that its model was trained on.
+        preprocessing: the preprocessing of the training data.
 
     Returns:
-        The new graph; its metadata have `columns`, the kind of each, and `target`, `task` and
+        The new graph. Its metadata have `columns` with the type of each, `target`, `task` and
         `classes`.
     """
     onnx = import_optional("onnx", "compress")
@@ -52,29 +54,25 @@ def with_preprocessing(model: onnx.ModelProto, preprocessing: Preprocessing) -> 
     graph, after = _Graph(onnx), []
     parts = [graph.add_column(column) for column in preprocessing.columns]
     graph.add("Concat", *parts, out=first.name, axis=1)
-    for value in others:
-        inner, value.name = value.name, _free_name(value.name, preprocessing)
-        graph.add("Identity", value.name, out=inner)
-    for value in inside.graph.output:
-        inner, value.name = value.name, _free_name(value.name, preprocessing)
-        after.append(onnx.helper.make_node("Identity", [inner], [value.name]))
+    names = [column.name for column in preprocessing.columns]
+    for port in others:
+        inner, port.name = port.name, free_name(port.name.removeprefix(_NET), names)
+        graph.add("Identity", port.name, out=inner)
+    for port in inside.graph.output:
+        inner, port.name = port.name, free_name(port.name.removeprefix(_NET), names)
+        after.append(onnx.helper.make_node("Identity", [inner], [port.name]))
     graph.nodes += [*inside.graph.node, *after]
-    for name, values in (("input", [*graph.inputs, *others]), ("node", graph.nodes)):
-        inside.graph.ClearField(name)
-        getattr(inside.graph, name).extend(values)
+    for field, protos in (("input", [*graph.inputs, *others]), ("node", graph.nodes)):
+        inside.graph.ClearField(field)
+        getattr(inside.graph, field).extend(protos)
     inside.graph.initializer.extend(graph.constants)
     _describe(onnx, inside, preprocessing)
     onnx.checker.check_model(inside)
     return inside
 
 
-def _free_name(name: str, preprocessing: Preprocessing) -> str:
-    name = name.removeprefix(_NET)
-    return f"{name}_" if name in {column.name for column in preprocessing.columns} else name
-
-
 def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -> None:
-    """Set the versions of operators, and what a reader has to know of the model."""
+    """Set the versions of operators and the metadata."""
     versions = {"ai.onnx.ml": _LABELS} | {o.domain: o.version for o in model.opset_import}
     model.ClearField("opset_import")
     model.opset_import.extend(onnx.helper.make_opsetid(*pair) for pair in versions.items())
@@ -88,41 +86,40 @@ def _describe(onnx: Any, model: onnx.ModelProto, preprocessing: Preprocessing) -
 
 
 class _Graph:
-    """Nodes, inputs and constants of the preprocessing; the names of results are numbers."""
+    """Nodes, inputs and constants of the preprocessing. Inner names are numbers."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx = onnx
-        self.inputs: list[Any] = []
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
 
     def add(self, kind: str, *names: str, out: str | None = None, **attributes: Any) -> str:
-        """Add an operation; the name of its result."""
+        """Add an operation, and return the name of its output."""
         name = out or f"raw/{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(kind, names, [name], **attributes))
         return name
 
-    def constant(self, values: Any, kind: str = "double") -> str:
-        """The name of a constant of a numpy type."""
+    def constant(self, numbers: ArrayLike, kind: str = "double") -> str:
+        """Add a constant of a numpy type, and return its name."""
         name = f"raw/constant {len(self.constants)}"
-        array = import_optional("numpy").array(values, dtype=kind)
+        array = import_optional("numpy").array(numbers, dtype=kind)
         self.constants.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 
     def to_columns(self, *names: str) -> str:
-        """Values (batch,) as columns (batch, count) in single precision."""
+        """Join tensors (batch,) as columns (batch, count) in single precision."""
         float32, axis = self.onnx.TensorProto.FLOAT, self.constant([1], "int64")
         floats = [self.add("Cast", name, to=float32) for name in names]
         return self.add("Concat", *(self.add("Unsqueeze", f, axis) for f in floats), axis=1)
 
     def add_column(self, column: Column) -> str:
-        """An input for a column, and the name of its columns of the tensor, (batch, width)."""
-        texts = isinstance(column, CategoryColumn)
-        kind = self.onnx.TensorProto.STRING if texts else self.onnx.TensorProto.DOUBLE
-        value = self.onnx.helper.make_tensor_value_info(column.name, kind, ["batch"])
-        self.inputs.append(value)
+        """Add an input for a column, and return the name of its tensor (batch, width)."""
+        types, make = self.onnx.TensorProto, self.onnx.helper.make_tensor_value_info
         if isinstance(column, CategoryColumn):
+            self.inputs.append(make(column.name, types.STRING, ["batch"]))
             return self._categories(column)
+        self.inputs.append(make(column.name, types.DOUBLE, ["batch"]))
         return self._numbers(column)
 
     def _numbers(self, column: NumberColumn | DateColumn) -> str:
@@ -137,7 +134,7 @@ class _Graph:
         return self.to_columns(*parts, *([missing] if column.missing else []))
 
     def _categories(self, column: CategoryColumn) -> str:
-        """One column of 0 and 1 each; or numbers from 1 on for an embedding, 0 for none."""
+        """A column of 0 and 1 for each category, or for an embedding their numbers from 1 on."""
         numbers = list(range(len(column.categories)))
         labels: Any = {"keys_strings": column.categories, "values_int64s": numbers}  # -1 for others
         codes = self.add("LabelEncoder", column.name, domain="ai.onnx.ml", **labels)

@@ -1,4 +1,4 @@
-"""From a table to tensors: what the training rows showed, kept as JSON, applied to any table."""
+"""The preprocessing of a table: learned from the training rows, stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from vardrop._core.errors import VardropError, import_optional
 
 if TYPE_CHECKING:
     import pandas
+    from numpy.typing import NDArray
 
 Task = Literal["classification", "regression"]
 VERSION = 1
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0  # periods of dates, in days
-_TRUTH = {"True", "False"}  # what pandas makes of true, TRUE and True alike
+_TRUTH = {"True", "False"}  # pandas reads true, TRUE and True alike
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class NumberColumn:
 
     @property
     def width(self) -> int:
-        """How many columns of the tensor it has."""
+        """The number of columns of the tensor."""
         return 1 + self.missing
 
-    def apply(self, values: pandas.Series, source: str) -> Tensor:
-        """Its columns of the tensor, (N, width)."""
-        numbers = _tensor(to_numbers(values, source))
+    def apply(self, cells: pandas.Series, source: str) -> Tensor:
+        """The columns of the tensor, (N, width)."""
+        numbers = to_tensor(to_numbers(cells, source))
         scaled = (torch.where(numbers.isnan(), self.median, numbers) - self.mean) / self.std
         return _stack([scaled], numbers.isnan(), self.missing)
 
@@ -52,10 +53,10 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """A column of categories: one 0/1 column each; all are 0 for a missing or unknown category.
+    """A column of categories: one 0/1 column each, all 0 for a missing or unknown category.
 
-    With `embedded` it is one column with the number of the category, from 1 on, for an embedding;
-    0 is a missing or unknown category.
+    With `embedded` it is one column with the number of the category, from 1 on, for an embedding.
+    There 0 is a missing or unknown category.
     """
 
     name: str
@@ -64,18 +65,18 @@ class CategoryColumn:
 
     @property
     def width(self) -> int:
-        """How many columns of the tensor it has."""
+        """The number of columns of the tensor."""
         return 1 if self.embedded else len(self.categories)
 
-    def codes(self, values: pandas.Series) -> Tensor:
-        """The number of each value's category, -1 for none."""
+    def codes(self, cells: pandas.Series) -> Tensor:
+        """The number of the category of each cell, -1 for none."""
         index = import_optional("pandas").Index(list(self.categories), dtype=object)
-        names = values.map(str, na_action="ignore").astype(object)
+        names = cells.map(str, na_action="ignore").astype(object)
         return torch.tensor(index.get_indexer(names.where(names.notna(), None)))
 
-    def apply(self, values: pandas.Series, source: str) -> Tensor:
-        """Its columns of the tensor, (N, width)."""
-        codes = self.codes(values).unsqueeze(1)
+    def apply(self, cells: pandas.Series, source: str) -> Tensor:
+        """The columns of the tensor, (N, width)."""
+        codes = self.codes(cells).unsqueeze(1)
         return (codes + 1 if self.embedded else codes == torch.arange(self.width)).float()
 
     def __str__(self) -> str:
@@ -89,7 +90,7 @@ class DateColumn:
     """A column of dates: scaled days since 2000-01-01, and their place in the year and the week.
 
     Texts are read with `date_format`, ISO 8601 if that is None. With `hours` there is the place in
-    the day too; with `missing` a last column marks the missing values.
+    the day too. With `missing` a last column marks the missing values.
     """
 
     name: str
@@ -106,12 +107,12 @@ class DateColumn:
 
     @property
     def width(self) -> int:
-        """How many columns of the tensor it has."""
+        """The number of columns of the tensor."""
         return 1 + 2 * len(self.periods) + self.missing
 
-    def apply(self, values: pandas.Series, source: str) -> Tensor:
-        """Its columns of the tensor, (N, width)."""
-        days = to_days(values, self.date_format, source)
+    def apply(self, cells: pandas.Series, source: str) -> Tensor:
+        """The columns of the tensor, (N, width)."""
+        days = to_days(cells, self.date_format, source)
         filled = torch.where(days.isnan(), self.mean, days)
         angles = [2 * math.pi * filled / period for period in self.periods]
         waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
@@ -122,15 +123,25 @@ class DateColumn:
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
-_KINDS: dict[str, Any] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
+_KINDS: dict[str, type[Column]] = {
+    "number": NumberColumn,
+    "category": CategoryColumn,
+    "date": DateColumn,
+}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the training rows of a table showed: its columns, its target, the target's scale.
+    """The columns of a table, its target and the target's scale, learned from the training rows.
 
-    `dropped` holds columns that were left out, each with the reason; `note` what was decided about
-    the target, if anything was.
+    Args:
+        target: the name of the target column.
+        task: classification or regression.
+        columns: the columns that are inputs.
+        classes: the names of the classes, empty for regression.
+        target_mean, target_std: scale of the target of a regression.
+        dropped: columns that were left out, each with the reason.
+        note: a remark on how the target was read.
     """
 
     target: str
@@ -144,12 +155,12 @@ class Preprocessing:
 
     @property
     def features(self) -> int:
-        """How many columns the tensor of inputs has."""
+        """The number of columns of the tensor of inputs."""
         return sum(column.width for column in self.columns)
 
     @property
     def embeddings(self) -> dict[int, int]:
-        """By their place in the tensor, the columns with the number of a category: how many."""
+        """How many category numbers the embedded columns have, by place in the tensor."""
         sizes, place = {}, 0
         for column in self.columns:
             if isinstance(column, CategoryColumn) and column.embedded:
@@ -161,13 +172,13 @@ class Preprocessing:
     def text_columns(self) -> set[str]:
         """Columns that are texts in any file, also if all their cells look like numbers.
 
-        Truth values with gaps are not among them: pandas reads `true` and `TRUE` as True.
+        Truth values with gaps are not among them, because pandas reads `true` and `TRUE` as True.
         """
         texts = {c.name: c.categories for c in self.columns if isinstance(c, CategoryColumn)}
         if not all(map(is_number, self.classes)):
             texts[self.target] = self.classes
         dates = {c.name for c in self.columns if isinstance(c, DateColumn)}
-        return dates | {name for name, values in texts.items() if not _TRUTH.issuperset(values)}
+        return dates | {name for name, words in texts.items() if not _TRUTH.issuperset(words)}
 
     def inputs(self, table: pandas.DataFrame, source: str) -> Tensor:
         """The inputs (N, features) of any table with these columns."""
@@ -176,28 +187,28 @@ class Preprocessing:
             raise VardropError(f"Expected the columns of the training in {source}, but no {names}")
         return torch.cat([c.apply(table[c.name], source) for c in self.columns], 1)
 
-    def targets(self, values: pandas.Series, source: str) -> Tensor:
-        """Class numbers (N,), or scaled values (N, 1)."""
+    def targets(self, cells: pandas.Series, source: str) -> Tensor:
+        """Class numbers (N,), or scaled numbers (N, 1)."""
         if self.task == "regression":
-            numbers = _tensor(to_numbers(values, source))
+            numbers = to_tensor(to_numbers(cells, source))
             return ((numbers - self.target_mean) / self.target_std).float().unsqueeze(1)
         index = {name: i for i, name in enumerate(self.classes)}
-        codes = torch.tensor([index.get(label(value), -1) for value in values])
+        codes = torch.tensor([index.get(label(cell), -1) for cell in cells])
         wanted = f"the classes {', '.join(self.classes)} in column '{self.target}' of {source}"
-        check_cells(values, (codes < 0).numpy(), wanted)
+        check_cells(cells, (codes < 0).numpy(), wanted)
         return codes
 
     def unseen(self, table: pandas.DataFrame) -> list[str]:
-        """A sentence on every column of a table that has what the training rows had not."""
+        """A sentence on every column with categories or gaps that are new to the model."""
         notes = []
         for column in self.columns:
-            values = table[column.name]
+            cells = table[column.name]
             if isinstance(column, CategoryColumn):
-                new = values[(column.codes(values) < 0).numpy() & values.notna().to_numpy()]
+                new = cells[(column.codes(cells) < 0).numpy() & cells.notna().to_numpy()]
                 first = ", ".join(list(dict.fromkeys(map(str, new)))[:3])
                 text = f"{len(new)} rows with a new category ({first}), taken for none"
             else:
-                new = [] if column.missing else values[values.isna()]
+                new = [] if column.missing else cells[cells.isna()]
                 text = f"{len(new)} missing values, filled as in training"
             notes += [f"Column '{column.name}': {text}."] if len(new) else []
         return notes
@@ -209,14 +220,13 @@ class Preprocessing:
         return {"version": VERSION, **asdict(self), "columns": columns}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Preprocessing:
+    def from_json(cls, stored: dict[str, Any]) -> Preprocessing:
         """The preprocessing that `to_json` described."""
-        if (version := data.get("version")) != VERSION:
+        fields: dict[str, Any] = _tuples(stored)
+        if (version := fields.pop("version", None)) != VERSION:
             raise VardropError(f"Expected preprocessing of version {VERSION}, but got {version!r}.")
-        stored = {name: value for name, value in data.items() if name != "version"}
-        columns = [{k: _tuple(v) for k, v in column.items()} for column in data["columns"]]
-        stored["columns"] = tuple(_KINDS[column.pop("kind")](**column) for column in columns)
-        preprocessing = cls(**{k: _tuple(v) for k, v in stored.items()})
+        fields["columns"] = tuple(_KINDS[c.pop("kind")](**c) for c in fields["columns"])
+        preprocessing = cls(**fields)
         for part in (preprocessing, *preprocessing.columns):
             _check_fields(part)
         names = [column.name for column in preprocessing.columns]
@@ -226,40 +236,43 @@ class Preprocessing:
 
 
 def _check_fields(part: Preprocessing | Column) -> None:
-    """Raise unless the fields are such as were learned from a table."""
+    """Raise an error unless the fields can have been learned from a table."""
     for name, kind in get_type_hints(type(part)).items():
-        value = getattr(part, name)
+        content = getattr(part, name)
         if kind is float:
-            check_number(name, value, above=0 if name.endswith("std") else None)
+            check_number(name, content, above=0 if name.endswith("std") else None)
         elif get_origin(kind) is Literal:
-            check_choice(name, value, get_args(kind))
+            check_choice(name, content, get_args(kind))
         else:
-            check_type(name, value, tuple if get_origin(kind) is tuple else kind, f"{kind}")
+            check_type(name, content, tuple if get_origin(kind) is tuple else kind, f"{kind}")
     for name in ("categories", "classes"):
-        values = getattr(part, name, ())
-        if not all(isinstance(v, str) for v in values) or len(set(values)) < len(values):
-            raise VardropError(f"Expected `{name}` to be different texts, but got {values!r}.")
+        texts = getattr(part, name, ())
+        if not all(isinstance(text, str) for text in texts) or len(set(texts)) < len(texts):
+            raise VardropError(f"Expected `{name}` to be different texts, but got {texts!r}.")
     for pair in getattr(part, "dropped", ()):
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise VardropError(f"Expected a column and a reason in `dropped`, but got {pair!r}.")
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+def _tuples(stored: Any) -> Any:
+    """JSON with tuples instead of lists."""
+    if isinstance(stored, dict):
+        return {name: _tuples(part) for name, part in stored.items()}
+    return tuple(map(_tuples, stored)) if isinstance(stored, list) else stored
 
 
-def _tensor(values: pandas.Series) -> Tensor:
-    return torch.tensor(values.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
+def to_tensor(column: pandas.Series) -> Tensor:
+    """A column of numbers in double precision."""
+    return torch.tensor(column.to_numpy(dtype="float64", copy=True), dtype=torch.float64)
 
 
 def _stack(parts: list[Tensor], missing: Tensor, marked: bool) -> Tensor:
     return torch.stack([*parts, *([missing.double()] if marked else [])], 1).float()
 
 
-def label(value: Any) -> str:
+def label(cell: object) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    integer = isinstance(value, float) and value.is_integer()
-    return str(int(value) if integer else value)
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 def is_number(text: str) -> bool:
@@ -271,45 +284,45 @@ def is_number(text: str) -> bool:
     return True
 
 
-def to_numbers(values: pandas.Series, source: str) -> pandas.Series:
-    """A column as floats, missing values as NaN; an error shows the cells that are no numbers."""
-    numbers = import_optional("pandas").to_numeric(values, errors="coerce").astype("float64")
-    wrong = (numbers.isna() & values.notna()) | numbers.isin([math.inf, -math.inf])
+def to_numbers(column: pandas.Series, source: str) -> pandas.Series:
+    """A column as floats, missing cells as NaN. An error shows cells that are not numbers."""
+    numbers = import_optional("pandas").to_numeric(column, errors="coerce").astype("float64")
+    wrong = (numbers.isna() & column.notna()) | numbers.isin([math.inf, -math.inf])
     remedy = "Set `decimal` or `thousands` of the file (--decimal, --thousands), or correct them."
-    check_cells(values, wrong, f"numbers in column '{values.name}' of {source}", remedy)
+    check_cells(column, wrong, f"numbers in column '{column.name}' of {source}", remedy)
     return numbers
 
 
-def to_dates(values: pandas.Series, date_format: str | None) -> pandas.Series:
-    """A column as times in UTC, without a time zone; NaT if there is none."""
+def to_dates(column: pandas.Series, date_format: str | None) -> pandas.Series:
+    """A column as times in UTC without a time zone, NaT for other cells."""
     pandas = import_optional("pandas")
-    if not pandas.api.types.is_datetime64_any_dtype(values):
-        values = values.map(str, na_action="ignore").astype(object)
+    if not pandas.api.types.is_datetime64_any_dtype(column):
+        column = column.map(str, na_action="ignore").astype(object)
     options = {"format": date_format or "ISO8601", "errors": "coerce", "utc": True}
-    return pandas.to_datetime(values, **options).dt.tz_localize(None)
+    return pandas.to_datetime(column, **options).dt.tz_localize(None)
 
 
-def to_days(values: pandas.Series, date_format: str | None, source: str) -> Tensor:
-    """Days since 2000-01-01, NaN for missing dates; an error shows the cells that are no dates."""
-    pandas, dates = import_optional("pandas"), to_dates(values, date_format)
+def to_days(column: pandas.Series, date_format: str | None, source: str) -> Tensor:
+    """Days since 2000-01-01, NaN for missing dates. An error shows cells that are not dates."""
+    pandas, dates = import_optional("pandas"), to_dates(column, date_format)
     kind = f"dates of the format {date_format!r}" if date_format else "ISO dates (2020-01-31)"
-    wanted = f"{kind} in column '{values.name}' of {source}"
+    wanted = f"{kind} in column '{column.name}' of {source}"
     remedy = "Set `date_format` (--date-format), such as %d/%m/%Y, or correct them."
-    check_cells(values, dates.isna() & values.notna(), wanted, remedy)
-    return _tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
+    check_cells(column, dates.isna() & column.notna(), wanted, remedy)
+    return to_tensor((dates - pandas.Timestamp("2000-01-01")) / pandas.Timedelta(days=1))
 
 
-def check_cells(values: pandas.Series, wrong: Any, wanted: str, remedy: str = "") -> None:
-    """Raise for wrong cells; the error shows the first of them."""
+def check_cells(column: pandas.Series, wrong: NDArray[Any], wanted: str, remedy: str = "") -> None:
+    """Raise an error that shows the first wrong cells, if there are any."""
     if bool(wrong.any()):
         rows = import_optional("numpy").flatnonzero(wrong)
-        cells = [f"'{values.iloc[i]}' in row {row_number(values, i)}" for i in rows[:3]]
+        cells = [f"'{column.iloc[i]}' in row {row_number(column, i)}" for i in rows[:3]]
         count = f" ({len(rows)} in all)" if len(rows) > 3 else ""
         problem = f"Expected {wanted}, but got {', '.join(cells)}{count}."
         raise VardropError(f"{problem} {remedy}".rstrip())
 
 
-def row_number(values: pandas.Series, position: int) -> int:
-    """The row of the file that a value comes from, counted from 1; parts keep their index."""
-    row = values.index[position]
+def row_number(column: pandas.Series, position: int) -> int:
+    """The row of the file that a cell comes from, counted from 1. Parts keep their index."""
+    row = column.index[position]
     return (int(row) if isinstance(row, Integral) else position) + 1

@@ -1,4 +1,4 @@
-"""A data set as the application uses it: three parts, a task, a checksum; how rows are split."""
+"""Data sets in three parts, the roles of columns, and splits of rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["image", "table"]
 PARTS = ("train", "validation", "test")
 _FRACTIONS = {"test": 0.2, "validation": 0.1}
-_TRIES = 20  # random choices of groups, of which the one nearest to the wanted size is taken
+_TRIES = 20  # random choices of groups; the one nearest to the wanted size is taken
 
 
 class _Pair(NamedTuple):
@@ -30,10 +30,10 @@ class _Pair(NamedTuple):
 
 
 class Part(_Pair):
-    """Inputs and targets, a pair, with the weights and groups of the rows.
+    """A pair of inputs and targets, with the weights and groups of the rows.
 
-    `weight` is None if every row counts once. Rows of one number in `group` are never held
-    out apart from each other; it is None if there are no groups.
+    `weight` is None if every row counts once. `group` is None if there are no groups. Rows with the
+    same number in `group` are always held out together.
     """
 
     weight: Tensor | None
@@ -56,13 +56,13 @@ class Part(_Pair):
 
     @property
     def weights(self) -> Tensor:
-        """(N,) in double precision: ones if there are none."""
+        """Weights (N,) in double precision, ones if there are none."""
         weight = torch.ones(len(self.y)) if self.weight is None else self.weight
         return weight.double()
 
     @property
     def shares(self) -> Tensor:
-        """(N,) in double precision: one over the size of the row's group; ones without groups."""
+        """1 / the size of the row's group, (N,) in double precision. Ones without groups."""
         if self.group is None:
             return torch.ones(len(self.y), dtype=torch.float64)
         _, number, counts = self.group.unique(return_inverse=True, return_counts=True)
@@ -81,22 +81,22 @@ class Part(_Pair):
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are for, and how its cells are read.
+    """The roles of the columns of a table, and the format of its cells.
 
     Args:
         target: the column to predict.
-        task: classification or regression; inferred from the target unless given.
-        drop: columns that are left out.
-        id: a column with the names of the rows, copied to the predictions; not an input.
-        weight: a column with the weight of each row: 2 counts as two rows.
+        task: classification or regression, inferred from the target by default.
+        drop: columns to leave out.
+        id: a column with the names of the rows, copied to the predictions. It is not an input.
+        weight: a column with the weight of each row. Weight 2 counts as two rows.
         split: a column with the part of each row: train, validation or test.
-        group: rows with the same value here stay in one part.
-        time: the latest rows by this column are the test part, those before them validation.
+        group: rows with the same value in this column stay in one part.
+        time: the latest rows by this column are the test part, the rows before them validation.
         stratify: each part has about the same fraction of every class.
-        sep: the delimiter of a CSV file; found from its first lines unless given.
+        sep: the delimiter of a CSV file, inferred from its first lines by default.
         decimal: the decimal mark of a CSV file.
-        thousands: the mark between thousands in a CSV file; none unless given.
-        date_format: the format of dates that are texts, such as %d/%m/%Y; ISO 8601 unless given.
+        thousands: the mark between thousands in a CSV file, none by default.
+        date_format: the format of dates in texts, such as %d/%m/%Y. The default is ISO 8601.
     """
 
     target: str | None = None
@@ -114,7 +114,7 @@ class Roles:
     date_format: str | None = None
 
     def __post_init__(self) -> None:
-        if self.sep == "\\t":  # as it is typed
+        if self.sep == "\\t":  # typed in a shell
             object.__setattr__(self, "sep", "\t")
         marks = [mark for mark in (self.sep, self.decimal, self.thousands) if mark is not None]
         if len({*marks}) < len(marks) or any(len(mark) != 1 for mark in marks):
@@ -125,21 +125,21 @@ class Roles:
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """The columns that are no inputs."""
+        """The columns that are not inputs."""
         named = (self.target, self.id, self.weight, self.split, self.group, self.time)
         return (*self.drop, *(name for name in named if name is not None))
 
     @property
     def reading(self) -> str:
-        """How the cells of a file are read, in one line."""
-        sep = "found in the file" if self.sep is None else repr(self.sep)
+        """The format of the cells of a file, in one line."""
+        sep = "inferred from the file" if self.sep is None else repr(self.sep)
         marks = f"decimal {self.decimal!r}, thousands {self.thousands!r}"
         return f"sep {sep}, {marks}, dates {self.date_format or 'ISO 8601'}"
 
 
 @dataclass(frozen=True)
 class About:
-    """What a trained net needs to know of its data, without the data themselves.
+    """The description of the data that is stored with a trained model.
 
     `classes` holds the names of the classes, and is empty for regression. `rows` are checksums of
     the row numbers of each part.
@@ -157,21 +157,21 @@ class About:
 
     @property
     def embeddings(self) -> dict[int, int]:
-        """The places of inputs that are numbers of categories, and how many there are."""
+        """How many category numbers the embedded inputs have, by place."""
         return {} if self.preprocessing is None else self.preprocessing.embeddings
 
     @property
     def outputs(self) -> int:
-        """How many outputs a net needs."""
+        """The number of outputs of the model."""
         return len(self.classes) if self.task == "classification" else 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(About):
-    """Training, validation and test data with all that a net needs to know of them.
+    """Training, validation and test data with their description.
 
-    Regression targets are (N, 1) and scaled by what the training part showed; `preprocessing`
-    knows the way back.
+    Regression targets are (N, 1), scaled by the mean and standard deviation of the training part,
+    which are in `preprocessing`.
     """
 
     train: Part
@@ -180,17 +180,20 @@ class Dataset(About):
 
     @property
     def about(self) -> About:
-        """What is kept with a net."""
+        """The description alone."""
         return About(*(getattr(self, field.name) for field in dataclasses.fields(About)))
 
 
 def with_class_weight(
     data: Dataset, class_weight: Literal["balanced"] | Mapping[str, float]
 ) -> Dataset:
-    """The data with class weights on the rows of training and validation; test rows have none.
+    """Multiply the weights of training and validation rows by class weights.
 
-    A class weight multiplies the weight of the row. Balanced: n / (K n_k) for the n_k rows of a
-    class, of n in all and K classes that have some. A class that is not named counts once.
+    "balanced" is n / (K n_k) for the n_k rows of a class, with n rows and K non-empty classes.
+
+    Args:
+        data: a data set for classification.
+        class_weight: "balanced", or a weight by class. The default of a class is 1.
     """
     rows = data.train.join(data.validation)
     factors = torch.ones(len(data.classes), dtype=torch.float64)
@@ -219,14 +222,14 @@ def split_rows(
     """Row numbers of the three parts: a fifth for test, a tenth for validation, the rest to train.
 
     Args:
-        count: how many rows there are.
-        seed: of the shuffling.
-        name: of the data, for errors.
-        parts: the part of each row, None for rows to split; validation and test rows that are
-            given stay unchanged, a part without any is taken from the other rows.
-        classes: class numbers, of which every part gets its fraction.
+        count: the number of rows.
+        seed: seed of the shuffling.
+        name: name of the data, for errors.
+        parts: the part of each row, or None for rows to split. A validation or test part without
+            rows is taken from the other rows.
+        classes: class numbers. Every part gets its fraction of each class.
         groups: numbers of groups that stay together.
-        times: the latest rows are the test part; rows of one time stay together.
+        times: the latest rows are the test part. Rows of one time stay together.
         without: a part that stays empty.
     """
     named = [None] * count if parts is None else list(parts)
@@ -235,14 +238,17 @@ def split_rows(
     wanted = [part for part in _FRACTIONS if len(split[part]) == 0 and part != without]
     sizes = [max(1, round(_FRACTIONS[part] * len(rest))) for part in wanted]
     blocks = {"different times": times, "groups": groups, "rows": torch.arange(count)}
-    kind, values = next((kind, v[rest]) for kind, v in blocks.items() if v is not None)
-    if (number := len(values.unique())) <= len(wanted):
+    kind, block = next((kind, b[rest]) for kind, b in blocks.items() if b is not None)
+    if (number := len(block.unique())) <= len(wanted):
         parted = f"{name} for training, validation and test, but got {number}"
         raise VardropError(f"Expected at least {len(wanted) + 1} {kind} to split {parted}.")
     for done, (part, size) in enumerate(zip(wanted, sizes, strict=True)):
         left = len(wanted) - done  # groups or times that have to stay
         if times is not None:
-            held = _choose_latest(times[rest], size, left)
+            levels, counts = times[rest].unique(return_counts=True)
+            later = counts.flip(0).cumsum(0)[:-left]  # rows of the latest time, the latest two, ...
+            start = levels[-1 - int((later - size).abs().argmin())]
+            held = (times[rest] >= start).nonzero().flatten()
         elif groups is not None:
             held = _choose_groups(groups[rest], size, left, seed)
         else:
@@ -253,19 +259,12 @@ def split_rows(
     return {**split, "train": rest}
 
 
-def _positions(values: Sequence[str | None], *wanted: str | None) -> Tensor:
-    return torch.tensor([i for i, value in enumerate(values) if value in wanted]).long()
-
-
-def _choose_latest(times: Tensor, size: int, left: int) -> Tensor:
-    """About `size` of the latest rows, so that no time is divided and `left` of them stay."""
-    levels, counts = times.unique(return_counts=True)
-    rows = counts.flip(0).cumsum(0)[:-left]  # at the latest time, the latest two, ...
-    return (times >= levels[-1 - int((rows - size).abs().argmin())]).nonzero().flatten()
+def _positions(parts: Sequence[str | None], *wanted: str | None) -> Tensor:
+    return torch.tensor([i for i, part in enumerate(parts) if part in wanted]).long()
 
 
 def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
-    """About `size` rows of random groups, so that `left` groups stay."""
+    """About `size` rows of random groups. At least `left` groups remain."""
     total = len(groups.unique())
     number = min(max(1, round(size / len(groups) * total)), total - left)
     splitter = import_optional("sklearn.model_selection").GroupShuffleSplit
@@ -274,7 +273,7 @@ def _choose_groups(groups: Tensor, size: int, left: int, seed: int) -> Tensor:
 
 
 def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
-    """`size` rows, each class in proportion if there are enough; not the only row of a class."""
+    """`size` rows, stratified if there are enough, without the only row of a class."""
     counts = classes.bincount()
     several = (counts[classes] > 1).nonzero().flatten()
     free = several if len(several) > size else torch.arange(len(classes))
@@ -285,7 +284,7 @@ def _choose_rows(classes: Tensor, size: int, seed: int) -> Tensor:
 
 
 def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
-    """The fold of each row, from 0 on; classes are spread evenly, groups are never divided."""
+    """The fold of each row, from 0 on. Classes are spread evenly, groups are never divided."""
     count = len(rows.y) if rows.group is None else len(rows.group.unique())
     if folds > count:
         kind = "rows" if rows.group is None else "groups"
@@ -304,11 +303,11 @@ def fold_numbers(rows: Part, folds: int, task: Task, seed: int) -> Tensor:
     return numbers
 
 
-def parts_named(values: pandas.Series, column: str, source: str) -> list[str | None]:
-    """The part that every row names; an empty cell names none."""
-    texts = values.map(lambda value: str(value).strip().lower(), na_action="ignore")
+def read_parts(cells: pandas.Series, column: str, source: str) -> list[str | None]:
+    """The part of every row in a column of parts, None for an empty cell."""
+    texts = cells.map(lambda cell: str(cell).strip().lower(), na_action="ignore")
     wrong = texts.notna() & ~texts.isin(PARTS)
-    check_cells(values, wrong, f"train, validation or test in column '{column}' of {source}")
+    check_cells(cells, wrong, f"train, validation or test in column '{column}' of {source}")
     return [text if isinstance(text, str) else None for text in texts]
 
 

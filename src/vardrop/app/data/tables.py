@@ -1,14 +1,15 @@
-"""CSV and Parquet files: read a table, decide what each column is, learn the preprocessing."""
+"""CSV and Parquet files: read a table, infer the type of each column, learn the preprocessing."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import math
 import shlex
 import zlib
 from collections.abc import Collection, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError, import_optional
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 _TEXT, _PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 SUFFIXES = (*(f"{text}{packed}" for packed in ("", ".gz", ".bz2") for text in _TEXT), *_PARQUET)
 _DELIMITERS = ",;\t|"
-_MISSING = ("?", "-")  # besides pandas' own list
-_FEW_CATEGORIES = 50  # up to which each has a column; more have an embedding
+_MISSING = ("?", "-")  # in addition to pandas' list
+_FEW_CATEGORIES = 50  # the most that have a column each; more have an embedding
 _MOST_CLASSES = 50
-_CODES = 20  # numbers from 0 or 1 on without a gap, up to which they are names of classes
-_NAMES = 0.9  # fraction of different texts from which on a column names the rows
-_MOSTLY = 0.5  # fraction of numbers or dates from which on the other cells are mistakes
+_CODES = 20  # the most numbers from 0 or 1 on, without a gap, that are names of classes
+_NAMES = 0.9  # a column with more different texts than this fraction names the rows
+_MOSTLY = 0.5  # from this fraction of numbers or dates on, the other cells are mistakes
 # Texts that another `decimal`, `thousands` or `date_format` would read, and money and per cent.
 _NUMBER = r"[-+(]?\s*[$€£¥]?\s*\d{1,3}(?:[.,'\s]?\d{3})*(?:[.,]\d+)?\s*[%$€£¥)]*"
 _DATE = r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{2}|\d{4}))(?:\D.*)?"
@@ -68,7 +69,7 @@ def read_table(
         endings = ", ".join(SUFFIXES)
         raise VardropError(f"Expected a file that ends in {endings}, but got {str(path)!r}.")
     if not path.is_file():
-        raise VardropError(f"Expected the file {path}, but it is not there.")
+        raise VardropError(f"File not found: {path}.")
     parquet = path.suffix.lower() in _PARQUET
     try:
         table = pandas.read_parquet(path) if parquet else _read_csv(path, roles or Roles(), texts)
@@ -85,7 +86,7 @@ def read_table(
 
 
 def check_frame(table: pandas.DataFrame, source: str) -> pandas.DataFrame:
-    """A table with texts as names and rows numbered from 0; an error if it cannot be used."""
+    """A table with text as column names and rows numbered from 0, if it is not empty."""
     names = [str(name).strip() for name in table.columns]
     if len(table) == 0:
         raise VardropError(f"Expected {source} to have rows, but it has only names of columns.")
@@ -98,28 +99,23 @@ def _read_csv(path: Path, roles: Roles, texts: Collection[str]) -> pandas.DataFr
     read = import_optional("pandas").read_csv
     numbers = {"decimal": roles.decimal, "thousands": roles.thousands, "na_values": _MISSING}
     for encoding, errors in (("utf-16", "strict"), ("utf-8-sig", "strict"), ("cp1252", "replace")):
-        options: dict[str, Any] = {"encoding": encoding, "encoding_errors": errors}
+        options = {"encoding": encoding, "encoding_errors": errors}
         try:
-            options |= {"sep": roles.sep or _sniff(path, options), "skipinitialspace": True}
-            header = read(path, nrows=0, **options).columns
+            sep = roles.sep or _sniff(path, options)
+            read_cells = functools.partial(read, path, sep=sep, skipinitialspace=True, **options)
+            header = read_cells(nrows=0).columns
             types = {name: str for name in header if name.strip() in texts}
-            return read(path, dtype=types, low_memory=False, **numbers, **options)
-        except UnicodeError:  # not of this encoding; without its mark a file is not UTF-16
+            return read_cells(dtype=types, low_memory=False, **numbers)
+        except UnicodeError:  # of another encoding; a file without a byte-order mark is not UTF-16
             continue
-    raise AssertionError("cp1252 replaces what it cannot decode")
+    raise AssertionError("cp1252 replaces bytes that it cannot decode")
 
 
-def _sniff(path: Path, options: dict[str, Any]) -> str:
-    """The delimiter of a file, from its first lines; a comma if they do not show any."""
-    lines_as_cells = {
-        "sep": "\x1f",
-        "header": None,
-        "quoting": csv.QUOTE_NONE,
-        "keep_default_na": False,
-    }
-    lines = import_optional("pandas").read_csv(
-        path, nrows=20, dtype=str, **lines_as_cells, **options
-    )[0]
+def _sniff(path: Path, options: dict[str, str]) -> str:
+    """The delimiter of a file, inferred from its first lines. The default is a comma."""
+    whole_lines = {"sep": "\x1f", "header": None, "quoting": csv.QUOTE_NONE, "dtype": str}
+    read = import_optional("pandas").read_csv
+    lines = read(path, nrows=20, keep_default_na=False, **whole_lines, **options)[0]
     try:
         return csv.Sniffer().sniff("\n".join(lines), _DELIMITERS).delimiter
     except csv.Error:
@@ -127,7 +123,7 @@ def _sniff(path: Path, options: dict[str, Any]) -> str:
 
 
 def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
-    """The name of the target; an error if a column with a role is absent, or the target useless."""
+    """The name of the target. Raises an error if a column is missing or the target is constant."""
     names = ", ".join(map(repr, table.columns))
     if roles.target is None:
         raise VardropError(f"Expected a target for {source}, but got none. Name one of {names}.")
@@ -138,25 +134,25 @@ def check_columns(table: pandas.DataFrame, roles: Roles, source: str) -> str:
     column, missing = f"the target column '{roles.target}' of {source}", target.isna()
     if bool(missing.any()):
         row = row_number(target, int(missing.to_numpy().argmax()))
-        reason = f"row {row} has none ({int(missing.sum())} in all). Take out such rows."
+        reason = f"row {row} has none ({int(missing.sum())} in all). Remove these rows."
         raise VardropError(f"Expected a value in every row of {column}, but {reason}")
     if target.nunique() < 2:
         raise VardropError(f"Expected {column} to vary, but it is constant.")
     return roles.target
 
 
-def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
-    """The task that a target asks for, and a note if it could be meant otherwise.
+def infer_task(target: pandas.Series, source: str) -> tuple[Task, str]:
+    """The task that suits a target, and a note if the other one is possible.
 
-    Classification for texts, truth values, two numbers, and whole numbers from 0 or 1 on without a
-    gap, up to 20; regression otherwise.
+    Texts, truth values, two numbers, and up to 20 whole numbers from 0 or 1 on without a gap are
+    classes. Other numbers are a regression.
     """
-    if import_optional("pandas").api.types.is_bool_dtype(values) or _kind(values, None) != "number":
+    if import_optional("pandas").api.types.is_bool_dtype(target) or _kind(target, None) != "number":
         return "classification", ""
-    distinct = sorted(to_numbers(values, source).unique())
+    distinct = sorted(to_numbers(target, source).unique())
     if len(distinct) == 2:
         return "classification", ""
-    integers = all(value == round(value) for value in distinct)
+    integers = all(number == round(number) for number in distinct)
     codes = integers and distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
     if codes and len(distinct) <= _CODES:
         span = f"{distinct[0]:g} to {distinct[-1]:g}"
@@ -169,7 +165,7 @@ def infer_task(values: pandas.Series, source: str) -> tuple[Task, str]:
 def fit_preprocessing(
     table: pandas.DataFrame, rows: list[int], roles: Roles, task: Task, source: str, note: str = ""
 ) -> Preprocessing:
-    """Learn the preprocessing from the training rows of a table; all rows name the classes."""
+    """Learn the preprocessing from the training rows of a table, the classes from all rows."""
     target, names = str(roles.target), [n for n in table.columns if n not in roles.apart]
     if not names:
         raise VardropError(f"Expected {source} to have columns besides the target, but got none.")
@@ -177,34 +173,34 @@ def fit_preprocessing(
     if task == "regression":
         _, mean, std = _scale(to_numbers(table[target], source).iloc[rows], source)
         return Preprocessing(target, task, columns, (), mean, std or 1.0, dropped, note)
-    labels = {label(value) for value in table[target]}
+    labels = set(map(label, table[target]))
     numbers = sorted(filter(is_number, labels), key=float)
     classes = (*numbers, *sorted(labels - set(numbers)))
     if len(classes) > _MOST_CLASSES:
         problem = f"Expected at most {_MOST_CLASSES} classes in column '{target}' of {source}"
-        raise VardropError(f"{problem}, but got {len(classes)}. For numbers, ask for a regression.")
+        raise VardropError(f"{problem}, but got {len(classes)}. For numbers set task='regression'.")
     return Preprocessing(target, task, columns, classes, dropped=dropped, note=note)
 
 
 def _learn_columns(
     table: pandas.DataFrame, rows: list[int], date_format: str | None, source: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
-    """Each column, and those that are left out with the reason; one error for all that is wrong."""
+    """The columns, and the dropped ones with the reason. One error reports all problems."""
     columns: list[Column] = []
     dropped: dict[str, str] = {}
     problems: dict[str, str] = {}
-    for name, values in table.items():
-        cells = values if values.dtype.kind in "Oc" else ()
-        if strange := [v for v in cells if not isinstance(v, Hashable) or isinstance(v, complex)]:
+    for name, cells in table.items():
+        objects = cells if cells.dtype.kind in "Oc" else ()
+        if strange := [v for v in objects if not isinstance(v, Hashable) or isinstance(v, complex)]:
             text = f"numbers, texts or dates in column '{name}' of {source}, but got {strange[0]!r}"
             problems[str(name)] = f"Expected {text}."
             continue
-        kind = _kind(values, date_format)
-        if reason := _drop_reason(values.iloc[rows], kind):
+        kind = _kind(cells, date_format)
+        if reason := _drop_reason(cells.iloc[rows], kind):
             dropped[str(name)] = reason
             continue
         try:
-            columns.append(_learn_column(values, rows, kind, date_format, source))
+            columns.append(_learn_column(cells, rows, kind, date_format, source))
         except VardropError as problem:
             problems[str(name)] = str(problem)
     if problems:
@@ -217,17 +213,17 @@ def _learn_columns(
     return tuple(columns), tuple(dropped.items())
 
 
-def _kind(values: pandas.Series, date_format: str | None) -> Literal["number", "date", "category"]:
-    """What a column is; a text column that is mostly numbers or dates is taken for one of them.
+def _kind(cells: pandas.Series, date_format: str | None) -> Literal["number", "date", "category"]:
+    """The type of a column. A text column of mostly numbers or dates counts as one of them.
 
-    Its other cells are an error later: nothing is guessed.
+    Its other cells raise an error later.
     """
     pandas = import_optional("pandas")
-    if pandas.api.types.is_numeric_dtype(values):
+    if pandas.api.types.is_numeric_dtype(cells):
         return "number"
-    if pandas.api.types.is_datetime64_any_dtype(values):
+    if pandas.api.types.is_datetime64_any_dtype(cells):
         return "date"
-    texts = values.dropna().map(str).astype("str").str.strip()
+    texts = cells.dropna().map(str).astype("str").str.strip()
     numbers = pandas.to_numeric(texts, errors="coerce").notna() | texts.str.fullmatch(_NUMBER)
     if float(numbers.mean()) >= _MOSTLY:
         return "number"
@@ -235,48 +231,53 @@ def _kind(values: pandas.Series, date_format: str | None) -> Literal["number", "
     return "date" if float(dates.mean()) >= _MOSTLY else "category"
 
 
-def _drop_reason(values: pandas.Series, kind: str) -> str:
-    """Why a column says nothing in the training rows; empty if it may."""
-    distinct = values.nunique()
+def _drop_reason(cells: pandas.Series, kind: str) -> str:
+    """Why a column of the training rows has no information; empty if it may have some."""
+    distinct = cells.nunique()
     if distinct == 0:
         return "is empty"
-    if distinct == 1 and not bool(values.isna().any()):
+    if distinct == 1 and not bool(cells.isna().any()):
         return "is constant"
-    if kind == "category" and distinct > max(_FEW_CATEGORIES, _NAMES * len(values)):
+    if kind == "category" and distinct > max(_FEW_CATEGORIES, _NAMES * len(cells)):
         return "names the rows: almost every value is another one"
     return ""
 
 
 def _learn_column(
-    values: pandas.Series, rows: list[int], kind: str, date_format: str | None, source: str
+    cells: pandas.Series, rows: list[int], kind: str, date_format: str | None, source: str
 ) -> Column:
-    """Read the cells of all rows; learn from the training rows."""
-    name, missing = str(values.name), bool(values.iloc[rows].isna().any())
+    """Read the cells of all rows, and learn from the training rows."""
+    name, missing = str(cells.name), bool(cells.iloc[rows].isna().any())
     if kind == "date":
-        days = to_days(values, date_format, source)[rows]
+        days = to_days(cells, date_format, source)[rows]
         mean, hours = float(days.nanmean()), bool((days.nan_to_num() % 1 != 0).any())
         std = float((days - mean).square().nanmean().sqrt()) or 1.0
         return DateColumn(name, mean, std, hours, missing, date_format)
     if kind == "number":
-        median, mean, std = _scale(to_numbers(values, source).iloc[rows], source)
+        median, mean, std = _scale(to_numbers(cells, source).iloc[rows], source)
         return NumberColumn(name, median, mean, std or 1.0, missing)
-    categories = tuple(sorted({str(v) for v in values.iloc[rows].dropna()}))
+    categories = tuple(sorted({str(v) for v in cells.iloc[rows].dropna()}))
     return CategoryColumn(name, categories, embedded=len(categories) > _FEW_CATEGORIES)
 
 
-def _scale(values: pandas.Series, source: str) -> tuple[float, float, float]:
-    """Median, mean and standard deviation, with the median for missing values, if finite."""
+def _scale(cells: pandas.Series, source: str) -> tuple[float, float, float]:
+    """Median, mean and standard deviation, with the median instead of missing cells."""
     with import_optional("numpy").errstate(over="ignore", invalid="ignore"):
-        filled = values.fillna(values.median())
-        median, mean, std = float(values.median()), float(filled.mean()), float(filled.std(ddof=0))
+        filled = cells.fillna(cells.median())
+        median, mean, std = float(cells.median()), float(filled.mean()), float(filled.std(ddof=0))
     if not all(map(math.isfinite, (median, mean, std))):
-        column = f"column '{values.name}' of {source}"
+        column = f"column '{cells.name}' of {source}"
         raise VardropError(f"Expected {column} to have a finite mean and scale. Scale it down.")
     return median, mean, std
 
 
 def describe(preprocessing: Preprocessing, roles: Roles | None = None) -> str:
-    """One line per column: what was inferred, what was left out, and how the file was read."""
+    """One line per column with its inferred type, the dropped columns, and the format of the file.
+
+    Args:
+        preprocessing: the learned preprocessing.
+        roles: the format of the file, if it was read from one.
+    """
     target = f"target   {preprocessing.target}: {preprocessing.task}"
     if preprocessing.classes:
         target += f" into {', '.join(preprocessing.classes)}"

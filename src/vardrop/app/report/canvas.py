@@ -1,4 +1,4 @@
-"""The Axes of pictures, without global state of matplotlib, and their PNG."""
+"""Axes of pictures without global state of matplotlib, and PNG files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINE = 54  # letters in one line of a legend
 
 
 def axes(ax: Axes | None, width: float = 4.4, height: float = 3.0) -> Axes:
-    """The given Axes, or a new one on a figure that is not registered with pyplot."""
+    """`ax`, or new Axes on a figure that is not registered with pyplot."""
     if ax is not None:
         return ax
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -35,10 +35,10 @@ def axes(ax: Axes | None, width: float = 4.4, height: float = 3.0) -> Axes:
 
 
 def tidy(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
-    """Label an Axes in small type, with no frame at the top and at the right."""
+    """Label Axes in small type, without a frame at the top and at the right."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=SMALL)
-    # Names come from the user: a dollar sign in them is no formula.
+    # Names come from the user, so a dollar sign in them is not a formula.
     ax.set_xlabel(x, fontsize=TEXT, parse_math=False)
     ax.set_ylabel(y, fontsize=TEXT, parse_math=False)
     if title:
@@ -47,7 +47,7 @@ def tidy(ax: Axes, x: str = "", y: str = "", title: str = "") -> Axes:
 
 
 def legend_above(ax: Axes) -> None:
-    """Put a legend between an Axes and its title, where it hides nothing."""
+    """Put a legend between Axes and their title."""
     names = ax.get_legend_handles_labels()[1]
     columns = max(1, min(len(names), _LINE // max(map(len, names))))
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0.2}
@@ -58,19 +58,19 @@ def legend_above(ax: Axes) -> None:
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=TEXT, pad=6 + 1.5 * SMALL * rows)
 
 
-def numbers(name: str, values: Numbers, flat: bool = False) -> NDArray[np.float64]:
-    """Tensors, arrays and lists as float64; with `flat` of shape (N,), also from (N, 1)."""
-    array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+def numbers(name: str, series: Numbers, flat: bool = False) -> NDArray[np.float64]:
+    """Tensors, arrays and lists as float64. With `flat` the shape (N, 1) becomes (N,)."""
+    array = torch.as_tensor(series).detach().to("cpu", torch.float64).numpy()
     if flat and array.shape[1:] == (1,):
         array = array[:, 0]
     if array.size == 0 or (flat and array.ndim != 1):
-        wanted = "one number per example" if flat else "at least one value"
+        wanted = "one number per example" if flat else "at least one number"
         raise VardropError(f"Expected `{name}` to hold {wanted}, but got shape {array.shape}.")
     return array
 
 
 def short(name: str, length: int = 22) -> str:
-    """The end of a long name, which distinguishes layers."""
+    """The end of a long name. Ends distinguish layers."""
     return name if len(name) <= length else "…" + name[1 - length :]
 
 

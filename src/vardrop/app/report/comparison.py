@@ -15,7 +15,7 @@ from vardrop._core.files import write_atomically, write_json
 from vardrop.app.report.canvas import png
 from vardrop.app.report.pictures import score_intervals
 from vardrop.app.score_texts import check_scores, estimate_text, judge_difference, title
-from vardrop.app.store import SIZES, StoredRun, make_directory, name_runs, read_run
+from vardrop.app.store import SIZES, Record, StoredRun, make_directory, name_runs, read_run
 from vardrop.metrics.intervals import (
     Estimate,
     bootstrap,
@@ -38,10 +38,10 @@ class Comparison:
     """Models and their scores.
 
     Args:
-        over: what the intervals are over: the "rows" of the test data, or "seeds".
-        scores: by model and score, with 95% intervals if they are defined.
-        differences: from the first model, on the same rows or seeds, by model and score.
-        sizes: by model: weights, weights left, bytes and seconds.
+        over: the source of the intervals: "rows" of the test data, or "seeds".
+        scores: estimates by model and score, with 95% intervals if they are defined.
+        differences: differences from the first model, on the same rows or seeds.
+        sizes: weights, weights left, bytes and seconds, by model.
         notes: limits of the comparison, in sentences.
         runs: the run directories, by model.
     """
@@ -49,18 +49,22 @@ class Comparison:
     over: str
     scores: Estimates
     differences: Estimates
-    sizes: Mapping[str, Mapping[str, Any]]
+    sizes: Mapping[str, Mapping[str, float]]
     notes: Sequence[str] = ()
     runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
-        """The model that the others are compared with: the first one."""
+        """The first model, which the others are compared with."""
         return next(iter(self.scores))
 
     def select(self, scores: Sequence[str] | None = None) -> list[str]:
-        """The scores of a table: the given ones, or the most important ones."""
-        names = list(dict.fromkeys(name for values in self.scores.values() for name in values))
+        """The names of the scores of a table.
+
+        Args:
+            scores: names of scores, the most important ones by default.
+        """
+        names = list(dict.fromkeys(name for by_name in self.scores.values() for name in by_name))
         if scores is None:
             first = names[:2] if names[:1] == ["balanced_accuracy"] else names[:1]
             return [*first, *(n for n in ("nll", "ece", "coverage95") if n in names)]
@@ -68,7 +72,7 @@ class Comparison:
         return list(scores)
 
     def difference_text(self, model: str, score: str) -> str:
-        """How a model differs from the first one, with "better" or "worse" if that is clear."""
+        """The difference of a model from the first one, with "better" or "worse" if it is clear."""
         difference = self.differences.get(model, {}).get(score)
         if difference is None:
             return ""
@@ -76,7 +80,11 @@ class Comparison:
         return f"{sign}{estimate_text(difference)} {judge_difference(score, difference)}".rstrip()
 
     def table(self, scores: Sequence[str] | None = None) -> str:
-        """The comparison as text: a line for each model, and one for its difference."""
+        """The comparison as text, with a line for each model and one for its difference.
+
+        Args:
+            scores: names of scores, the most important ones by default.
+        """
         names = self.select(scores)
         kinds = [kind for kind in SIZES if any(kind in sizes for sizes in self.sizes.values())]
         lines = [["", *map(title, names), *(kind.replace("_", " ") for kind in kinds)]]
@@ -90,8 +98,9 @@ class Comparison:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         count = len(self.runs.get(self.reference, ()))
-        means = f"Means of {count} seeds; in" if self.over == "seeds" else "In"
-        return "\n".join([*rows, f"{means} brackets: 95% intervals over {self.over}.", *self.notes])
+        means = f"Means of {count} seeds. " if self.over == "seeds" else ""
+        text = f"{means}In brackets: 95% intervals over {self.over}."
+        return "\n".join([*rows, text, *self.notes])
 
     def __str__(self) -> str:
         return self.table()
@@ -110,25 +119,39 @@ class Comparison:
             .rename(columns={"difference_value": "difference"})
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """The comparison as plain dictionaries."""
-        plain = {
-            part: {model: {k: v._asdict() for k, v in scores.items()} for model, scores in pairs}
-            for part in ("scores", "differences")
-            for pairs in [getattr(self, part).items()]
-        }
-        return {**vars(self), **plain, "reference": self.reference}
+        content: Record = {**vars(self), "reference": self.reference}
+        for part in ("scores", "differences"):
+            content[part] = {
+                model: {name: estimate._asdict() for name, estimate in estimates.items()}
+                for model, estimates in content[part].items()
+            }
+        return content
 
     def plot(self, scores: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the scores with their intervals, a panel for each score."""
+        """Draw the scores with their intervals, with a panel for each score.
+
+        Args:
+            scores: names of scores, the most important ones by default.
+            ax: the Axes to draw on, a new figure by default.
+        """
         panels = {
-            name: {model: values[name] for model, values in self.scores.items() if name in values}
+            name: {model: e[name] for model, e in self.scores.items() if name in e}
             for name in self.select(scores)
         }
         return score_intervals(panels, ax)
 
     def write(self, folder: str | Path, scores: Sequence[str] | None = None) -> Path:
-        """Write comparison.json and comparison.png into a folder; the folder."""
+        """Write comparison.json and comparison.png into a folder.
+
+        Args:
+            folder: the folder.
+            scores: names of scores in the picture, the most important ones by default.
+
+        Returns:
+            The folder.
+        """
         path = make_directory(Path(folder))
         write_json(path / FILE, self.to_json())
         write_atomically(path / PICTURE, png(self.plot(scores)))
@@ -136,17 +159,17 @@ class Comparison:
 
 
 def compare_runs(runs: Iterable[Any]) -> Comparison:
-    """Compare runs on the same data by their files; no model is run.
+    """Compare runs on the same data by their stored files. No model is run.
 
-    Intervals come from 1000 resamples of the test rows. Runs with the same test rows as the
-    first one are compared with it on the same resamples, which shows smaller differences than two
-    intervals do. Runs on other data raise an error.
+    Intervals come from 1000 resamples of the test rows. Runs with the same test rows as the first
+    one are compared with it on the same resamples, which can show smaller differences than two
+    separate intervals. Runs on other data raise an error.
 
     Args:
-        runs: two or more runs, or their directories; the others are compared with the first.
+        runs: two or more runs, or their directories. The others are compared with the first.
 
     Returns:
-        A `Comparison`: print it, or use `plot()`, `frame()`, `to_json()` and `write(folder)`.
+        A `Comparison`. Print it, or use `plot()`, `frame()`, `to_json()` and `write(folder)`.
 
     >>> import tempfile, vardrop as vd
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -160,37 +183,31 @@ def compare_runs(runs: Iterable[Any]) -> Comparison:
     if len({run.path.resolve() for run in stored}) < max(2, len(stored)):
         paths = ", ".join(str(run.path) for run in stored) or "none"
         raise VardropError(f"Expected two or more different runs to compare, but got {paths}.")
+    first = stored[0]
     for run in stored:
-        _check_comparable(stored[0], run)
+        if not run.results.get("metrics"):
+            remedy = f"Run `vardrop evaluate {run.path}`, or fit it with a test part."
+            raise VardropError(f"{run.path} has no scores on test data. {remedy}")
+        expected = _identify_data(first)
+        for what, identity in _identify_data(run).items():
+            if identity != expected[what]:
+                text = (
+                    f"{run.path} is {identity} and the {what} of {first.path} is {expected[what]}"
+                )
+                raise VardropError(f"Expected runs on the same data, but the {what} of {text}.")
     return compare_stored(name_runs(stored))
 
 
-def _check_comparable(first: StoredRun, run: StoredRun) -> None:
-    """Raise an error unless a run was tested on the same data as the first one."""
-    if not run.results.get("metrics"):
-        raise VardropError(
-            f"Expected scores on test data of {run.path}, but it has none. Run `vardrop evaluate "
-            f"{run.path}`, or fit it with a test part."
-        )
-    expected = _identify_data(first)
-    for what, value in _identify_data(run).items():
-        if value != expected[what]:
-            raise VardropError(
-                f"Expected runs on the same data, but the {what} of {run.path} is {value} and "
-                f"the {what} of {first.path} is {expected[what]}. Compare runs on one data set."
-            )
-
-
-def _identify_data(run: StoredRun) -> dict[str, Any]:
-    """What runs must have in common to be compared."""
+def _identify_data(run: StoredRun) -> dict[str, str]:
+    """The properties of the data that are equal for comparable runs."""
     name = Path(str((run.config.get("data") or {}).get("name") or "")).name
-    data = f"{name} with {str(run.config.get('checksum'))[:15]}"
-    classes = run.config.get("classes")
-    return {"data": data, "task": run.task, "target": run.target, "classes": classes}
+    source = f"{name} with {str(run.config.get('checksum'))[:15]}"
+    classes = str(run.config.get("classes"))
+    return {"data": source, "task": str(run.task), "target": run.target, "classes": classes}
 
 
 def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
-    """Scores of runs with intervals; differences from the first run on the same test rows."""
+    """Scores of runs with intervals, and differences from the first run on the same test rows."""
     name, first = next(iter(runs.items()))
     scores: dict[str, dict[str, Estimate]] = {}
     differences: dict[str, dict[str, Estimate]] = {}
@@ -198,20 +215,20 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
     resamples = {label: _resample(run) for label, run in runs.items()}
     for label, run in runs.items():
         metrics, draws = run.results.get("metrics") or {}, resamples[label]
-        values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        defined = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         scores[label] = {
             k: bootstrap_estimate(v, draws[k]) if k in draws else Estimate(v)
-            for k, v in values.items()
+            for k, v in defined.items()
         }
         rows, others = (one.results.get("test_rows") for one in (run, first))
         same = rows is not None and rows == others and _identify_data(run) == _identify_data(first)
         if run is not first and same:
             differences[label] = {
                 k: bootstrap_estimate(v - scores[name][k].value, draws[k] - resamples[name][k])
-                for k, v in values.items()
+                for k, v in defined.items()
                 if k in draws and k in resamples[name]
             }
-        elif run is not first and values:
+        elif run is not first and defined:
             notes.append(f"{label} was tested on other rows than {name}.")
         notes += [f"{label} {run.stopped}."] if run.stopped else []
     sizes = {label: run.sizes() for label, run in runs.items()}
@@ -220,7 +237,7 @@ def compare_stored(runs: Mapping[str, StoredRun]) -> Comparison:
 
 
 def _resample(run: StoredRun) -> dict[str, Tensor]:
-    """The scores of resamples of the test rows, as far as the rows are stored."""
+    """The scores of resamples of the test rows; empty if the rows are not stored."""
     arrays = run.arrays
     if "log_prob" not in arrays:
         return {}

@@ -1,4 +1,4 @@
-"""The pictures of a report: what each shows and which stored arrays it needs."""
+"""The pictures of a report, drawn from stored arrays."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vardrop.app.report import pictures
 from vardrop.app.report.canvas import png
 from vardrop.app.store import StoredRun
 
-# A picture may have several parts, such as one per layer, and none if its data is missing.
+# A picture may have several parts, such as one per layer, and none if its data are missing.
 Parts = dict[str, Axes]
-_LEVEL = 0.95  # of the intervals that `evaluate` stores
+_LEVEL = 0.95  # the level of stored intervals
 _MAPS = 6  # layers whose weights are drawn
 
 
@@ -28,7 +28,7 @@ class Card(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A kind of picture: its title, its caption, and how it is drawn from a run."""
+    """A kind of picture: its title, its caption, and the function that draws it."""
 
     title: str
     caption: str
@@ -46,13 +46,13 @@ class Picture(NamedTuple):
 
 
 def make_card(label: str, alt: str, ax: Axes) -> Card:
-    """A card with the image of an Axes; its description ends with the title of the Axes."""
+    """A card with a picture. Its description ends with the title of the picture."""
     alt = " ".join(f"{alt} {ax.get_title(loc='left')}".split())
     return Card(label, alt, base64.b64encode(png(ax)).decode())
 
 
 def _training(run: StoredRun) -> Parts:
-    # The training loss uses the scaled target, the validation score is in its units.
+    # The training loss is in units of the scaled target, the validation score is not.
     shift = math.log(run.unit)
     rows = [{**row, "nll": row["nll"] + shift} if "nll" in row else row for row in run.history]
     return {"": pictures.training_curves(rows)} if rows else {}
@@ -61,7 +61,8 @@ def _training(run: StoredRun) -> Parts:
 def _reliability(run: StoredRun) -> Parts:
     if "probs" not in run.arrays:
         return {}
-    return {"": pictures.reliability_diagram(run.arrays["probs"], run.arrays["labels"])}
+    probs, labels = run.arrays["probs"], run.arrays["labels"]
+    return {"": pictures.reliability_diagram(probs, labels)}
 
 
 def _band(run: StoredRun) -> Parts:
@@ -95,7 +96,7 @@ def _histograms(run: StoredRun) -> Parts:
 
 
 def _layers(run: StoredRun) -> Parts:
-    fractions = {run.label(name): value for name, value in run.fractions().items()}
+    fractions = {run.label(name): fraction for name, fraction in run.fractions().items()}
     return {"": pictures.layer_sparsity(fractions)} if fractions else {}
 
 

@@ -1,4 +1,4 @@
-"""The report: runs, their scores and pictures, in one HTML file that needs nothing else."""
+"""The report: runs, their scores and pictures in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table; the first column holds the names of the rows."""
+    """A table. The first column holds the names of the rows."""
 
     columns: list[str]
     rows: list[list[Cell]]
@@ -42,11 +42,11 @@ class Table(NamedTuple):
 
 
 def report(run_directories: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write one self-contained HTML file about one run, or about several next to each other.
+    """Write one self-contained HTML file about one or several runs.
 
     Args:
-        run_directories: what `vardrop fit --out` wrote; only read here.
-        out: the file to write; `report.html` in the first run directory by default.
+        run_directories: directories that `vardrop fit --out` wrote.
+        out: the file to write, `report.html` in the first run directory by default.
 
     Returns:
         The path of the file.
@@ -60,10 +60,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
     'report.html'
     """
     if not run_directories:
-        raise VardropError(
-            "Expected `run_directories` to name at least one run, but got none. "
-            "Pass the directory that `vardrop fit --out` wrote."
-        )
+        raise VardropError("Expected `run_directories` to name at least one run, but got none.")
     runs = name_runs([read_run(Path(path)) for path in run_directories])
     target = Path(run_directories[0]) / "report.html" if out is None else Path(out)
     inputs = (file for run in runs.values() for file in run.path.iterdir())
@@ -75,7 +72,7 @@ def report(run_directories: Sequence[str | Path], out: str | Path | None = None)
 
 
 def _render(runs: Runs) -> str:
-    # Everything that comes from a file is escaped.
+    # Content of files is escaped.
     strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
     text = files("vardrop.app.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -110,13 +107,13 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
     columns: dict[str, dict[str, Cell]] = {label: {} for label in labels.values()}
     for name, run in runs.items():
         by_label, column = score_columns(run.results), columns[labels[name]]
-        for key, value in by_label.pop(MODEL, {}).items():
+        for key, score in by_label.pop(MODEL, {}).items():
             low, high = compared.scores[name].get(key, Estimate(math.nan))[2:]
             interval = "" if low is None else f"[{number(low)}, {number(high)}]"
             note = f"{interval}\n{compared.difference_text(name, key)}".strip()
-            column[key] = Cell(number(value), note)
-        for data, values in (run.results.get("ood") or {}).items():
-            column |= {f"{title(k)}, {data}": Cell(number(v)) for k, v in values.items()}
+            column[key] = Cell(number(score), note)
+        for images, areas in (run.results.get("ood") or {}).items():
+            column |= {f"{title(k)}, {images}": Cell(number(v)) for k, v in areas.items()}
         column |= {k.replace("_", " "): Cell(f"{v:,}") for k, v in compared.sizes[name].items()}
         for label, scores in by_label.items():
             cells = {k: Cell(number(v)) for k, v in scores.items()}
@@ -129,7 +126,7 @@ def _score_table(runs: Runs, compared: Comparison) -> Table:
     ]
     text = "In brackets: 95% intervals over the test examples."
     if compared.differences:
-        text += f" Below them: the difference from {compared.reference}, with its own interval."
+        text += f" Below them: the difference from {compared.reference} with its interval."
     return Table(["", *columns], rows, text)
 
 
@@ -144,7 +141,7 @@ def _confusion_table(run: StoredRun) -> Table:
 
 
 def _fact_table(runs: Runs) -> Table:
-    """What was run; of several runs only what differs."""
+    """The configuration, or the entries that differ between several runs."""
     facts = {name: summary.facts(run, flat=len(runs) > 1) for name, run in runs.items()}
     keys = dict.fromkeys(key for pairs in facts.values() for key in pairs)
     rows = [

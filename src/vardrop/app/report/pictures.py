@@ -15,6 +15,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vardrop import metrics
 from vardrop._core.errors import VardropError
@@ -32,13 +33,13 @@ def reliability_diagram(
 ) -> Axes:
     """Draw accuracy against confidence in bins; a calibrated model is on the diagonal.
 
-    As `vardrop.metrics.reliability_curve`; dots grow with the number of examples.
+    The curve is `vardrop.metrics.reliability_curve`. Dots grow with the number of examples.
 
     Args:
         probs: class probabilities, shape (N, K).
         labels: class indices, shape (N,).
         bins: number of bins of equal width.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.app.report import reliability_diagram
     >>> ax = reliability_diagram([[0.75, 0.25], [0.75, 0.25]], [0, 1])
@@ -75,7 +76,7 @@ def uncertainty_histograms(
         inside: uncertainty of examples like the training data, shape (N,).
         outside: uncertainty of out-of-distribution examples by data set, each of shape (M,).
         label: the name of the uncertainty.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.app.report import uncertainty_histograms
     >>> ax = uncertainty_histograms([0.1, 0.4], {"noise": [0.4, 0.9]})
@@ -86,21 +87,19 @@ def uncertainty_histograms(
     """
     ax = canvas.axes(ax)
     first = canvas.numbers("inside", inside, flat=True)
-    others = {
-        name: canvas.numbers(f"outside[{name!r}]", values, flat=True)
-        for name, values in (outside or {}).items()
-    }
-    sets = {"in distribution": first, **others}
+    sets = {"in distribution": first}
+    for name, uncertainty in (outside or {}).items():
+        sets[name] = canvas.numbers(f"outside[{name!r}]", uncertainty, flat=True)
     low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
     edges = np.linspace(low, high if high > low else low + 1, 31).tolist()
-    for i, (name, values) in enumerate(sets.items()):
+    for i, (name, numbers) in enumerate(sets.items()):
         style: dict[str, Any] = {"color": canvas.BLUE, "alpha": 0.45, "label": name}
         if i > 0:
-            area = float(metrics.auroc(torch.from_numpy(first), torch.from_numpy(values)))
+            area = float(metrics.auroc(torch.from_numpy(first), torch.from_numpy(numbers)))
             colour = canvas.OTHERS[(i - 1) % len(canvas.OTHERS)]
             text = f"{canvas.short(name, 30)} (AUROC {area:.3f})"
             style = {"histtype": "step", "linewidth": 1.6, "color": colour, "label": text}
-        ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), **style)
+        ax.hist(numbers, edges, weights=np.full(len(numbers), 1 / len(numbers)), **style)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     ax.yaxis.set_major_formatter(PercentFormatter(1))
@@ -113,13 +112,13 @@ def risk_coverage_curve(
 ) -> Axes:
     """Draw the mean error of the examples that remain when the most uncertain are rejected.
 
-    As `vardrop.metrics.risk_coverage`; the title is the area under the curve.
+    The curve is `vardrop.metrics.risk_coverage`. The title is the area under it.
 
     Args:
-        uncertainty: of each example, shape (N,).
+        uncertainty: uncertainty of each example, shape (N,).
         errors: 0/1 mistakes or any loss of each example, shape (N,).
         risk: the name of the mean error.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.app.report import risk_coverage_curve
     >>> risk_coverage_curve([0.3, 0.1], [1.0, 0.0]).get_title(loc="left")
@@ -159,7 +158,7 @@ def regression_band(
         y: observed values, shape (N,).
         mean: predictions, shape (N,).
         lower, upper: ends of the predictive interval, shape (N,).
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
         level: the nominal coverage of the interval.
         target: the name of the target.
 
@@ -168,14 +167,13 @@ def regression_band(
     >>> ax.get_title(loc="left")
     '50.0% of the examples in the 90% interval'
     """
-    values = {"y": y, "mean": mean, "lower": lower, "upper": upper}
-    rows = [canvas.numbers(name, value, flat=True) for name, value in values.items()]
+    named = {"y": y, "mean": mean, "lower": lower, "upper": upper}
+    rows = [canvas.numbers(name, numbers, flat=True) for name, numbers in named.items()]
     features = canvas.numbers("x", x)
     if any(len(row) != len(features) for row in rows):
-        raise VardropError(
-            f"Expected `x`, `y`, `mean`, `lower` and `upper` to have one length, but got "
-            f"{[len(features), *map(len, rows)]}. Pass one row per example."
-        )
+        lengths = [len(features), *map(len, rows)]
+        text = f"Expected `x`, `y`, `mean`, `lower` and `upper` of one length, but got {lengths}."
+        raise VardropError(f"{text} Pass one row per example.")
     single = features.size == len(features)
     order = np.argsort(features.ravel() if single else rows[1], kind="stable")
     place = features.ravel()[order] if single else np.arange(len(order), dtype=np.float64)
@@ -198,7 +196,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
     Args:
         history: one mapping per epoch, with "epoch" and any of "nll", "kl" and "beta". An "nll"
             in "validation" is drawn as a dashed line.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.app.report import training_curves
     >>> ax = training_curves([{"epoch": 0, "nll": 2.3, "kl": 900.0, "beta": 0.0}])
@@ -207,10 +205,8 @@ def training_curves(history: Sequence[Mapping[str, Any]], ax: Axes | None = None
     """
     parts = [key for key in _PARTS if any(key in row for row in history)]
     if not parts:
-        raise VardropError(
-            f"Expected `history` to hold rows with {', '.join(_PARTS)}, but got {len(history)} "
-            "rows without any of them. Pass the rows of history.jsonl."
-        )
+        text = f"Expected `history` to hold {', '.join(_PARTS)}, but got {len(history)} other rows."
+        raise VardropError(f"{text} Pass the rows of history.jsonl.")
     ax = canvas.axes(ax)
     ax.set_axis_off()
     height, strips = 1 / len(parts), []
@@ -234,9 +230,9 @@ def _curve(strip: Axes, history: Sequence[Mapping[str, Any]], key: str, colour: 
     validation = [row.get("validation") or {} for row in history]
     for rows, style in ((history, "-"), (validation, "--")):
         points = [
-            (row.get("epoch", i), values[key])
-            for i, (row, values) in enumerate(zip(history, rows, strict=True))
-            if values.get(key) is not None
+            (row.get("epoch", i), scores[key])
+            for i, (row, scores) in enumerate(zip(history, rows, strict=True))
+            if scores.get(key) is not None
         ]
         if points:
             marker = "o" if len(points) == 1 else None
@@ -250,7 +246,7 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
 
     Args:
         sparsity: fraction of removed weights by layer, each in [0, 1].
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.app.report import layer_sparsity
     >>> len(layer_sparsity({"conv1": 0.6, "fc1": 0.99}).patches)
@@ -271,15 +267,15 @@ def layer_sparsity(sparsity: Mapping[str, float], ax: Axes | None = None) -> Axe
 
 
 def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None = None) -> Axes:
-    """Draw the weights of a layer before and after pruning; red is positive, blue negative.
+    """Draw the weights of a layer before and after pruning. Red is positive, blue is negative.
 
-    A dense layer is drawn as its matrix, outputs down and inputs across, a convolution as its
+    A dense layer is drawn as a matrix with outputs down and inputs across, a convolution as its
     filters.
 
     Args:
         before: weights, shape (out, in, ...).
         after: the same layer after pruning, drawn next to it on the same scale.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> import torch
     >>> from vardrop.app.report import weight_maps
@@ -297,9 +293,9 @@ def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None =
     colours = colormaps["RdBu_r"].with_extremes(bad="#d8d8d8")  # between filters
     scale = float(np.quantile(np.abs(weight), 0.99)) or 1.0
     aspect: Literal["equal", "auto"] = "equal" if weight.ndim > 2 else "auto"
-    for i, (label, values) in enumerate(panels.items()):
+    for i, (label, weights) in enumerate(panels.items()):
         panel = ax.inset_axes((i * 0.52, 0.0, 0.48, 0.9))
-        panel.imshow(_to_matrix(values), cmap=colours, vmin=-scale, vmax=scale, aspect=aspect)
+        panel.imshow(_to_matrix(weights), cmap=colours, vmin=-scale, vmax=scale, aspect=aspect)
         panel.set_xticks([])
         panel.set_yticks([])
         panel.spines[:].set_color(canvas.GREY)
@@ -308,7 +304,7 @@ def weight_maps(before: Numbers, after: Numbers | None = None, ax: Axes | None =
 
 
 def _to_matrix(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A weight of any shape as one matrix; filters of one channel as tiles with gaps."""
+    """A weight of any shape as one matrix. Filters of one channel are tiles with gaps."""
     if weight.ndim != 4:
         return weight.reshape(len(weight), -1) if weight.ndim > 1 else weight.reshape(1, -1)
     if weight.shape[1] > 1:
@@ -322,32 +318,29 @@ def _to_matrix(weight: NDArray[np.float64]) -> NDArray[np.float64]:
     return grid.reshape(-1, across * width)[:-1, :-1]
 
 
-def fits_on_map(weight: Any, cells: int = 512) -> bool:
-    """Whether single weights of a layer can be seen in `weight_maps`."""
+def fits_on_map(weight: Tensor, cells: int = 512) -> bool:
+    """Whether single weights of a layer are visible in `weight_maps`."""
     return max(weight.shape[0], math.prod(weight.shape[1:])) <= cells
 
 
 def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | None = None) -> Axes:
-    """Draw each score in a separate panel: a dot per model, its 95% interval as a line.
+    """Draw each score in a separate panel, with a dot per model and its 95% interval as a line.
 
     A dashed line marks the first model, which the others are compared with.
 
     Args:
         scores: estimates by score and model.
-        ax: where to draw; a new figure by default.
+        ax: the Axes to draw on, a new figure by default.
 
     >>> from vardrop.metrics.intervals import Estimate
     >>> from vardrop.app.report import score_intervals
-    >>> found = {"a": Estimate(0.9, 0.01, 0.88, 0.92), "b": Estimate(0.95)}
-    >>> ax = score_intervals({"accuracy": found})
+    >>> estimates = {"a": Estimate(0.9, 0.01, 0.88, 0.92), "b": Estimate(0.95)}
+    >>> ax = score_intervals({"accuracy": estimates})
     >>> [panel.get_xlabel() for panel in ax.child_axes]
     ['accuracy']
     """
     if not scores or not all(scores.values()):
-        raise VardropError(
-            "Expected `scores` to hold at least one score of one model, but got none. Leave the "
-            "picture out."
-        )
+        raise VardropError("Expected `scores` to hold at least one score of one model.")
     names = list(dict.fromkeys(name for estimates in scores.values() for name in estimates))
     width = _NAMES + _PANEL * len(scores)
     ax = canvas.axes(ax, width=width, height=1.0 + _ROW * len(names))
@@ -365,10 +358,10 @@ def score_intervals(scores: Mapping[str, Mapping[str, Estimate]], ax: Axes | Non
 def _panel(panel: Axes, estimates: Mapping[str, Estimate], names: list[str]) -> None:
     for place, name in enumerate(names):
         if name in estimates:
-            value, _, low, high = estimates[name]
+            score, _, low, high = estimates[name]
             if low is not None and high is not None:
                 panel.plot([low, high], [place, place], color=canvas.BLUE, linewidth=1.6, alpha=0.6)
-            panel.plot([value], [place], color=canvas.BLUE, marker="o", markersize=5)
+            panel.plot([score], [place], color=canvas.BLUE, marker="o", markersize=5)
     if names[0] in estimates:
         panel.axvline(estimates[names[0]].value, color=canvas.GREY, linestyle="--", linewidth=1)
     panel.set_ylim(len(names) - 0.5, -0.5)

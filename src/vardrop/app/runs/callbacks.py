@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vardrop._core.checks import printable
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import to_json_safe
+from vardrop.app.store import Record
 from vardrop.noisy import has_noise, log_alpha
 from vardrop.tuning import Callback, Position
 
@@ -24,30 +25,30 @@ if TYPE_CHECKING:
 
 
 class RunCallback(Callback):
-    """Is called during a run, also with texts and records. This one does nothing."""
+    """Base of the callbacks of a run, which does nothing."""
 
     def describe(self, text: str) -> None:
-        """A description of the data, before the training starts."""
+        """Receive a description of the data before the training starts."""
 
     def note(self, text: str) -> None:
-        """What is happening, or was decided."""
+        """Receive a note on the progress or on a choice."""
 
     def trial(self, label: str) -> RunCallback:
-        """The callback of a training that only serves to choose; silent by default."""
+        """The callback of a training that only serves to choose, silent by default."""
         return RunCallback()
 
     def start(self, loop: Loop | StackedTraining) -> None:
-        """A training starts, or continues."""
+        """Is called when a training starts or continues."""
 
-    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
-        """An epoch was recorded."""
+    def record(self, record: Record, elbo: ELBO) -> None:
+        """Is called after an epoch was recorded."""
 
     def stop(self) -> None:
-        """The training has ended, normally or with an error."""
+        """Is called when the training has ended, normally or with an error."""
 
 
 def _call_all(name: str) -> Callable[..., None]:
-    def call(self: CallbackList, *args: Any) -> None:
+    def call(self: CallbackList, *args: object) -> None:
         for callback in self.callbacks:
             getattr(callback, name)(*args)
 
@@ -77,12 +78,12 @@ class JsonLines(RunCallback):
     def note(self, text: str) -> None:
         print(json.dumps({"event": "note", "text": text}), flush=True)
 
-    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
+    def record(self, record: Record, elbo: ELBO) -> None:
         print(json.dumps(to_json_safe({"event": "epoch", **record}), allow_nan=False), flush=True)
 
 
 class TextLines(RunCallback):
-    """Prints what was found in the data and what was decided, and nothing else."""
+    """Prints the description of the data and notes."""
 
     def note(self, text: str) -> None:
         print(printable(text), flush=True)
@@ -90,7 +91,7 @@ class TextLines(RunCallback):
     describe = note
 
 
-# What stands beside the bar, from which width of the terminal on.
+# Texts next to the bar, each with the width of the terminal from which on it is shown.
 _PARTS = (
     (0, "{task.fields[left]} left"),
     (85, "{task.fields[scores]}"),
@@ -100,10 +101,9 @@ _PARTS = (
 
 
 class ProgressBar(RunCallback):
-    """A line with the epoch, the time that is left and, where there is room, scores and speed.
+    """A line with the epoch, the remaining time and, if there is room, scores and speed.
 
-    Scores are those of validation data, in the units of the table at the end; the loss where there
-    are none.
+    Scores are on validation data, in the units of the final table. Without them the loss is shown.
     """
 
     def __init__(self, label: str = "training", transient: bool = False) -> None:
@@ -133,9 +133,9 @@ class ProgressBar(RunCallback):
         left = "?" if task.time_remaining is None else str(timedelta(seconds=task.time_remaining))
         self._bar.update(self._task, rate=rate, left=left)
 
-    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
-        shown = record["validation"] or {"loss": record["loss"]}
-        text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+    def record(self, record: Record, elbo: ELBO) -> None:
+        scores = record["validation"] or {"loss": record["loss"]}
+        text = "  ".join(f"{name} {score:.4g}" for name, score in scores.items())
         self._bar.update(self._task, scores=text)
 
     def stop(self) -> None:
@@ -149,30 +149,28 @@ class TensorBoard(RunCallback):
         try:
             from torch.utils import tensorboard
         except ImportError as absent:
-            raise VardropError(
-                "Expected TensorBoard to be installed, but it is not. "
-                "Run `pip install tensorboard`, or leave the option out."
-            ) from absent
+            text = "TensorBoard is not installed. Run `pip install tensorboard`."
+            raise VardropError(text) from absent
         self._directory, self._writers = directory, tensorboard
 
     def start(self, loop: Loop | StackedTraining) -> None:
         self._writer = self._writers.SummaryWriter(str(self._directory))
 
-    def record(self, record: dict[str, Any], elbo: ELBO) -> None:
+    def record(self, record: Record, elbo: ELBO) -> None:
         step = record["epoch"]
         for name in ("loss", "nll", "kl", "beta"):
             self._writer.add_scalar(f"train/{name}", record[name], step)
         for group in ("validation", "sparsity"):
-            for name, value in record[group].items():
-                self._writer.add_scalar(f"{group}/{name}", value, step)
+            for name, score in record[group].items():
+                self._writer.add_scalar(f"{group}/{name}", score, step)
         if has_noise(elbo.net):
-            for name, values in log_alpha(elbo.net).items():
-                self._writer.add_histogram(f"log_alpha/{name}", values, step)
+            for name, ratios in log_alpha(elbo.net).items():
+                self._writer.add_histogram(f"log_alpha/{name}", ratios, step)
 
     def stop(self) -> None:
         self._writer.close()
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal, where a progress bar can be seen."""
+    """Whether standard error is a terminal, so that a progress bar is visible."""
     return sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Compress a run: choose the threshold on validation data, shrink, save, measure on test data."""
+"""Compress a run: choose the threshold on validation data, shrink, save, score on test data."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from vardrop.app.data import Part
 from vardrop.app.runs.config import working
 from vardrop.app.runs.export import check_target, export_small
 from vardrop.app.runs.run import Model, Run, likelihood_for, predict_tensor
+from vardrop.app.store import Record
 from vardrop.compression import (
     ShrinkPlan,
     Shrunk,
@@ -36,8 +37,8 @@ from vardrop.tuning.slim_report import Slimmed
 
 Metric = Callable[[Tensor, Tensor], float]
 SMALL, PACKED = "small.safetensors", "small.vdp"
-_ENOUGH = 1000  # rows of validation that show a small loss
-MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # the largest loss by default
+_ENOUGH = 1000  # validation rows that can show a small loss
+MAX_DROPS = {"accuracy": 0.002, "rmse": 0.01}  # the default largest loss
 
 
 def compress(
@@ -51,14 +52,14 @@ def compress(
     Args:
         run: a run whose method selects weights or units.
         max_drop: the largest loss on validation data. For classes it is a loss of accuracy, 0.002
-            by default; in regression the fraction by which the RMSE may grow, 0.01 by default.
-            Fewer than 1000 rows cannot show so little: by default, no more is removed then than
-            the rule of the method allows.
-        sparsity: the fraction to drop, instead.
-        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
+            by default. For regression it is the fraction by which the RMSE may grow, 0.01 by
+            default. Fewer than 1000 rows cannot show such a small loss. By default the rule of
+            the method then limits the removal.
+        sparsity: the fraction of weights or units to remove, instead of `max_drop`.
+        onnx: also write the small model as ONNX to this file, with the preprocessing of a table.
 
     Returns:
-        The small plain net, and the plan that says what went. results.json has the measurements.
+        The small plain model and the plan. results.json has the measurements.
     """
     if onnx is not None:
         check_target(run, Path(onnx))
@@ -73,13 +74,13 @@ def compress(
 def shrink_model(
     model: Model, held_out: Part, max_drop: float | None = None, sparsity: float | None = None
 ) -> tuple[float, Shrunk]:
-    """The threshold that held-out rows allow, and the small plain net with its plan."""
+    """The threshold that held-out rows allow, and the small plain model with its plan."""
     if not has_noise(model.net):
-        text = "Expected a model with a method to compress, but it is plain."
-        raise VardropError(f"{text} Train with sparse_vd, or give a budget of macs or bytes.")
+        text = "A plain model cannot be compressed by a threshold."
+        raise VardropError(f"{text} Train with sparse_vd, or set a budget of macs or bytes.")
     score, metric = _metric(model)
-    unasked = max_drop is None and sparsity is None
-    if unasked:
+    by_default = max_drop is None and sparsity is None
+    if by_default:
         max_drop = MAX_DROPS[score]
     if max_drop is not None:
         check_number("max_drop", max_drop, at_least=0)
@@ -89,7 +90,7 @@ def shrink_model(
         drop = None if max_drop is None else math.log1p(max_drop)
     rows = (held_out.x, held_out.y)
     threshold = float(choose_threshold(model.net, rows, wanted, max_drop=drop, sparsity=sparsity))
-    if unasked and len(held_out.y) < _ENOUGH:  # no more than by the method's rule
+    if by_default and len(held_out.y) < _ENOUGH:  # the method's rule is the limit
         rule = next(iter(relevance(model.net).values()))
         threshold = (min if rule.keep_above else max)(threshold, rule.threshold)
     return threshold, shrink(model.net, held_out.x[:1], threshold)
@@ -103,31 +104,31 @@ def slim_run(
     bytes: float | None = None,
     onnx: str | Path | None = None,
 ) -> Slimmed:
-    """Slim the model of a run to a budget on its own data, and store the small model.
+    """Slim the model of a run to a budget on its data, and store the small model.
 
-    A noisy net is taken at its means; its noise does not come along.
+    Of a noisy model the means of the weights are used.
 
     Args:
         run: any run, with a method or plain.
-        macs, latency, bytes: the fraction to be left, as in `slim`; one of them.
-        onnx: also write the small net as ONNX to this file, with the preprocessing of a table.
+        macs, latency, bytes: the fraction to keep, as in `slim`; one of them.
+        onnx: also write the small model as ONNX to this file, with the preprocessing of a table.
 
     Returns:
-        The small net with its report. results.json has the measurements on test data.
+        The small model with its report. results.json has the measurements on test data.
     """
     if onnx is not None:
         check_target(run, Path(onnx))
     with working(run.directory):
         plain = copy.deepcopy(run.net)
-        net, data = revert(plain) if has_noise(plain) else plain, run.data
+        net, parts = revert(plain) if has_noise(plain) else plain, run.data
         budget: dict[str, Any] = {"macs": macs, "latency": latency, "bytes": bytes}
         budget["seed"] = run.config.settings.seed
-        slimmed = slim(net, data.train, data.validation, **budget)
-        remove(run.directory / PACKED)  # it is of another small model
-        latencies = (dict(costs.latency) for costs in (slimmed.before, slimmed.after))
-        times = dict(zip(("latency_before", "latency_after"), latencies, strict=True))
-        notes = " ".join(slimmed.notes)
-        _store(run, slimmed.net, slimmed.plan, onnx, threshold=None, notes=notes, **times)
+        slimmed = slim(net, parts.train, parts.validation, **budget)
+        remove(run.directory / PACKED)  # of an earlier small model
+        others: Record = {"threshold": None, "notes": " ".join(slimmed.notes)}
+        others["latency_before"] = dict(slimmed.before.latency)
+        others["latency_after"] = dict(slimmed.after.latency)
+        _store(run, slimmed.net, slimmed.plan, onnx, **others)
     return slimmed
 
 
@@ -148,11 +149,10 @@ def _store(
     (before, after), (macs, macs_left) = plan.total("weights"), plan.total("macs")
     score, metric = _metric(run)
     x, y = run.data.test if len(run.data.test.y) else run.data.validation
-    outputs = torch.cat([small(batch) for batch in x.split(1000)])
-    results = {
+    content = {
         "score": score,
         "test_score_before": metric(predict_tensor(run.elbo, x, 0, 0).draws[0], y),
-        "test_score_after": metric(outputs, y),
+        "test_score_after": metric(torch.cat([small(batch) for batch in x.split(1000)]), y),
         "weights_before": before,
         "weights_after": after,
         "sparsity": 1 - after / before,
@@ -164,12 +164,12 @@ def _store(
         **others,
     }
     if onnx is not None:
-        results["onnx_bytes"] = export_small(run, small, onnx)
-    run.keep({**run.results, "compression": results})
+        content["onnx_bytes"] = export_small(run, small, onnx)
+    run.keep({**run.results, "compression": content})
 
 
 def _store_pruned(run: Run, threshold: float) -> None:
-    """Keep the weights of the noisy layers without what the threshold takes, for the report."""
+    """Store the weights of the noisy layers after pruning, for the report."""
     arrays, pruned = run.arrays(), zero_pruned_weights(run.net, threshold)[0]
     for name, module in run.net.named_modules():
         for tensor in module.weight_axes if isinstance(module, Variational) else ():

@@ -1,11 +1,11 @@
-"""Score a run: on test data, on images of other sets, on new rows."""
+"""Score a run: on test data, on out-of-distribution images, on new rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from vardrop.app.data.datasets import row_weights
 from vardrop.app.data.inputs import KINDS, Table, frame_of, read_input
 from vardrop.app.runs import scores
 from vardrop.app.runs.config import check_output, working
-from vardrop.app.runs.predict import named_rows, prediction_table
+from vardrop.app.runs.predict import prediction_table, row_names
 from vardrop.app.runs.run import SAMPLES, Run
+from vardrop.app.store import Record
 from vardrop.compression import zero_pruned_weights
 from vardrop.gates import Gate
 from vardrop.layers import Variational
@@ -29,16 +30,17 @@ from vardrop.noisy import has_noise, relevance, tensor_name
 if TYPE_CHECKING:
     import pandas
 
+    from vardrop.app.data.inputs import Source
     from vardrop.prediction import Prediction
 
 _WEIGHED = (
-    "The classes were weighed in training: probabilities, NLL, Brier score and calibration error "
-    "are valid for data in which the classes are as frequent as the weights make them."
+    "The classes were weighted in training: probabilities, NLL, Brier score and calibration error "
+    "are valid for data in which the classes have the weighted frequencies."
 )
-_UNTESTED = "No rows were kept for a test: the scores are of rows that were held out in turn."
+_UNTESTED = "There is no test part: the scores are on rows that were held out in turn."
 
 
-def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
+def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record:
     """Score a run on test data and its out-of-distribution detection, and store the results.
 
     Args:
@@ -47,25 +49,28 @@ def evaluate(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[
         samples: draws of the noise.
 
     Returns:
-        The content of results.json: `metrics`, those to be read first at the beginning, and
-        `confusion`; `baseline`, the same scores of the mean or of the most frequent class;
-        `notes`, what the test rows cannot tell; `ood` with areas under the ROC curve; `held_out`,
-        what rows that were held out of the training decided, and `against`, by how much the net is
-        worse on them than others. A score that is undefined or not finite is None, and `notes` or
-        `not_finite` say why.
+        The content of results.json:
+
+        - `metrics`, the most important ones first, and `confusion`
+        - `baseline`, the same scores of the mean or of the most frequent class
+        - `notes` on the limits of the test rows
+        - `ood`, AUROC of out-of-distribution detection
+        - `held_out`, the choices on held-out rows, and `against`, differences from baselines there
+
+        A score that is undefined or not finite is None, with the reason in `notes` or `not_finite`.
     """
     with working(run.directory):
         return measure(run, ood, samples)
 
 
-def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[str, Any]:
-    """As `evaluate`, for a caller that holds the lock of the directory."""
-    data, choice, arrays = run.data, run.choice, run.arrays()
-    results: dict[str, Any] = {
+def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> Record:
+    """Evaluate a run in a directory that the caller has locked."""
+    parts, choice, arrays = run.data, run.choice, run.arrays()
+    content: Record = {
         "ood": {},
         "compression": {},
         **run.results,
-        "task": data.task,
+        "task": parts.task,
         "known": _summarize_targets(run),
         "held_out": {} if choice is None else choice.to_json(),
         "against": {} if choice is None else choice.against(),
@@ -73,11 +78,11 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
         "metrics": {},
         "notes": [_UNTESTED, *_notes(run)],
     }
-    if len(data.test.y):
-        p, weight = run.predict(data.test.x, samples), data.test.weight
-        y = in_units(run, data.test.y)
-        results |= score_prediction(run, p, y, weight, results["known"])
-        results["test_rows"] = data.rows["test"]
+    if len(parts.test.y):
+        p, weight = run.predict(parts.test.x, samples), parts.test.weight
+        y = in_units(run, parts.test.y)
+        content |= score_prediction(run, p, y, weight, content["known"])
+        content["test_rows"] = parts.rows["test"]
         arrays["log_prob"] = p.log_prob(y).double().flatten()
         arrays |= {} if weight is None else {"row_weight": weight}
         if p.classifies:
@@ -85,24 +90,24 @@ def measure(run: Run, ood: Sequence[str] = (), samples: int = SAMPLES) -> dict[s
             arrays |= {"entropy_in": p.entropy, "epistemic_in": p.epistemic}
         else:
             lower, upper = run.interval(p, scores.LEVEL)
-            arrays |= {"x": data.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
+            arrays |= {"x": parts.test.x, "y": y, "mean": p.mean, "lower": lower, "upper": upper}
         for name in ood:
-            images = load_out_of_distribution(name, data.shape, run.config.data.directory)
-            other = run.predict(images, samples)
-            kinds = ("entropy", "epistemic") if int(p.samples.max()) > 1 else ("entropy",)
-            pairs = {kind: (getattr(p, kind), getattr(other, kind)) for kind in kinds}
-            areas = {f"auroc_{k}": float(metrics.auroc(*pair)) for k, pair in pairs.items()}
-            results["ood"] = {**results["ood"], name: areas}
-            arrays[f"entropy_out_{name}"] = other.entropy
-            arrays[f"epistemic_out_{name}"] = other.epistemic
+            images = load_out_of_distribution(name, parts.shape, run.config.data.directory)
+            other, areas = run.predict(images, samples), {}
+            for kind in ("entropy", "epistemic"):
+                inside, outside = getattr(p, kind), getattr(other, kind)
+                arrays[f"{kind}_out_{name}"] = outside
+                if kind == "entropy" or int(p.samples.max()) > 1:
+                    areas[f"auroc_{kind}"] = float(metrics.auroc(inside, outside))
+            content["ood"] = {**content["ood"], name: areas}
     elif ood:
-        raise VardropError(f"Expected test rows to tell {', '.join(ood)} from. {_UNTESTED}")
+        raise VardropError(f"OOD detection needs test rows. {_UNTESTED}")
     write_tensors(run.directory / "arrays.safetensors", {**_layer_arrays(run.net), **arrays})
-    run.keep(results)
+    run.keep(content)
     return run.results
 
 
-def _summarize_targets(run: Run) -> dict[str, Any]:
+def _summarize_targets(run: Run) -> Record:
     """Class counts, or mean and standard deviation, of the training targets."""
     rows = run.data.train.join(run.data.validation)
     weight = None if rows.weight is None else rows.weights
@@ -120,8 +125,8 @@ def in_units(run: Run, y: Tensor) -> Tensor:
 
 
 def score_prediction(
-    run: Run, p: Prediction, y: Tensor, weight: Tensor | None, targets: Mapping[str, Any]
-) -> dict[str, Any]:
+    run: Run, p: Prediction, y: Tensor, weight: Tensor | None, targets: Record
+) -> Record:
     """Scores of a prediction, and of the baseline that predicts the same for every row."""
     if not p.classifies:
         interval = run.interval(p, scores.LEVEL)
@@ -129,7 +134,7 @@ def score_prediction(
         constant = scores.constant(targets["mean"], targets["std"], y, weight)
         return {**dataclasses.asdict(scored), "baseline": {"name": "mean", **constant}}
     classes, counts = run.about.classes, torch.tensor(targets["counts"]).double()
-    # From log-probabilities: a probability that has rounded to zero would make the NLL infinite.
+    # With log-probabilities, because a probability rounded to zero makes the NLL infinite.
     scored = scores.class_scores(p.probs, p.log_prob(y), y, classes, counts / counts.sum(), weight)
     scored.notes.extend(_notes(run))
     majority = scores.majority(counts, y, classes, weight)
@@ -141,8 +146,8 @@ def _notes(run: Run) -> list[str]:
     return [] if run.config.settings.class_weight is None else [_WEIGHED]
 
 
-def _layers(net: nn.Module) -> list[dict[str, Any]]:
-    """Name, kind and number of weights of each layer, biases left out."""
+def _layers(net: nn.Module) -> list[Record]:
+    """Name, type and number of weights of each layer, without biases."""
     layers = []
     for name, module in net.named_modules():
         names = module.weight_axes if isinstance(module, Variational) else ("weight",)
@@ -154,12 +159,12 @@ def _layers(net: nn.Module) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
-    """Weights of the noisy layers, before and after the method's own pruning."""
+    """Weights of the noisy layers, before and after pruning by the rule of the method."""
     layers = {n: m for n, m in net.named_modules() if isinstance(m, Variational)}
     tensors = [(name, w) for name, layer in layers.items() for w in layer.weight_axes]
     arrays = {f"weight.{tensor_name(n, w)}": getattr(layers[n], w) for n, w in tensors}
     depends = any(isinstance(m, Gate) and m.noise.input_dependent for m in net.modules())
-    if has_noise(net) and relevance(net) and not depends:  # else no constant mask says what goes
+    if has_noise(net) and relevance(net) and not depends:  # else there is no constant mask
         after = dict(zero_pruned_weights(net)[0].named_parameters())
         for name, w in tensors:
             if f"{name}.{w}" in after:
@@ -168,8 +173,8 @@ def _layer_arrays(net: nn.Module) -> dict[str, Tensor]:
 
 
 def evaluate_rows(
-    run: Run, data: Any, samples: int = SAMPLES, predictions: str | Path | None = None
-) -> dict[str, Any]:
+    run: Run, data: Source, samples: int = SAMPLES, predictions: str | Path | None = None
+) -> Record:
     """Score a run on rows of a new table, preprocessed like its training data.
 
     The run is left unchanged. Notes report new categories and missing values in columns that had
@@ -177,28 +182,27 @@ def evaluate_rows(
 
     Args:
         run: a trained run on a table.
-        data: a CSV or Parquet file or a DataFrame, with the target; or a pair (X, y), where X may
-            be an array with the columns of the training in their order.
+        data: a CSV or Parquet file or a DataFrame, with the target; or a pair (X, y). X may be an
+            array with the training columns in their order.
         samples: draws of the noise.
-        predictions: also write the predictions as CSV to this file, with the column that names the
-            rows, where the run has one, and with the target.
+        predictions: also write the predictions as CSV to this file, with the target and, if the
+            run has one, the column of row names.
 
     Returns:
-        `metrics`, `confusion`, `baseline` and `notes`, as in `evaluate`; `data`, its
-        name, and `rows`, how many were scored. Where the run has a column of weights, rows count
-        by it.
+        `metrics`, `confusion`, `baseline` and `notes`, as in `evaluate`; `data`, its name, and
+        `rows`, the number of scored rows. If the run has a column of weights, scores are weighted.
 
     >>> import tempfile, vardrop as vd
     >>> from sklearn.datasets import load_iris
     >>> table = load_iris(as_frame=True).frame
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = vd.fit(table[::2], target="target", out=folder, epochs=2, folds=1)
-    ...     found = evaluate_rows(run, table[1::2])
-    >>> found["rows"], list(found["metrics"])[:3]
+    ...     scored = evaluate_rows(run, table[1::2])
+    >>> scored["rows"], list(scored["metrics"])[:3]
     (75, ['accuracy', 'balanced_accuracy', 'auroc'])
     """
     if run.about.preprocessing is None:
-        text = f"Expected a run on a table for new rows, but {run.directory} is one on images."
+        text = f"New rows need a run on a table, but {run.directory} is a run on images."
         raise VardropError(f"{text} Score it on test data, or predict an .npy file.")
     if predictions is not None:
         sources = [data] if isinstance(data, str | Path) else []
@@ -210,25 +214,22 @@ def evaluate_rows(
     if (column := run.config.data.weight) in frame.columns:
         weight = row_weights(frame[column], name)
     elif column is not None:
-        notes.append(f"{name} has no column '{column}' of weights: each row counts once.")
+        notes.append(f"{name} has no weight column '{column}': each row counts once.")
     targets = run.results.get("known") or _summarize_targets(run)
     scored = score_prediction(run, p, y, weight, targets)
     if predictions is not None:
         table = prediction_table(run, p)
         for column in (columns.target, run.config.data.id):
             if column is not None:
-                table.insert(0, column, named_rows(frame, column, name), True)
+                table.insert(0, column, row_names(frame, column, name), True)
         write_atomically(Path(predictions), table.to_csv(index=False).encode())
     return {"data": name, "rows": len(y), **scored, "notes": [*notes, *scored["notes"]]}
 
 
 def _rows_with_target(
-    run: Run, data: Any, columns: Preprocessing
+    run: Run, data: Source, columns: Preprocessing
 ) -> tuple[pandas.DataFrame, str, list[str]]:
-    """Rows that have a target, their name, and what is to be said of them.
-
-    Arrays get the names of the training's columns.
-    """
+    """Rows with a target, the name of the data, and notes. Arrays get the training columns."""
     names = [column.name for column in columns.columns]
     if isinstance(data, tuple | list) and len(data) == 2 and not hasattr(data[0], "columns"):
         data = frame_of(data[0].cpu() if isinstance(data[0], Tensor) else data[0], names), data[1]
@@ -238,13 +239,11 @@ def _rows_with_target(
         raise VardropError(f"Expected rows of a table: {KINDS}; but got inputs of other shapes.")
     there = table.rows.get(columns.target, import_optional("pandas").Series(dtype=float)).notna()
     if not bool(there.any()):
-        raise VardropError(
-            f"Expected values in the target column '{columns.target}' of {table.name} to score by, "
-            "but got none. Rows without a target can be predicted."
-        )
+        text = f"The target column '{columns.target}' of {table.name} is empty or missing."
+        raise VardropError(f"{text} Rows without a target can be predicted.")
     notes = []
     if table.checksum == run.about.checksum:
-        text = "is what the run was trained on: these scores say nothing of new rows."
+        text = "is the data that the run was trained on: the scores are not valid for new rows."
         notes.append(f"{table.name} {text}")
     if absent := int((~there).sum()):
         notes.append(f"{absent} rows without a value of '{columns.target}' were left out.")

@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from vardrop._core.checks import suggest
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Roles, describe
@@ -33,11 +32,14 @@ from vardrop.app.runs.trials import FitJob, run_fit_job
 from vardrop.conversion import convert
 from vardrop.recipes import BaseRecipe, HeadRecipe
 
+if TYPE_CHECKING:
+    from vardrop.app.data.inputs import Source
+
 _ROLES = {f.name for f in dataclasses.fields(Roles)} - {"target", "task", "drop"}
 
 
 def fit(
-    data: Any,
+    data: Source,
     net: str | nn.Module = "auto",
     recipe: BaseRecipe | str | None = "auto",
     *,
@@ -45,8 +47,8 @@ def fit(
     target: str | None = None,
     task: Task | None = None,
     drop: Sequence[str] = (),
-    validation: Any = None,
-    test: Any = None,
+    validation: Source | None = None,
+    test: Source | bool | None = None,
     directory: str | Path | None = None,
     where: str | None = None,
     exclude: str | None = None,
@@ -60,24 +62,28 @@ def fit(
     Args:
         data: a name such as "digits" or "mnist", a CSV or Parquet file, a DataFrame with its
             `target`, a pair (X, y), a torch `Dataset` or `DataLoader`; see `load_dataset`.
-        net: "mlp50", "mlp", "lenet300", "lenet5", or a custom network, which is trained in place;
-            by default "mlp50" for a table below 2000 rows, else "mlp".
-        recipe: the method, or its name as on the command line; None leaves the network unchanged.
-            By default `bayes_by_backprop(prior=Normal(learned=True))` for tables, `sparse_vd()` for
-            images.
-        out: the directory; runs/<data>-<number> by default. One that holds files is an error.
-        target, task, drop: of a table; see `load_dataset`.
-        validation, test: custom data for these parts, of the same kind as `data`; with
-            test=False all rows are trained on, and only what was held out in turn is scored.
-        directory: of the image sets.
+        net: "mlp50", "mlp", "lenet300", "lenet5", or a custom network, which is trained in place.
+            The default is "mlp50" for a table below 2000 rows, else "mlp".
+        recipe: the method, or its name as on the command line. None leaves the network unchanged.
+            The default is `bayes_by_backprop(prior=Normal(learned=True))` for tables and
+            `sparse_vd()` for images.
+        out: the directory, runs/<data>-<number> by default. One that holds files is an error.
+        target, task, drop: roles of columns of a table, see `load_dataset`.
+        validation, test: custom data for these parts, of the same kind as `data`. With test=False
+            the model is trained on all rows, and scored on rows that were held out in turn.
+        directory: directory of the image sets.
         where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
-        callback: is called after steps and epochs; by default `progress` decides.
-        progress: show a progress bar; None shows it on a terminal. After Ctrl-C, `resume` continues
+        callback: is called after steps and epochs. By default `progress` decides.
+        progress: show a progress bar. None shows it on a terminal. After Ctrl-C, `resume` continues
             from the last checkpoint.
-        options: what other columns of a table are for, see `vardrop.app.data.Roles`, and how to
-            train, see `Settings`. Settings that are not passed follow from the data. Held-out rows
-            decide the KL weight, the scale of the noise and the width of intervals.
+        options: roles of other columns of a table, see `vardrop.app.data.Roles`, and settings of
+            the training, see `Settings`. Settings that are not passed follow from the data. The
+            KL weight, the scale of the noise and the width of intervals are chosen on held-out
+            rows.
+
+    Returns:
+        The trained run.
 
     >>> import tempfile, vardrop as vd
     >>> from vardrop.app.runs import fit
@@ -88,12 +94,11 @@ def fit(
     """
     roles = {name: options.pop(name) for name in _ROLES if name in options}
     roles |= {"target": target, "task": task, "drop": tuple(drop)}
-    source = _source(data, validation, test, directory, roles)
+    source = _describe_source(data, validation, test, directory, roles)
     path = Path(out) if out is not None else free_directory(source.name)
     if isinstance(options.get("class_weight"), Mapping):
         options["class_weight"] = {label(c): w for c, w in options["class_weight"].items()}
-    _check_names(options)
-    chosen = Settings.from_json(options)
+    chosen = Settings.from_json(options, {*inspect.signature(fit).parameters, *_ROLES})
     for package in ("safetensors", "pandas", "sklearn"):  # an error before anything is trained
         import_optional(package)
     device = chosen.torch_device()
@@ -110,7 +115,7 @@ def fit(
         settings = _fill(chosen, source, about)
         config = Config(source, about, name, custom is not None, recipe, where, exclude, settings)
         model = fresh_net(config, custom)
-        if recipe is not None:  # what cannot be converted is an error before anything is written
+        if recipe is not None:  # a model that cannot be converted fails before anything is written
             with preserve_rng(device):
                 convert(copy.deepcopy(model), recipe, where, exclude)
         with new_directory(path, force) if world.first else nullcontext():
@@ -122,35 +127,25 @@ def fit(
             return _finish(FitJob(config, path, dataset, model, world), callback, progress)
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
-    """Raise for an unknown argument, and suggest the nearest name."""
-    settings = {f.name for f in dataclasses.fields(Settings)}
-    names = {*inspect.signature(fit).parameters, *_ROLES, *settings} - {"options"}
-    for name in set(options) - settings:
-        text = f"Expected arguments among {', '.join(sorted(names))}, but got {name!r}."
-        raise VardropError(text + suggest(name, names))
-
-
-def _source(
-    data: Any, validation: Any, test: Any, directory: Any, roles: Mapping[str, Any]
+def _describe_source(
+    data: Source,
+    validation: Source | None,
+    test: Source | bool | None,
+    directory: str | Path | None,
+    roles: Mapping[str, Any],
 ) -> Data:
-    """Which data, as it is stored: files by their path, data in memory by their type."""
-    parts = {"name": data, "validation": validation, "test": None if test is False else test}
-    stored: dict[str, Any] = {
-        k: None if d is None else _path(d) or type(d).__name__ for k, d in parts.items()
-    }
-    stored["name"] = stored["name"] or "None"
-    stored["test"] = False if test is False else stored["test"]
-    given = any(d is not None and _path(d) is None for d in parts.values())
+    """The stored description of data: the path of a file, the type of data in memory."""
+    stored: dict[str, Any] = {"name": data, "validation": validation, "test": test}
+    in_memory = False
+    for name, part in stored.items():
+        if isinstance(part, str | os.PathLike):
+            path = Path(part)
+            stored[name] = str(path.resolve()) if path.is_file() else str(part)
+        elif part is not None and part is not False:
+            stored[name], in_memory = type(part).__name__, True
+    stored["name"] = str(stored["name"])
     folder = None if directory is None else str(directory)
-    return Data(**{**roles, **stored}, directory=folder, given=given)
-
-
-def _path(data: Any) -> str | None:
-    if not isinstance(data, str | os.PathLike):
-        return None
-    path = Path(data)
-    return str(path.resolve()) if path.is_file() else str(data)
+    return Data(**{**roles, **stored}, directory=folder, in_memory=in_memory)
 
 
 def _fill(settings: Settings, source: Data, about: About) -> Settings:
@@ -161,27 +156,27 @@ def _fill(settings: Settings, source: Data, about: About) -> Settings:
     apart = (source.validation, source.split, source.group, source.time)
     if settings.folds is None and any(part is not None for part in apart):
         settings = dataclasses.replace(settings, folds=1)
-    return settings.for_data(
-        about.sizes["train"] + about.sizes["validation"], about.kind == "image"
-    )
+    rows = about.sizes["train"] + about.sizes["validation"]
+    return settings.for_data(rows, about.kind == "image")
 
 
 def _check_settings(
     settings: Settings, about: About, recipe: BaseRecipe | None, roles: Roles
 ) -> None:
-    """Raise for settings that do not suit the target or the method."""
+    """Raise an error for settings that do not suit the target or the method."""
     weights, numbers = settings.class_weight, about.task == "regression"
     unknown = sorted(set(weights) - set(about.classes)) if isinstance(weights, dict) else []
     head_weights = isinstance(recipe, HeadRecipe) and (weights or roles.weight)
     problems = {
-        f"Expected a regression for `heteroscedastic`, but the target of {about.name} is a class. "
-        "Leave it out.": settings.heteroscedastic and not numbers,
-        f"Expected classes for `class_weight`, but the target of {about.name} is a number. Name a "
-        "column of weights by `weight`.": weights is not None and numbers,
+        f"`heteroscedastic` needs a regression, but the target of {about.name} is a class.": (
+            settings.heteroscedastic and not numbers
+        ),
+        f"`class_weight` needs classes, but the target of {about.name} is a number. Set `weight` "
+        "to a column of weights.": weights is not None and numbers,
         f"Expected `class_weight` for the classes {', '.join(about.classes)}, but got "
         f"{', '.join(map(repr, unknown))}.": unknown,
-        "Expected no weights of rows or classes for a method with a head, which has its own loss, "
-        f"but got {head_weights!r}. Choose another method.": head_weights,
+        "Weights of rows or classes are not supported by methods with a head, which has its own "
+        f"loss, but got {head_weights!r}. Choose another method.": head_weights,
     }
     for text, wrong in problems.items():
         if wrong:
@@ -192,29 +187,33 @@ def resume(
     out: str | Path,
     net: nn.Module | None = None,
     callback: RunCallback | None = None,
-    data: Any = None,
-    validation: Any = None,
-    test: Any = None,
+    data: Source | None = None,
+    validation: Source | None = None,
+    test: Source | bool | None = None,
     progress: bool | None = None,
     **changes: Any,
 ) -> Run:
     """Resume a run from its last checkpoint, with bit-identical results.
 
     The data and the seed of their split cannot change. With another `batch_size` the interrupted
-    epoch starts again; with another `beta` the search for the best model does. A finished run is
-    left unchanged.
+    epoch starts again. With another `beta` the search for the best model starts again. A finished
+    run is left unchanged.
 
     Args:
         out: the directory of the run.
-        net: a fresh network, if `fit` was given a custom one.
+        net: a fresh network, if the run has a custom one.
         callback, progress: as for `fit`.
         data, validation, test: as for `fit`, if they were passed in memory.
         changes: settings to change from here on, such as a lower `lr`.
+
+    Returns:
+        The trained run.
     """
     path = Path(out)
     device = _apply_changes(Config.read(path), path, changes).settings.torch_device()
     with join_processes(device) as world, working(path) if world.first else nullcontext():
-        config = _apply_changes(Config.read(path), path, changes)  # nobody else can change it now
+        # Read again, now that no other process can change it.
+        config = _apply_changes(Config.read(path), path, changes)
         dataset = load_same_data(config, path, data, validation, test)
         model = fresh_net(config, net)
         if changes and world.first:
@@ -224,10 +223,10 @@ def resume(
 
 
 def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Config:
-    """The configuration with other settings, if a started run can have them."""
+    """The configuration with other settings, or an error if a started run cannot have them."""
     settings, old = Settings.from_json({**vars(config.settings), **changes}), config.settings
     reasons = {
-        "seed": f"it split the data of {path}: rows of the test would be trained on",
+        "seed": f"it split the data of {path}, and test rows would be used for training",
         "class_weight": f"the KL weight of {path} was chosen with it",
     }
     if settings.pretrain != old.pretrain and read_phase(path) == "fit":
@@ -236,7 +235,7 @@ def _apply_changes(config: Config, path: Path, changes: dict[str, Any]) -> Confi
         before, now = getattr(old, name), getattr(settings, name)
         if before != now:
             text = f"Expected `{name}` to stay {before!r}, because {reason}, but got {now!r}."
-            raise VardropError(f"{text} Begin a new run.")
+            raise VardropError(f"{text} Start a new run.")
     return dataclasses.replace(config, settings=settings)
 
 
@@ -249,6 +248,6 @@ def _finish(job: FitJob, callback: RunCallback | None, progress: bool | None) ->
     with preserve_rng(job.world.device):
         elbo = run_fit_job(dataclasses.replace(job, data=rows, callback=callback or bar))
     run = Run(job.config, elbo, Choice.read(job.path), job.path, job.data)
-    if job.world.first and not (job.path / "results.json").is_file():  # else they are of this net
+    if job.world.first and not (job.path / "results.json").is_file():  # else of this model
         measure(run)
     return run

@@ -1,4 +1,4 @@
-"""Choices on held-out rows: the KL weight, the scale of the noise, the width of intervals."""
+"""Choices on held-out examples: the KL weight, the scale of the noise, the width of intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,28 +16,29 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop.app.data import Part
 from vardrop.app.data.preprocessing import Task
 from vardrop.app.data.splits import fold_numbers
+from vardrop.app.runs.checkpoint import select_prefix
 from vardrop.app.runs.settings import FEW
 from vardrop.app.score_texts import judge_difference
-from vardrop.app.store import reading
+from vardrop.app.store import Record, reading
 from vardrop.metrics.intervals import Estimate
 from vardrop.prediction import Conformal, Prediction
 from vardrop.prediction.conformal import conformal_rule
 
 CHOICE = "choice.safetensors"
-_FARTHEST = 700.0  # of the log of a scale: beyond it is no number
+_FARTHEST = 700.0  # largest log of a scale; exp overflows beyond it
 Scores = dict[str, float]
 Pairs = Sequence[tuple[Part, Part]]  # rows to train on, rows that are held out
 
 
 class HeldOutPrediction(NamedTuple):
-    """A prediction of rows that did not train the net, and these rows."""
+    """A prediction of rows that were not used for training, and these rows."""
 
     prediction: Prediction
     rows: Part
 
 
 class HeldOutScores(NamedTuple):
-    """Scores of held-out rows in the units of the target; their NLL, deviations and shares."""
+    """Scores of held-out rows in the units of the target, their NLL, deviations and shares."""
 
     scores: Scores
     rows: Tensor
@@ -51,14 +52,14 @@ class Choice:
 
     Args:
         beta: the KL weight.
-        log_scale: c; the noise of a regression is e^c times as wide as the net learned it, the
-            temperature of classes e^c.
-        weights: the NLL of held-out rows by KL weight, if there was a choice.
-        held_out: their scores by who predicts them: "net", "plain" (the plain net), and "mean" or
-            "majority" (no net).
-        rows: their NLL row by row, by who predicts them.
+        log_scale: c. The noise of a regression is scaled by e^c, and e^c is the temperature of
+            classes.
+        weights: the NLL of held-out rows by KL weight, if several were tried.
+        held_out: scores of held-out rows by model: "net", "plain" (the plain model), and "mean" or
+            "majority" (no model).
+        rows: the NLL of each held-out row, by model.
         deviations: conformal scores of the held-out rows: |y - mean| / std, or of classes 1 - p(y).
-        shares: the weight of each row in its group, 1 / size; ones if there are no groups.
+        shares: the weight of each row in its group, 1 / size. Ones if there are no groups.
     """
 
     beta: float
@@ -70,27 +71,29 @@ class Choice:
     shares: Tensor
 
     def conformal(self, level: float) -> Conformal:
-        """The rule that covers a new row with probability `level`; infinite with too few rows.
+        """The rule that covers a new row with probability `level`, infinite with too few rows.
 
-        Rows of one group are not exchangeable, groups are: each of K groups has the weight
+        Groups are exchangeable, rows of one group are not. Each of K groups has the weight
         1 / (K + 1), spread evenly over its rows, and the rest is at infinity. The guarantee is for
-        a random row of a new group, on average over groups. Without groups every row is one.
+        a random row of a new group, on average over groups. Without groups every row is a group.
+
+        Args:
+            level: the coverage, above 0 and below 1.
 
         Lee, Barber & Willett 2023, "Distribution-free inference with hierarchical data", eq. 6.
         """
         return conformal_rule(self.deviations, level, self.shares)
 
     def judge(self, others: dict[str, HeldOutScores], log_scale: float = 0.0) -> Choice:
-        """With the scores of more models; "net" also sets the deviations."""
-        held_out = {**self.held_out, **{name: held.scores for name, held in others.items()}}
-        rows = {**self.rows, **{name: held.rows for name, held in others.items()}}
+        """Add the scores of other models. "net" also sets the deviations."""
+        held_out = self.held_out | {name: held.scores for name, held in others.items()}
+        rows = self.rows | {name: held.rows for name, held in others.items()}
         net = others.get("net", self)
-        return Choice(
-            self.beta, log_scale, self.weights, held_out, rows, net.deviations, net.shares
-        )
+        choice = dataclasses.replace(self, held_out=held_out, rows=rows, log_scale=log_scale)
+        return dataclasses.replace(choice, deviations=net.deviations, shares=net.shares)
 
     def against(self) -> dict[str, dict[str, float]]:
-        """How much higher the NLL is than that of each baseline, with its standard error."""
+        """The NLL minus the NLL of each baseline, with its standard error."""
         others = [name for name in self.rows if "net" in self.rows and name != "net"]
         worse = {name: self.rows["net"] - self.rows[name] for name in others}
         error = {name: float(w.std(correction=0)) / math.sqrt(len(w)) for name, w in worse.items()}
@@ -98,10 +101,10 @@ class Choice:
 
     @property
     def advice(self) -> str:
-        """What to say if something simpler is as good; empty if the model is better.
+        """A sentence if something simpler is as good; empty if the model is better.
 
-        The plain model is named if it is better by two standard errors of the difference, no model
-        unless this one is better by as much.
+        The plain model is recommended if it is better by two standard errors of the difference.
+        The baseline is reported unless the model is better by two standard errors.
         """
         sentences = []
         for name, worse in self.against().items():
@@ -111,17 +114,17 @@ class Choice:
                 sentences.append(text.format(net, other, _BASELINES.get(name)))
         return " ".join(sentences)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """The entry in results.json."""
         chosen = {"beta": self.beta, "weights": self.weights, "scale": math.exp(self.log_scale)}
         return {**chosen, **self.held_out, "advice": self.advice}
 
     def write(self, directory: Path) -> None:
-        """Write it into the directory of a run."""
+        """Write the choice into the directory of a run."""
         write_tensors(directory / CHOICE, *self.state())
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its tensors and its values, of which `from_state` makes it again."""
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """The tensors and the other fields, for `from_state`."""
         tensors = {f"rows.{k}": v for k, v in self.rows.items()}
         tensors |= {"deviations": self.deviations, "shares": self.shares}
         names = ("beta", "log_scale", "weights", "held_out")
@@ -129,20 +132,17 @@ class Choice:
 
     @classmethod
     def read(cls, directory: Path) -> Choice | None:
-        """Read the choice of a run; None if nothing was chosen yet."""
+        """Read the choice of a run; None if it is not there yet."""
         path = directory / CHOICE
-        if not path.is_file():
-            return None
-        return cls.from_state(*read_tensors(path), str(path))
+        return cls.from_state(*read_tensors(path), str(path)) if path.is_file() else None
 
     @classmethod
-    def from_state(cls, tensors: dict[str, Tensor], values: Any, source: str) -> Choice:
-        """What `state` described, if its parts fit each other."""
+    def from_state(cls, tensors: dict[str, Tensor], fields: Record, source: str) -> Choice:
+        """The choice that `state` described. Parts that do not fit raise an error."""
         with reading(source, "the choices of held-out rows"):
-            rows = {k.removeprefix("rows."): t for k, t in tensors.items() if k.startswith("rows.")}
-            choice = cls(
-                **values, rows=rows, deviations=tensors["deviations"], shares=tensors["shares"]
-            )
+            deviations, shares = tensors["deviations"], tensors["shares"]
+            rows = select_prefix("rows", tensors)
+            choice = cls(**fields, rows=rows, deviations=deviations, shares=shares)
             choice._check()
         return choice
 
@@ -150,11 +150,11 @@ class Choice:
         check_number("beta", self.beta, at_least=0)
         check_number("log_scale", self.log_scale, at_least=-_FARTHEST, below=_FARTHEST)
         for name, scores in (("weights", self.weights), *self.held_out.items()):
-            for score, value in scores.items():
-                check_type(f"{name} {score}", value, float, "a number")
+            for title, score in scores.items():
+                check_type(f"{name} {title}", score, float, "a number")
         vectors = {"deviations": self.deviations, "shares": self.shares, **self.rows}
         if any(t.dim() != 1 or not t.is_floating_point() for t in vectors.values()):
-            raise ValueError("a tensor that is no list of numbers")
+            raise ValueError("a tensor that is not a list of numbers")
         lengths = {len(t) for t in self.rows.values()}
         if len(self.shares) != len(self.deviations) or len(lengths) > 1:
             raise ValueError("lists of different lengths")
@@ -162,17 +162,17 @@ class Choice:
 
 _BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
 _HARDLY = (
-    "On held-out rows this net (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns may "
-    "say little about it; look at them, or try --method none."
+    "On held-out rows this model (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns "
+    "may have little information on the target. Check them, or try --method none."
 )
 _BETTER = (
-    "On held-out rows the plain net is better: NLL {1:.3f}, and {0:.3f} with noise. Try --method "
+    "On held-out rows the plain model is better: NLL {1:.3f}, and {0:.3f} with noise. Try --method "
     "none, another method, or more --epochs."
 )
 
 
 def weights_to_try(rows: int) -> tuple[float, ...]:
-    """KL weights to choose among: noise per weight underfits many rows, few rows overfit.
+    """KL weights to choose from. Large ones underfit many rows, small ones overfit few rows.
 
     >>> weights_to_try(500), weights_to_try(50_000)
     ((1.0, 0.3, 0.1), (1.0, 0.1, 0.01))
@@ -181,7 +181,7 @@ def weights_to_try(rows: int) -> tuple[float, ...]:
 
 
 def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
-    """Rows to train on and rows to judge on, every row judged once; see `fold_numbers`."""
+    """Pairs of rows to train on and rows to score, with every row scored once."""
     fold = fold_numbers(rows, folds, task, seed)
     return [(rows.take(fold != k), rows.take(fold == k)) for k in range(folds)]
 
@@ -189,7 +189,13 @@ def fold_pairs(rows: Part, folds: int, task: Task, seed: int) -> Pairs:
 def score_held_out(
     held: Sequence[HeldOutPrediction], log_scale: float, unit: float
 ) -> HeldOutScores:
-    """What a net is worth on rows that did not train it; `unit` scales targets back."""
+    """Scores on held-out rows.
+
+    Args:
+        held: predictions of held-out rows.
+        log_scale: log of the scale of the noise, or of the temperature.
+        unit: the standard deviation of the target.
+    """
     scaled = [(p.rescale(math.exp(log_scale)), part.y) for p, part in held]
     share = _relative_weights([part.weights for _, part in held])
     shares = torch.cat([part.shares for _, part in held])
@@ -208,13 +214,13 @@ def score_held_out(
 
 
 def _relative_weights(weights: Sequence[Tensor]) -> Tensor:
-    """Weights of all rows, one on average."""
+    """Weights of all rows, with mean 1."""
     joined = torch.cat(list(weights))
     return joined / joined.mean()
 
 
 def baseline_scores(pairs: Pairs, classes: int, unit: float) -> HeldOutScores:
-    """What the targets of the training rows alone say: their mean and deviation, or frequencies."""
+    """Scores of a model without inputs: mean and standard deviation, or class frequencies."""
     rows, errors = [], []
     for train, held in pairs:
         weight = train.weights

@@ -1,4 +1,4 @@
-"""Methods and nets by name: their papers as their own docstrings tell them, and what is usual."""
+"""Named methods with their papers, named networks, and the defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 class Method(NamedTuple):
-    """A named method, with one line on what it does and its paper."""
+    """A named method with a summary in one line and its paper."""
 
     name: str
     summary: str
@@ -33,7 +33,7 @@ class Method(NamedTuple):
 
 
 def methods() -> list[Method]:
-    """All named methods.
+    """All named methods, described by their docstrings.
 
     >>> [m.paper for m in methods() if m.name == "ard"]
     ['Kharitonov, Molchanov & Vetrov 2018, "Variational dropout via empirical Bayes", eq. 12.']
@@ -48,8 +48,8 @@ def methods() -> list[Method]:
 def usual_method(kind: Kind) -> Recipe:
     """The default method.
 
-    For tables one that cannot collapse: the scale of the prior is learned, so that the KL never
-    asks for all weights to vanish. For images one that also says which weights to remove.
+    For tables the scale of the prior is learned, so that the KL does not push all weights to zero.
+    For images the method also selects weights to remove.
 
     >>> usual_method("table").prior
     Normal(mean=0.0, std=1.0, learned=True)
@@ -58,14 +58,12 @@ def usual_method(kind: Kind) -> Recipe:
 
 
 def method_named(name: str, options: Mapping[str, Any] | None = None) -> BaseRecipe | None:
-    """The recipe of a named method, with options of that method; None for the plain net."""
+    """The recipe of a named method with its options; None for the plain model."""
     if name == PLAIN:
         return None
     if name not in METHODS:
-        raise VardropError(
-            f"Expected a method among {', '.join(METHODS)} or {PLAIN}, but got {name!r}."
-            f"{suggest(name, [*METHODS, PLAIN])}"
-        )
+        hint = suggest(name, [*METHODS, PLAIN])
+        raise VardropError(f"Unknown method {name!r}.{hint} See `vardrop methods`.")
     try:
         return METHODS[name](**(options or {}))
     except TypeError as misfit:
@@ -83,12 +81,10 @@ def _dense(shape: Shape, widths: tuple[int, ...]) -> nn.Sequential:
 
 
 def _lenet5(shape: Shape, outputs: int) -> nn.Sequential:
-    """LeNet-5-Caffe; images below 20 pixels are padded so that two poolings leave something."""
+    """LeNet-5-Caffe. Images below 20 pixels are padded, so that two poolings are possible."""
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise VardropError(
-            "Expected images of at least 4 x 4 for the net lenet5, but got inputs of shape "
-            f"{shape}. Use the net mlp."
-        )
+        text = f"lenet5 needs images of at least 4 x 4, but got inputs of shape {shape}."
+        raise VardropError(f"{text} Use the model mlp.")
     padding = 0 if min(shape[1:]) >= 20 else 2
     layers: list[nn.Module] = []
     for channels, filters in ((shape[0], 20), (20, 50)):
@@ -116,8 +112,8 @@ class Embedded(nn.Module):
     """Rows (N, features) with the numbers of categories replaced by embeddings, at the end.
 
     Args:
-        counts: by their place, how many numbers a column has.
-        features: how many columns there are.
+        counts: the number of categories by place of the column.
+        features: the number of columns.
     """
 
     def __init__(self, counts: Mapping[int, int], features: int) -> None:
@@ -129,7 +125,7 @@ class Embedded(nn.Module):
         self.features = len(self.others) + sum(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Numbers that no category has count as the nearest one."""
+        """Replace category numbers by embeddings. Numbers out of range count as the nearest one."""
         columns = [x[:, list(self.others)]]
         for place, table in zip(self.places, self.tables, strict=True):
             assert isinstance(table, nn.Embedding)
@@ -140,7 +136,7 @@ class Embedded(nn.Module):
 def build_net(
     name: str, shape: Shape, outputs: int, embeddings: Mapping[int, int] | None = None
 ) -> nn.Sequential:
-    """A fresh plain net by its name; with embeddings for the columns of these places.
+    """A fresh plain network by name, with embeddings for the columns at these places.
 
     >>> build_net("lenet5", (1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -157,9 +153,7 @@ def build_net(
 
 
 def check_net_name(name: str) -> None:
-    """Raise unless a net is known by this name."""
+    """Raise an error for an unknown name of a network."""
     if name not in NETS and not re.fullmatch(r"dense(-[1-9]\d*)+", name):
-        raise VardropError(
-            f"Expected a net among {', '.join(NETS)}, or hidden widths such as dense-64-32, but "
-            f"got {name!r}.{suggest(name, NETS)}"
-        )
+        text = f"Unknown model {name!r}.{suggest(name, NETS)} Available: {', '.join(NETS)}"
+        raise VardropError(f"{text}, or hidden widths such as dense-64-32.")

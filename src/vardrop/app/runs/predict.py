@@ -1,4 +1,4 @@
-"""Predictions of a run as a table, one row each."""
+"""Predictions of a run as a table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import open_atomically
+from vardrop.app.data.preprocessing import is_number
 from vardrop.app.runs.config import check_output
 from vardrop.app.runs.run import SAMPLES, Run
 
@@ -22,12 +23,17 @@ _LEVEL = 0.95
 
 
 def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
-    """A prediction as a table, one row each.
+    """A prediction as a table with one row per example.
 
-    Regression: `mean`, the ends of the 95% interval, and the aleatoric and epistemic variances.
-    Classification: `class`, its mean `probability`, the 95% interval of that over the draws,
-    `entropy`, `aleatoric` and `epistemic` in nats, and the mean probability of every class. The
-    name of a class that a spreadsheet would run as a formula has an apostrophe before it.
+    Columns for regression: `mean`, the ends of the 95% interval, and the aleatoric and epistemic
+    variances. Columns for classification: `class`, its mean `probability`, the 95% interval of the
+    probability over the draws, `entropy`, `aleatoric` and `epistemic` in nats, and the mean
+    probability of every class. If a spreadsheet would run the name of a class as a formula, it has
+    an apostrophe before it.
+
+    Args:
+        run: a trained run.
+        p: one of its predictions.
     """
     pandas = import_optional("pandas")
     lower, upper = run.interval(p, _LEVEL)
@@ -47,25 +53,20 @@ def prediction_table(run: Run, p: Prediction) -> pandas.DataFrame:
 
 
 def _cell(name: str) -> str:
-    """The name of a class as a cell: a text that a spreadsheet would run as a formula is quoted."""
-    if not name.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return name
-    try:
-        float(name)
-    except ValueError:
-        return f"'{name}"
-    return name
+    """The name of a class as a cell. A text that a spreadsheet would run as a formula is quoted."""
+    formula = name.startswith(("=", "+", "-", "@", "\t", "\r")) and not is_number(name)
+    return f"'{name}" if formula else name
 
 
 def write_predictions(
     run: Run, source: str | Path, out: str | Path, samples: int = SAMPLES
 ) -> None:
-    """Predict the rows of a file and write them as CSV; the file gets its name when it is complete.
+    """Predict the rows of a file and write them as CSV, atomically.
 
     Args:
         run: a trained run.
-        source: a CSV or Parquet file for a run on a table; an .npy array for one on images.
-        out: the CSV file; neither the source nor a file of the run.
+        source: a CSV or Parquet file for a run on a table; an .npy array for a run on images.
+        out: the CSV file. It cannot be the source or a file of the run.
         samples: draws of the noise.
     """
     check_output(Path(out), run.directory, source, run.config.data.name)
@@ -75,7 +76,7 @@ def write_predictions(
     else:
         table = run.read_file(source)
         rows = run.about.preprocessing.inputs(table, str(source))
-        names = [] if column is None else named_rows(table, column, str(source))
+        names = [] if column is None else row_names(table, column, str(source))
     with open_atomically(Path(out)) as file:
         for p in run.predict_batches(rows, samples):
             table = prediction_table(run, p)
@@ -85,30 +86,23 @@ def write_predictions(
             done += len(table)
 
 
-def named_rows(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
+def row_names(rows: pandas.DataFrame, column: str, source: str) -> list[object]:
     """The names of the rows in the table."""
     if column not in rows.columns:
-        raise VardropError(
-            f"Expected {source} to have the column '{column}', which names the rows, but got none."
-        )
+        raise VardropError(f"{source} has no column '{column}', which names the rows.")
     return [_cell(v) if isinstance(v, str) else v for v in rows[column]]
 
 
 def _images(run: Run, path: Path) -> Tensor:
     shape = f"(N, {', '.join(map(str, run.about.shape))})"
     if path.suffix != ".npy" or not path.is_file():
-        raise VardropError(
-            f"Expected an .npy file with images of shape {shape} for a run on "
-            f"{run.about.name}, but got {str(path)!r}."
-        )
+        raise VardropError(f"Expected an .npy file of shape {shape}, but got {str(path)!r}.")
     try:
         loaded = torch.from_numpy(import_optional("numpy").load(path, allow_pickle=False))
-    except Exception as broken:  # numpy raises a dozen types for damage of different kinds
+    except Exception as broken:  # numpy raises many types of errors for damaged files
         reason = " ".join(str(broken).split())[:200]
         raise VardropError(f"Expected {path} to hold numbers, but got: {reason}.") from broken
     if loaded.is_complex() or len(loaded) == 0 or tuple(loaded.shape[1:]) != run.about.shape:
-        raise VardropError(
-            f"Expected real images of shape {shape} in {path}, but got {loaded.dtype} of shape "
-            f"{tuple(loaded.shape)}."
-        )
+        text = f"Expected real images of shape {shape} in {path}"
+        raise VardropError(f"{text}, but got {loaded.dtype} of shape {tuple(loaded.shape)}.")
     return loaded.float()

@@ -17,9 +17,9 @@ from vardrop._core.rng import CPU
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of this process: "auto" is a GPU if there is one, one for each under `torchrun`.
+    """The device of this process. "auto" is a GPU if one is available, under `torchrun` one each.
 
-    Apple's GPU (mps) has no double precision, so it must be requested by name.
+    Apple's GPU (mps) has no double precision, so it must be requested explicitly.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -31,16 +31,15 @@ def resolve_device(name: str) -> torch.device:
             device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as absent:
-        raise VardropError(
-            f"Expected `device` to be one that torch has here, but got {name!r}. Use auto or cpu."
-        ) from absent
+        text = f"Expected `device` to be available, but got {name!r}. Use auto or cpu."
+        raise VardropError(text) from absent
 
 
 @contextmanager
 def join_processes(device: torch.device = CPU) -> Iterator[World]:
     """The processes that `torchrun` started, each on its device, or this process alone.
 
-    The result of `World.wrap` must be out of use at the end of the block: deleting the last
+    Nothing may refer to the result of `World.wrap` at the end of the block. Deleting the last
     reference to the group joins its threads, and only `destroy_process_group` does so without the
     lock that a thread may be waiting for.
     """
@@ -48,8 +47,8 @@ def join_processes(device: torch.device = CPU) -> Iterator[World]:
         yield World(device=device)
         return
     # Default arguments in this module keep the group that exists when it is imported, and
-    # DistributedDataParallel imports it. Imported before the group exists, it does not keep the
-    # group alive; a thread of gloo that outlives the interpreter aborts the process.
+    # DistributedDataParallel imports it. If it is imported before the group exists, it does not
+    # keep the group alive. A thread of gloo that outlives the interpreter aborts the process.
     importlib.import_module("torch.distributed.nn.functional")
     if device.type != "cpu":  # collectives and kernels of this process use its own device
         torch.accelerator.set_device_index(device)

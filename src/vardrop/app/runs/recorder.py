@@ -17,7 +17,7 @@ from vardrop._core.errors import NotFiniteError
 from vardrop.app import store
 from vardrop.app.runs import checkpoint
 from vardrop.app.runs.callbacks import RunCallback
-from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING, Record
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS, Record
 from vardrop.noisy import has_noise, kl, relevance
 from vardrop.objective import ELBO
 from vardrop.tuning import Callback, Loop, Position
@@ -31,16 +31,16 @@ class Recorder(Callback):
     """Records a training in `directory`, so that it can be killed at any moment and resumed.
 
     best.safetensors holds the model with the lowest validation loss. Until the first model is
-    compared it holds the latest one, so that a run that ends or is stopped before has a model.
+    compared it holds the latest one, so that an earlier end or interruption leaves a model.
 
     Args:
-        directory: an existing directory that nobody else writes to.
+        directory: an existing directory that no other process writes to.
         phase: the name of this part of the run, stored in the checkpoint.
         first_epoch: the number of epochs of earlier phases.
         validate: returns scores on validation data, with "nll" among them; None for no scores.
-        compare_from: the epoch from which models are compared; with infinity the last one is kept.
+        compare_from: the epoch from which models are compared. With infinity the last one is kept.
         keeps: whether a model is kept at all, in addition to the checkpoint.
-        patience: stop after so many epochs without a better one.
+        patience: stop after so many epochs without a better model.
         seconds: write a checkpoint inside an epoch after so many seconds.
         pause: write no checkpoint at the end of an epoch, except the last, within this many times
             the duration of the last write. Short epochs are then not dominated by writing.
@@ -67,7 +67,7 @@ class Recorder(Callback):
         """Train to the end, or until the patience is over."""
         self._loop, self._pending, self._write_seconds = loop, b"", 0.0
         self._epoch_start = self._written = time.monotonic()
-        if loop.world.first:  # remove what a killed run wrote after its last checkpoint
+        if loop.world.first:  # remove records of a killed run after its last checkpoint
             truncate_history(self.directory, self.first_epoch + loop.epoch)
         self.callback.start(loop)
         try:
@@ -147,57 +147,55 @@ class Recorder(Callback):
         """Write the checkpoint. A model with values that are not finite raises an error instead."""
         _check_finite(loop)
         start = time.monotonic()
-        tensors, values = loop.state()
-        values |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
-        values["best"] = self.best if math.isfinite(self.best) else None
-        values["best_beta"] = self.best_beta
+        tensors, progress = loop.state()
+        progress |= {"phase": self.phase, "first_epoch": self.first_epoch, "waited": self.waited}
+        progress["best"] = self.best if math.isfinite(self.best) else None
+        progress["best_beta"] = self.best_beta
+        everything = checkpoint.add_prefix("loop", tensors)
+        everything |= checkpoint.add_prefix("elbo", loop.elbo.state_dict())
         optimizer = checkpoint.optimizer_tensors(loop.optimizer)
-        parts = {"elbo": loop.elbo.state_dict(), "optimizer": optimizer, "loop": tensors}
-        everything = {f"{k}.{name}": t for k, part in parts.items() for name, t in part.items()}
+        everything |= checkpoint.add_prefix("optimizer", optimizer)
         # One file holds everything, so that a crash cannot separate it. The JSON is a copy to read.
-        files.write_tensors(self.directory / CHECKPOINT, everything, values)
-        files.write_json(self.directory / STANDING, files.with_checksum(values))
+        files.write_tensors(self.directory / CHECKPOINT, everything, progress)
+        files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
         self._written = time.monotonic()
         self._write_seconds = self._written - start
 
     def resume(self, loop: Loop) -> None:
         """Set the loop, its model and its optimizer to the checkpoint."""
         path = self.directory / CHECKPOINT
-        tensors, values = read_checkpoint(self.directory)
+        tensors, progress = read_checkpoint(self.directory)
         checkpoint.load_module(loop.elbo, checkpoint.select_prefix("elbo", tensors), path)
         with store.reading_checkpoint(path):
             optimizer = checkpoint.select_prefix("optimizer", tensors)
             checkpoint.load_optimizer(loop.optimizer, optimizer)
-            loop.load_state(checkpoint.select_prefix("loop", tensors), values)
-            self.best_beta, self.waited = values["best_beta"], values["waited"]
-        self.best = math.inf if values["best"] is None else values["best"]
+            loop.load_state(checkpoint.select_prefix("loop", tensors), progress)
+            self.best_beta, self.waited = progress["best_beta"], progress["waited"]
+        self.best = math.inf if progress["best"] is None else progress["best"]
         if loop.world.first:
-            files.write_json(self.directory / STANDING, files.with_checksum(values))
+            files.write_json(self.directory / PROGRESS, files.with_checksum(progress))
 
     def _describe_checkpoint(self) -> str:
         if not (self.directory / CHECKPOINT).is_file():
             return "There is no checkpoint yet."
         epochs = self.first_epoch + read_checkpoint(self.directory)[1]["epoch"]
-        return (
-            f"The last good state is {self.directory / CHECKPOINT}, after epoch {epochs}; resume "
-            "from it with other settings."
-        )
+        text = f"The last good state is {self.directory / CHECKPOINT}, after epoch {epochs}."
+        return f"{text} Resume from it with other settings."
 
 
 def _check_finite(loop: Loop) -> None:
     if (name := find_nonfinite(loop.elbo)) is not None:
-        raise NotFiniteError(
-            f"Expected finite parameters, but got NaN or infinity in '{name}' in epoch "
-            f"{loop.epoch + 1}, step {loop.position + 1}. Lower the learning rate, clip the "
-            "gradients or lengthen the KL warm-up."
-        )
+        step = f"epoch {loop.epoch + 1}, step {loop.position + 1}"
+        remedy = "Lower the learning rate, clip the gradients or lengthen the KL warm-up."
+        text = f"Expected finite parameters, but got NaN or infinity in '{name}' in {step}."
+        raise NotFiniteError(f"{text} {remedy}")
 
 
 def read_checkpoint(directory: Path) -> tuple[dict[str, Tensor], Record]:
     """The tensors and the checked values of a checkpoint."""
     path = directory / CHECKPOINT
-    tensors, values = files.read_tensors(path)
-    return tensors, store.check_standing(path, values)
+    tensors, progress = files.read_tensors(path)
+    return tensors, store.check_progress(path, progress)
 
 
 def truncate_history(directory: Path, epochs: int) -> None:
@@ -216,6 +214,6 @@ def _to_line(record: Record) -> bytes:
 
 @torch.no_grad()
 def sparsity(net: nn.Module) -> dict[str, float]:
-    """The fraction of weights (or units) that the rule of each method drops, by module name."""
+    """The fraction of weights or units that the rule of the method removes, by module name."""
     rules = relevance(net) if has_noise(net) else {}
     return {name: 1 - float(r.kept.double().mean()) for name, r in rules.items()}

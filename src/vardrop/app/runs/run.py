@@ -22,11 +22,11 @@ from vardrop._core.rng import preserve_rng
 from vardrop.app.data import About, Dataset
 from vardrop.app.data.inputs import frame_of
 from vardrop.app.data.tables import read_table
-from vardrop.app.runs.checkpoint import load_module, select_prefix
+from vardrop.app.runs.checkpoint import add_prefix, load_module, select_prefix
 from vardrop.app.runs.config import Config
 from vardrop.app.runs.held_out import CHOICE, Choice
 from vardrop.app.runs.models import build_net
-from vardrop.app.store import BEST, read_history, read_sealed, read_standing
+from vardrop.app.store import BEST, Record, read_history, read_progress, read_sealed
 from vardrop.conversion import convert
 from vardrop.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from vardrop.noisy import has_noise
@@ -40,12 +40,14 @@ from vardrop.tuning.minimize import find_nonfinite
 if TYPE_CHECKING:
     import pandas
 
+    from vardrop.app.data.inputs import Array, Source
+
 _BATCH = 1000
 SAMPLES = 32
 
 
 def likelihood_for(config: Config) -> Likelihood:
-    """Classes; or one value, with a deviation that is learned for all rows or row by row."""
+    """A categorical likelihood, or a Gaussian with one learned width or one for each row."""
     if config.about.task == "classification":
         return Categorical()
     return HeteroscedasticGaussian() if config.settings.heteroscedastic else Gaussian(learned=True)
@@ -56,34 +58,31 @@ class Model:
     """A trained model with everything that a prediction needs, without files and data.
 
     Args:
-        config: what was trained.
-        elbo: the net with its likelihood.
-        choice: the choices of held-out rows; None if training stopped before them.
+        config: the configuration of the run.
+        elbo: the model with its likelihood.
+        choice: the choices on held-out rows; None if training was interrupted before them.
     """
 
     config: Config
     elbo: ELBO
     choice: Choice | None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its tensors and plain values, of which `from_state` makes it again."""
-        columns, choice = self.about.preprocessing, self.choice
-        tensors, chosen = ({}, None) if choice is None else choice.state()
-        parts = {"elbo": self.elbo.state_dict(), "choice": tensors}
-        values = {
-            "config": self.config.to_json(),
-            "preprocessing": None if columns is None else columns.to_json(),
-            "choice": chosen,
-        }
-        return {f"{k}.{n}": t for k, part in parts.items() for n, t in part.items()}, values
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """The tensors and other values, for `from_state`."""
+        columns = self.about.preprocessing
+        tensors, chosen = ({}, None) if self.choice is None else self.choice.state()
+        stored = add_prefix("elbo", self.elbo.state_dict()) | add_prefix("choice", tensors)
+        preprocessing = None if columns is None else columns.to_json()
+        config = self.config.to_json()
+        return stored, {"config": config, "preprocessing": preprocessing, "choice": chosen}
 
     @classmethod
     def from_state(
-        cls, tensors: dict[str, Tensor], values: dict[str, Any], path: Path, net: nn.Module | None
+        cls, tensors: dict[str, Tensor], stored: Record, path: Path, net: nn.Module | None
     ) -> Model:
-        """The model that `state` described; `net` is fresh if a custom one was trained."""
-        config = Config.from_json(values["config"], values["preprocessing"], str(path))
-        chosen, choice = values["choice"], None
+        """The model that `state` described. `net` is a fresh network if the model is custom."""
+        config = Config.from_json(stored["config"], stored["preprocessing"], str(path))
+        chosen, choice = stored["choice"], None
         if chosen is not None:
             choice = Choice.from_state(select_prefix("choice", tensors), chosen, str(path))
         return cls(config, build_elbo(config, select_prefix("elbo", tensors), path, net), choice)
@@ -95,10 +94,10 @@ class Model:
 
     @property
     def net(self) -> nn.Module:
-        """The trained net; noisy, unless the method is none."""
+        """The trained model, which is noisy unless the method is none."""
         return self.elbo.net
 
-    def inputs(self, x: Any) -> Tensor:
+    def inputs(self, x: Array | str | Path) -> Tensor:
         """Inputs of the model: a tensor unchanged, or from a DataFrame, an array or a file."""
         if isinstance(x, Tensor):
             return x
@@ -117,29 +116,37 @@ class Model:
         assert preprocessing is not None
         return read_table(path, self.config.data, preprocessing.text_columns)
 
-    def predict(self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator") -> Prediction:
+    def predict(
+        self, x: Array | str | Path, samples: int = SAMPLES, draw: Draw = "estimator"
+    ) -> Prediction:
         """The predictive distribution of new rows, in the units of the target.
 
         Args:
             x: a table with the training columns: a DataFrame, an array with its columns, a CSV or
-                Parquet file; or a tensor with inputs of the net.
-            samples: draws of the noise; 0 takes the means of the weights.
-            draw: "weights" draws whole functions, so that a row has the same prediction in every
-                batch, as in a graph of `export_run`.
+                Parquet file; or a tensor with inputs of the model.
+            samples: draws of the noise. 0 uses the means of the weights.
+            draw: "functions" draws one function per sample, so that a row has the same prediction
+                in every batch, as in a graph of `export_run`.
+
+        Returns:
+            The prediction.
         """
         return concatenate(list(self.predict_batches(self.inputs(x), samples, draw)))
 
     def predict_batches(
         self, x: Any, samples: int = SAMPLES, draw: Draw = "estimator"
     ) -> Iterator[Prediction]:
-        """The predictions of many rows, a thousand at a time: memory holds no more of them.
+        """The predictions of many rows in batches of a thousand, to limit the memory.
 
         They equal `predict` of all rows up to rounding.
 
         Args:
-            x: a file, which is read piece by piece; a loader of batches, each of them what
-                `predict` takes, or a tuple that begins with it; a tensor, array or DataFrame.
+            x: a file, tensor, array or DataFrame; or an iterable of batches, each an argument of
+                `predict` or a tuple that starts with one.
             samples, draw: as for `predict`.
+
+        Returns:
+            An iterator over the predictions of the batches.
 
         >>> import tempfile, vardrop as vd
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -147,23 +154,23 @@ class Model:
         >>> sum(len(p.mean) for p in run.predict_batches(run.data.test.x.split(16)))
         88
         """
-        if (name := find_nonfinite(self.elbo)) is not None:  # it would give a class all the same
-            text = f"Expected the net to be finite, but got NaN or infinity in '{name}'."
+        if (name := find_nonfinite(self.elbo)) is not None:  # classes would be predicted anyway
+            text = f"Expected a finite model, but got NaN or infinity in '{name}'."
             raise NotFiniteError(f"{text} Train it again.")
-        way = _way(self.elbo, samples, self.config.settings.seed, draw)
+        options = _sampling(self.elbo, samples, self.config.settings.seed, draw)
         if isinstance(x, Tensor | str | Path) or hasattr(x, "__array__") or hasattr(x, "columns"):
             x = (x,)
         parts = (self.inputs(b[0] if isinstance(b, tuple | list) else b) for b in x)
         pieces = enumerate(_split_evenly(parts, _BATCH))
         inputs = (_check_finite(piece, "inputs", number) for number, piece in pieces)
         scale = 1.0 if self.choice is None else math.exp(self.choice.log_scale)
-        for number, raw in enumerate(predict_batches(self.elbo, inputs, **way)):
+        for number, raw in enumerate(predict_batches(self.elbo, inputs, **options)):
             p = raw if scale == 1 else raw.rescale(scale)
             _check_finite(p.probs if p.classifies else p.mean, "predictions", number)
             yield self.in_units(p)
 
     def in_units(self, p: Prediction) -> Prediction:
-        """A prediction of standardized targets in the units of the target."""
+        """Convert a prediction of the scaled target to the units of the target."""
         if p.classifies or self.about.preprocessing is None:
             return p
         mean, std = self.config.units
@@ -173,11 +180,18 @@ class Model:
     def interval(self, p: Prediction, level: float = 0.95) -> Interval:
         """Interval of a prediction of this run that covers a fraction `level` of new rows.
 
-        Regression: mean +- q std, with q the bound that covers that fraction of the held-out rows
-        (split-conformal, see `conformal`). With groups the fraction is of rows of new groups:
-        every group counts once, see `Choice.conformal`, and 19 of them have to be held out for a
-        level of 0.95. For classes, and if too few rows were held out, it is the interval of the
-        draws, `p.interval(level)`.
+        For regression it is mean +- q std, and q covers this fraction of the held-out rows
+        (split-conformal, see `conformal`). With groups the fraction is of rows of new groups, and
+        every group counts once, see `Choice.conformal`. A level of 0.95 needs 19 held-out groups.
+        For classes, and with too few held-out rows, it is `p.interval(level)`, the interval of the
+        draws.
+
+        Args:
+            p: a prediction of this run.
+            level: the coverage, above 0 and below 1.
+
+        Returns:
+            The lower and upper ends.
         """
         if p.classifies or self.choice is None:
             return p.interval(level)
@@ -186,14 +200,21 @@ class Model:
         return rule.interval(p) if math.isfinite(rule.quantile) else p.interval(level)
 
     def sets(self, p: Prediction, level: float = 0.95) -> Tensor:
-        """Sets of classes (N, C), True inside, that hold the class of a fraction `level` of rows.
+        """Sets of classes that contain the class of a fraction `level` of new rows.
 
-        Split-conformal by the held-out rows or groups, as `interval`. If too few were held out,
-        every class is inside.
+        They are split-conformal, as `interval`. With too few held-out rows or groups, every class
+        is inside.
+
+        Args:
+            p: a prediction of this run.
+            level: the coverage, above 0 and below 1.
+
+        Returns:
+            A mask (N, C), True for the classes inside.
         """
         check_number("level", level, above=0, below=1)
         if not p.classifies:
-            raise VardropError("Expected classes for `sets`, but got numbers. Use `interval`.")
+            raise VardropError("`sets` needs classes, but the target is a number. Use `interval`.")
         rule = Conformal(level, math.inf) if self.choice is None else self.choice.conformal(level)
         return rule.classes(p)
 
@@ -214,7 +235,7 @@ class Run(Model):
     loaded: Dataset | None = None
 
     def __repr__(self) -> str:
-        first = list(self.results.get("metrics", {}).items())[:4]  # those to be read first
+        first = list(self.results.get("metrics", {}).items())[:4]  # the most important ones
         scores = ", ".join(f"{k} {'undefined' if v is None else f'{v:.4g}'}" for k, v in first)
         name = f"{self.config.net} on {self.about.name}"
         return f"Run({str(self.directory)!r}: {name}, {scores}) {self.advice}".rstrip()
@@ -225,61 +246,66 @@ class Run(Model):
         return self.loaded or load_same_data(self.config, self.directory)
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Record]:
         """One record per epoch."""
         return read_history(self.directory)
 
     @property
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Record:
         """The content of results.json; empty before the end of the training."""
         path = self.directory / "results.json"
         return read_sealed(path) if path.is_file() else {}
 
-    def keep(self, results: dict[str, Any]) -> None:
+    def keep(self, results: Record) -> None:
         """Write results.json."""
         write_json(self.directory / "results.json", with_checksum(results))
 
     def arrays(self) -> dict[str, Tensor]:
-        """The arrays that the report draws, as far as they were measured."""
+        """The stored arrays for the report."""
         path = self.directory / "arrays.safetensors"
         return read_tensors(path)[0] if path.is_file() else {}
 
     @property
     def standing(self) -> str:
-        """Where an interrupted training stopped; empty for a finished one."""
-        values, settings = read_standing(self.directory), self.config.settings
-        tired = values and settings.patience is not None and values["waited"] >= settings.patience
-        ended = values and (tired or values["epoch"] >= (settings.epochs or 0))
-        if values is not None and not (ended and values["phase"] == "fit"):
-            which = "last" if settings.patience is None else "best"
-            warm = " of the KL warm-up" if values["epoch"] <= settings.warm else ""
-            done = values["position"]
-            steps = f" and {done} step{'s' if done > 1 else ''}" if done else ""
-            return (
-                f"{self.directory} was stopped after {values['epoch']} of {settings.epochs} epochs"
-                f"{steps}; this is its {which} net{warm} so far."
-            )
+        """The state of an interrupted training; empty for a finished one."""
+        progress, settings = read_progress(self.directory), self.config.settings
+        if progress is not None:
+            epoch, steps, patience = progress["epoch"], progress["position"], settings.patience
+            ended = epoch >= (settings.epochs or 0)
+            ended = ended or (patience is not None and progress["waited"] >= patience)
+            if not ended or progress["phase"] != "fit":
+                which = "last" if patience is None else "best"
+                warm = " of the KL warm-up" if epoch <= settings.warm else ""
+                rest = f" and {steps} step{'s' if steps > 1 else ''}" if steps else ""
+                done = f"{epoch} of {settings.epochs} epochs{rest}"
+                text = f"{self.directory} was stopped after {done}."
+                return f"{text} This is its {which} model{warm} so far."
         if self.choice is None or "net" in self.choice.held_out:
             return ""
-        return (
-            f"{self.directory} was stopped before held-out rows gave its noise a scale; "
-            f"{resume_text(self.config, self.directory)}"
-        )
+        text = f"{self.directory} was stopped before the scale of its noise was chosen."
+        return f"{text} {resume_text(self.config, self.directory)}"
 
     @property
     def advice(self) -> str:
-        """What to try if the model is no better than a simpler one; empty otherwise."""
+        """Advice if the model is not better than a simpler one; empty otherwise."""
         return str(self.results.get("held_out", {}).get("advice", ""))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the report, one HTML file; its path."""
+        """Write the report as one HTML file.
+
+        Args:
+            out: the file, report.html in the directory of the run by default.
+
+        Returns:
+            The path of the file.
+        """
         from vardrop.app.report import report
 
         return report([self.directory], out)
 
 
 def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
-    """The same rows in pieces of one size, the last of them shorter.
+    """The same rows in pieces of one size. The last piece may be shorter.
 
     >>> [len(t) for t in _split_evenly([torch.zeros(5, 1), torch.zeros(1, 1)], 4)]
     [4, 2]
@@ -292,82 +318,91 @@ def _split_evenly(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     yield from left
 
 
-def _check_finite(values: Tensor, what: str, batch: int) -> Tensor:
-    """Name the first row with a value that is not finite, counted from 1."""
-    wrong = ~values.isfinite().flatten(1).all(1)
+def _check_finite(rows: Tensor, what: str, batch: int) -> Tensor:
+    """Return the rows, or raise an error that names the first row that is not finite."""
+    wrong = ~rows.isfinite().flatten(1).all(1)
     if bool(wrong.any()):
         row = batch * _BATCH + int(wrong.int().argmax()) + 1
-        why = " Its values are too large for this net." if what == "predictions" else ""
+        why = " Its values are too large for this model." if what == "predictions" else ""
         raise NotFiniteError(f"Expected finite {what}, but got NaN or infinity in row {row}.{why}")
-    return values
+    return rows
 
 
 def predict_tensor(
-    elbo: ELBO, x: Tensor, samples: int, seed: int, draw: Draw = "estimator"
+    elbo: ELBO,
+    x: Tensor,
+    samples: int,
+    seed: int,
+    draw: Draw = "estimator",
+    batch_size: int = _BATCH,
 ) -> Prediction:
-    """Predict in batches with the likelihood of an objective; 0 samples take the mean weights."""
-    return predict(elbo, x.split(_BATCH), **_way(elbo, samples, seed, draw))
+    """Predict in batches with the likelihood of an objective. 0 samples use the mean weights."""
+    return predict(elbo, x.split(batch_size), **_sampling(elbo, samples, seed, draw))
 
 
-def _way(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
+def _sampling(elbo: ELBO, samples: int, seed: int, draw: Draw) -> dict[str, Any]:
+    """Arguments of `predict`."""
     mode = "mean" if samples == 0 or not has_noise(elbo.net) else "sample"
     return {"samples": max(samples, 1), "mode": mode, "draw": draw, "seed": seed}
 
 
 def load_same_data(
-    config: Config, path: Path, handed: Any = None, validation: Any = None, test: Any = None
+    config: Config,
+    path: Path,
+    data: Source | None = None,
+    validation: Source | None = None,
+    test: Source | bool | None = None,
 ) -> Dataset:
-    """The data of a run, or data passed for it, if they are what it was trained on."""
+    """Load the data of a run, or data that were passed. Raise an error if they have changed."""
     seed, source = config.settings.seed, config.data
-    data = source.load(seed) if handed is None else source.read(handed, validation, test, seed)
+    parts = source.load(seed) if data is None else source.read(data, validation, test, seed)
     for name in ("checksum", "kind", "task", "shape", "classes", "sizes", "rows"):
-        now, then = getattr(data, name), getattr(config.about, name)
+        now, then = getattr(parts, name), getattr(config.about, name)
         if now != then:
-            raise VardropError(
-                f"Expected {data.name} to be the data that {path} was trained on, but the {name} "
-                f"of the data changed from {then} to {now}. Begin a new run."
-            )
-    return data
+            text = f"The {name} of the data of {path} changed from {then} to {now}."
+            raise VardropError(f"{text} Pass the same data, or start a new run.")
+    return parts
 
 
 def load_run(
     path: str | Path, net: nn.Module | None = None, directory: str | Path | None = None
 ) -> Run:
-    """Read a run with the model of its best epoch; its data are read only if they are needed.
+    """Read a run with the model of its best epoch. Its data are read at the first access.
 
     Args:
         path: the directory that `fit` wrote.
-        net: a fresh network, if `fit` was given a custom one.
-        directory: of the image sets, if they have moved.
+        net: a fresh network, if the run has a custom one.
+        directory: directory of the image sets, if it has changed.
+
+    Returns:
+        The run.
     """
     check_type("path", path, str | os.PathLike, "the directory that fit wrote")
     path = Path(path)
     config = Config.read(path)
     if directory is not None:
-        data = dataclasses.replace(config.data, directory=str(directory))
-        config = dataclasses.replace(config, data=data)
+        source = dataclasses.replace(config.data, directory=str(directory))
+        config = dataclasses.replace(config, data=source)
     _check_begun(config, path)
     elbo = build_elbo(config, read_tensors(path / BEST)[0], path / BEST, net)
     run = Run(config, elbo, Choice.read(path), path)
     if run.choice is None and not run.standing:
-        raise VardropError(
-            f"Expected the file {path / CHOICE}, but it is not there: the noise of this net would "
-            f"have another scale. Put it back, or {resume_text(config, path)}"
-        )
+        text = f"File not found: {path / CHOICE}, which holds the scale of the noise."
+        raise VardropError(f"{text} {resume_text(config, path)}")
     return run
 
 
 def build_elbo(
     config: Config, tensors: dict[str, Tensor], source: Path, net: nn.Module | None = None
 ) -> ELBO:
-    """The trained net of a configuration, from tensors that were read from `source`.
+    """The trained model of a configuration, with tensors that were read from `source`.
 
-    A net by name is made only if it is not larger than what was read.
+    A named model is built only if it is not larger than the tensors.
     """
     if not config.own_net:
         _check_size(config, sum(t.numel() for t in tensors.values()), source)
     model = fresh_net(config, net)
-    with preserve_rng():  # what is drawn here is replaced by what was trained
+    with preserve_rng():  # the initial weights are replaced by the trained ones
         if config.method is not None:
             convert(model, config.method, config.where, config.exclude)
         rows = config.about.sizes["train"]
@@ -381,45 +416,44 @@ def _check_size(config: Config, stored: int, source: Path) -> None:
         with torch.device("meta"):
             plain = build_net(config.net, config.about.shape, config.outputs)
         wanted = sum(p.numel() for p in plain.parameters())
-    except (RuntimeError, TypeError, OverflowError) as wrong:  # as many as no memory has
-        raise VardropError(f"Expected {source} to hold a net, but got: {wrong}.") from wrong
+    except (RuntimeError, TypeError, OverflowError) as wrong:  # sizes beyond any memory
+        raise VardropError(f"Expected {source} to hold a model, but got: {wrong}.") from wrong
     if wanted > stored:
-        numbers = f"the {wanted} numbers of the net {config.net}, but got {stored}"
+        numbers = f"the {wanted} numbers of the model {config.net}, but got {stored}"
         raise VardropError(f"Expected {source} to hold {numbers}. It is damaged.")
 
 
 def fresh_net(config: Config, net: nn.Module | None = None) -> nn.Module:
-    """The network before training: a custom one, or one by name and seed."""
+    """The network before training: a custom one, or a named one with its seed."""
     if not config.own_net:
         about = config.about
         with preserve_rng(seed=config.settings.seed):
             return build_net(config.net, about.shape, config.outputs, about.embeddings)
     if net is None:
-        text = f"Expected `net`, because the run has a custom net ({config.net}), but got none."
-        raise VardropError(f"{text} Pass a fresh one.")
+        raise VardropError(f"The run has a custom model ({config.net}). Pass a fresh one as `net`.")
     return net
 
 
 def resume_text(config: Config, path: Path) -> str:
-    """The command, or the call, that resumes a run."""
-    custom = {"net": config.own_net, "data": config.data.given}
+    """A sentence with the command, or the call, that resumes a run."""
+    custom = {"net": config.own_net, "data": config.data.in_memory}
     arguments = [name for name, needs_passing in custom.items() if needs_passing]
     if not arguments:
-        return f"resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."
+        return f"Resume it with `vardrop fit --resume --out {shlex.quote(str(path))}`."
     typed = ", ".join(f"{name}={name}" for name in arguments)
-    return f"resume it with `vardrop.resume({str(path)!r}, {typed})`."
+    return f"Resume it with `vardrop.resume({str(path)!r}, {typed})`."
 
 
 def _check_begun(config: Config, path: Path) -> None:
     """Raise an error for a run without a trained model, with the command that resumes it."""
     if (path / BEST).is_file():
         return
-    standing = read_standing(path)
-    if standing is not None and standing["phase"] == "pretrain":
-        where = "while it trained the plain net that it begins with"
+    progress = read_progress(path)
+    if progress is not None and progress["phase"] == "pretrain":
+        when = "during the pretraining of the plain model"
     elif not (path / CHOICE).is_file():
-        where = "while it trained nets on held-out rows, to choose and to compare"
+        when = "during the trials on held-out rows"
     else:
-        where = "before its first checkpoint"
-    text = f"Expected a trained net in {path}, but it was stopped {where}."
-    raise VardropError(f"{text} To have one, {resume_text(config, path)}")
+        when = "before its first checkpoint"
+    text = f"{path} has no trained model yet, because it was stopped {when}."
+    raise VardropError(f"{text} {resume_text(config, path)}")

@@ -16,17 +16,17 @@ from vardrop.metrics.checks import weighted_mean
 
 Scores = dict[str, float | None]
 LEVEL = 0.95
-_UNEVEN = 1.5  # times its even part of the rows: a class so frequent makes accuracy easy
+_UNEVEN = 1.5  # accuracy is easy if the most frequent class exceeds its even share so many times
 _LEAST = math.log(torch.finfo(torch.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """Scores, those to be read first at the beginning.
+    """Scores, the most important ones first.
 
     Args:
-        metrics: by name; None if the rows do not define it; then `notes` has the reason.
-        confusion: rows by true class (down) and predicted class (across), each counted once.
+        metrics: scores by name. An undefined one is None, with the reason in `notes`.
+        confusion: counts by true class (down) and predicted class (across).
         notes: limits of these rows, in sentences.
     """
 
@@ -45,30 +45,29 @@ def class_scores(
 ) -> Scored:
     """Scores of class probabilities.
 
-    With two classes the average precision is of the rarer one; with more, it and AUROC are of one
-    class against the rest, averaged. A class without a row is left out of averages. If only one of
-    two classes is left, the scores that compare classes are None.
+    With two classes the average precision is of the rarer one. With more, it and AUROC are averages
+    over one class against the rest. A class without examples is left out of averages. If only one
+    of two classes is left, the scores that compare classes are None.
 
     Args:
         probs: shape (N, K).
-        log_probs: of the labels, shape (N,).
+        log_probs: log-probabilities of the labels, shape (N,).
         y: class indices, shape (N,).
         classes: K names.
-        frequencies: of the classes among the rows of the training, shape (K,).
-        weight: weight of each row, shape (N,); 1 if None. A row of weight 0 does
-            not count at all: a class that has no other rows is left out of averages.
+        frequencies: frequencies of the classes in the training data, shape (K,).
+        weight: weight of each example, shape (N,); 1 if None. Examples of weight 0 are left out.
     """
-    if weight is not None and bool((weight > 0).any()):  # a row of weight 0 is not there
+    if weight is not None and bool((weight > 0).any()):
         counts = weight > 0
         probs, log_probs, y, weight = probs[counts], log_probs[counts], y[counts], weight[counts]
-    notes, sklearn = _absent(y, classes), import_optional("sklearn.metrics")
+    notes, sklearn = _note_missing_classes(y, classes), import_optional("sklearn.metrics")
     truth, guess = y.cpu().numpy(), probs.argmax(1).cpu().numpy()
     share = {"sample_weight": None if weight is None else weight.cpu().numpy()}
     present = y.unique().tolist()
     compared = present if len(present) > 1 else []
     precise = [k for k in compared if len(classes) > 2 or k == int(frequencies.argmin())]
     if len(classes) == 2 and precise:
-        notes.append(f"The average precision is that of {classes[precise[0]]}, the rarer class.")
+        notes.append(f"The average precision is for {classes[precise[0]]}, the rarer class.")
 
     def average(score: str, which: Sequence[int]) -> float | None:
         """The mean over classes, each against the rest."""
@@ -86,22 +85,22 @@ def class_scores(
         "auroc": average("roc_auc_score", compared),
         "average_precision": average("average_precision_score", precise),
         "f1": macro("f1_score", sorted({*present, *guess.tolist()})),
-        "nll": -float(weighted_mean(_bound(log_probs, notes), weight)),
+        "nll": -float(weighted_mean(_clamp(log_probs, notes), weight)),
         "brier": float(metrics.brier(probs, y, weight)),
         "ece": float(metrics.ece(probs, y, weight=weight)),
     }
     if float(frequencies.max()) * len(classes) >= _UNEVEN:
         scores = {name: scores[name] for name in ("balanced_accuracy", "auroc")} | scores
         notes.append(
-            f"{float(frequencies.max()):.1%} of the training rows are of one class, so accuracy "
-            "is easy: read balanced accuracy and AUROC, and compare accuracy with that class alone."
+            f"{float(frequencies.max()):.1%} of the training rows are of one class. Use balanced "
+            "accuracy and AUROC, and compare accuracy with the most frequent class."
         )
     pairs = torch.bincount(len(classes) * y + probs.argmax(1), minlength=len(classes) ** 2)
     return Scored(scores, pairs.reshape(len(classes), -1).tolist(), notes)
 
 
-def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
-    """What a class without a row in the test part leaves open."""
+def _note_missing_classes(y: Tensor, classes: Sequence[str]) -> list[str]:
+    """A note on classes without test examples, if there are any."""
     absent = [name for k, name in enumerate(classes) if not bool((y == k).any())]
     if not absent:
         return []
@@ -112,14 +111,12 @@ def _absent(y: Tensor, classes: Sequence[str]) -> list[str]:
     return [f"The test part has no row of class {shown}: {effect}."]
 
 
-def _bound(log_probs: Tensor, notes: list[str]) -> Tensor:
+def _clamp(log_probs: Tensor, notes: list[str]) -> Tensor:
     """Log-probabilities with the smallest normal number instead of zero."""
     if not (zero := int((log_probs == -math.inf).sum())):
         return log_probs.double()
-    notes.append(
-        f"{zero} rows were given probability 0 of what happened; the NLL counts them as "
-        f"{math.exp(_LEAST):.1e}."
-    )
+    text = f"The labels of {zero} rows have probability 0, which counts as"
+    notes.append(f"{text} {math.exp(_LEAST):.1e} in the NLL.")
     return log_probs.double().clamp(min=_LEAST)
 
 
@@ -155,13 +152,13 @@ def number_scores(
 def majority(
     counts: Tensor, y: Tensor, classes: Sequence[str], weight: Tensor | None = None
 ) -> Scores:
-    """Scores of the frequencies of the training rows, the same for every row.
+    """Scores of the class frequencies of the training data as the prediction.
 
     Args:
-        counts: how many of them are of each class, shape (K,).
+        counts: training examples of each class, shape (K,).
         y: class indices, shape (N,).
         classes: K names.
-        weight: of each row, shape (N,).
+        weight: weight of each example, shape (N,).
     """
     counts = counts.double()
     shares = (counts + 1) / (counts.sum() + len(classes))
@@ -171,7 +168,7 @@ def majority(
 
 
 def constant(mean: float, std: float, y: Tensor, weight: Tensor | None = None) -> Scores:
-    """Scores of the mean and the deviation of the training rows, the same for every row."""
+    """Scores of the mean and standard deviation of the training targets as the prediction."""
     y = y.double()
     means, stds = torch.full_like(y, mean), torch.full_like(y, max(std, 1e-12))
     z = (y - means) / stds

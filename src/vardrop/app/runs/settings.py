@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,55 +17,55 @@ from vardrop.objective.schedules import Schedule
 from vardrop.tuning.train import Precision
 
 Rate = Literal["constant", "linear", "late", "cosine"]
-FEW, FOLDS = 2000, 4  # below so many rows a table's are all held out once, in so many folds
+FEW, FOLDS = 2000, 4  # tables with fewer rows are held out in so many folds
 _STEPS_FEW, _STEPS_MANY, _STEPS_IMAGES = 5000, 6000, 3000
-_FULL_KL = 100_000  # images from which on the KL counts in full
+_FULL_KL = 100_000  # images with a KL weight of 1
 _LEAST = {"epochs": 1, "batch_size": 1, "folds": 1, "samples": 1, "pretrain": 0, "patience": 1}
-# What may be None: it follows from the data, or there is none.
+# Settings that may be None.
 _FOLLOWS = {"epochs", "batch_size", "folds", "patience", "beta", "lr", "noise_lr", "clip"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Settings of a training.
 
-    Every argument is an option of `vardrop fit`, which takes its help from here.
+    Every argument is an option of `vardrop fit`, with this text as its help.
 
     Settings that are None by default follow from the data, see `for_data`.
 
     Args:
-        epochs: epochs of the noisy net; unless given as many as make 5000 steps (6000 from 2000
-            rows of a table on, 3000 of images), at least 5 for tables and 20 for images.
-        batch_size: examples per step, over all processes together; an eighth of the rows, from 16
-            to 512, for tables and 64 for images unless given.
-        lr: learning rate of Adam; 0.01 below 2000 rows of a table, 0.005 from there on and 0.003
-            for images unless given.
-        noise_lr: learning rate of the noise parameters; as `lr` unless given.
-        weight_decay: weight decay of the weights; noise parameters have none.
+        epochs: epochs of the noisy model. The default makes 5000 steps, 6000 from 2000 rows of a
+            table on and 3000 for images, with at least 5 epochs for tables and 20 for images.
+        batch_size: examples per step, over all processes together. The default is an eighth of
+            the rows, from 16 to 512, for tables and 64 for images.
+        lr: learning rate of Adam. The default is 0.01 below 2000 rows of a table, 0.005 from there
+            on and 0.003 for images.
+        noise_lr: learning rate of the noise parameters, `lr` by default.
+        weight_decay: weight decay of the weights. Noise parameters have none.
         rate: learning rate over time: constant, linear (falls to 0), late (constant for the first
             half, then falls to 0) or cosine.
         warmup: the two epochs between which the KL weight rises from 0 to `beta`, both 0 for no
-            warm-up; the first quarter of `epochs` unless given.
-        beta: KL weight after the warm-up; unless given chosen on held-out rows for tables, by
-            trainings of all epochs, and 1/100000 per image, 1 at most, for images.
+            warm-up. The default is the first quarter of `epochs`.
+        beta: KL weight after the warm-up. For tables the default is chosen on held-out rows, with
+            trainings of all epochs. For images it is 1/100000 per image, at most 1.
         folds: parts of a table's rows that are held out in turn to choose the KL weight and the
-            scale of the noise; with 1 the validation part alone is held out; 4 below 2000 rows
-            and 1 from there on unless given.
+            scale of the noise. With 1 only the validation part is held out. The default is 4
+            below 2000 rows and 1 from there on.
         compare: also train the plain model on the same rows, and report if it is as good.
-        heteroscedastic: learn the width of a regression's noise row by row, and not one for all.
-        class_weight: for how many rows one of a class counts in training: a number by class, or
-            balanced for as many as make all classes count alike; test scores count each once.
+        heteroscedastic: learn the width of a regression's noise for each row, not one for all.
+        class_weight: weights of the rows of each class in training, or balanced for an equal total
+            weight of all classes. Test scores are unweighted.
         samples: draws of the noise per step.
-        clip: largest norm of the gradient; no bound unless given.
-        pretrain: epochs of the plain net before it is made noisy.
-        patience: epochs without a better validation loss after which to stop; never unless given,
-            and with it the best model on validation data is kept instead of the last one.
+        clip: largest norm of the gradient, no bound by default.
+        pretrain: epochs of the plain model before it is made noisy.
+        patience: stop after so many epochs without a better validation loss, never by default.
+            With it the best model on validation data is kept instead of the last one.
         precision: type of the forward pass: float32, or bfloat16 for mixed precision.
         compile: use torch.compile.
-        device: where to train: cpu, cuda and so on; auto uses a GPU if one is available, under
-            torchrun each process its own.
-        seed: seed of the initial weights, the noise, the shuffling and the split of the data; a
-            resumed run keeps its own.
+        device: device to train on, such as cpu or cuda. With auto it is a GPU if one is available,
+            under torchrun one for each process.
+        seed: seed of the initial weights, the noise, the shuffling and the split of the data. A
+            resumed run keeps its seed.
         checkpoint_seconds: seconds after which a checkpoint is written inside an epoch.
 
     >>> Settings(epochs=20).schedule(0.5)(10)
@@ -94,26 +95,26 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        values = {k: v for k, v in vars(self).items() if v is not None or k not in _FOLLOWS}
-        for name in _LEAST.keys() & values:
-            check_integer(name, values[name], _LEAST[name])
+        settings = {k: v for k, v in vars(self).items() if v is not None or k not in _FOLLOWS}
+        for name in _LEAST.keys() & settings:
+            check_integer(name, settings[name], _LEAST[name])
         check_integer("seed", self.seed, 0)
         check_number("seed", self.seed, below=2**62)  # generators take 63 bits
-        for name in {"weight_decay", "checkpoint_seconds", "beta"} & values.keys():
-            check_number(name, values[name], at_least=0)
-        for name in {"lr", "noise_lr", "clip"} & values.keys():
-            check_number(name, values[name], above=0)
+        for name in {"weight_decay", "checkpoint_seconds", "beta"} & settings.keys():
+            check_number(name, settings[name], at_least=0)
+        for name in {"lr", "noise_lr", "clip"} & settings.keys():
+            check_number(name, settings[name], above=0)
         check_choice("rate", self.rate, get_args(Rate))
         check_choice("precision", self.precision, get_args(Precision))
         for name in ("compile", "compare", "heteroscedastic"):
-            check_type(name, values[name], bool, "True or False")
+            check_type(name, settings[name], bool, "True or False")
         check_type("device", self.device, str, "the name of a device")
         _check_warmup(self.warmup)
         _check_weights(self.class_weight)
         self.schedule(1.0)
         if self.patience is not None and (self.folds or 1) > 1:
-            text = "Expected `folds` to be 1 with `patience`, which needs a validation part"
-            raise VardropError(f"{text}, but got {self.folds}. Leave one of them out.")
+            text = f"`patience` needs a validation part, but got folds={self.folds}."
+            raise VardropError(f"{text} Leave one of them out.")
 
     def for_data(self, rows: int, images: bool = False) -> Settings:
         """Fill settings that are None from the number of rows, except `beta` for tables.
@@ -141,7 +142,7 @@ class Settings:
 
     @property
     def warm(self) -> float:
-        """The epoch from which the KL weight is full."""
+        """The epoch at which the KL weight reaches `beta`."""
         return max(1.0, 0.25 * (self.epochs or 0)) if self.warmup is None else self.warmup[1]
 
     def schedule(self, beta: float) -> Schedule:
@@ -152,7 +153,7 @@ class Settings:
         return linear_warmup(start, self.warm, beta)
 
     def factor(self, epochs: int) -> Schedule:
-        """The factor on the learning rate by epoch, of so many epochs."""
+        """The factor on the learning rate by epoch, for a training of this many epochs."""
         falls = {
             "constant": lambda e: 1.0,
             "linear": lambda e: 1 - e / epochs,
@@ -162,21 +163,28 @@ class Settings:
         return falls[self.rate]
 
     def torch_device(self) -> torch.device:
-        """The device; an error if it is not available."""
+        """The device. Raises an error if it is not available."""
         return resolve_device(self.device)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Settings:
-        """The settings of a dictionary, such as `dataclasses.asdict` makes."""
+    def from_json(cls, stored: dict[str, Any], others: Iterable[str] = ()) -> Settings:
+        """The settings of a dictionary, such as `dataclasses.asdict` makes.
+
+        Args:
+            stored: settings by name.
+            others: other names to suggest for an unknown one.
+        """
         names = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(data) - names):
-            text = f"Expected settings among {sorted(names)}, but got {unknown}."
-            raise VardropError(text + suggest(unknown[0], names))
-        warmup = data.get("warmup")
-        return cls(**{**data, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
+        if unknown := sorted(set(stored) - names):
+            listed = sorted({*names, *others} - {"options"})
+            kind = "argument" if others else "setting"
+            text = f"Unknown {kind} {unknown[0]!r}.{suggest(unknown[0], listed)}"
+            raise VardropError(f"{text} Available: {', '.join(listed)}.")
+        warmup = stored.get("warmup")
+        return cls(**{**stored, "warmup": tuple(warmup) if isinstance(warmup, list) else warmup})
 
 
-def _check_weights(weights: Any) -> None:
+def _check_weights(weights: Literal["balanced"] | dict[str, float] | None) -> None:
     if weights is not None and weights != "balanced" and not isinstance(weights, dict):
         example = "{'yes': 10, 'no': 1}"
         text = f"Expected `class_weight` to be 'balanced', or weights by class such as {example}"
@@ -186,7 +194,7 @@ def _check_weights(weights: Any) -> None:
         check_number(f"class_weight[{name!r}]", weight, at_least=0)
 
 
-def _check_warmup(epochs: Any) -> None:
+def _check_warmup(epochs: tuple[float, float] | None) -> None:
     if epochs is not None and (not isinstance(epochs, tuple) or len(epochs) != 2):
         text = "Expected `warmup` to be two epochs, such as (5, 20)"
         raise VardropError(f"{text}, but got {epochs!r}.")

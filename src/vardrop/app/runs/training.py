@@ -1,4 +1,4 @@
-"""The trainings of a run in their directories: the plain model (pretrain), then the noisy one."""
+"""The trainings of a run: first the plain model (pretrain), then the noisy one."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Training:
 
     Args:
         config: the run, with its method and its complete settings.
-        directory: of the files of this training.
+        directory: directory of the files of this training.
         train: the rows to train on.
         validate: returns scores on held-out rows, if there are any.
         beta: the KL weight after the warm-up.
         best: keep the best model according to these scores, instead of the last one.
-        about_best: files of the directory about the model that is kept.
+        about_best: files about the kept model, which are removed when it changes.
     """
 
     config: Config
@@ -67,7 +67,7 @@ def read_phase(directory: Path) -> str | None:
 def train_net(
     training: Training, net: nn.Module, callback: RunCallback, world: World, resuming: bool
 ) -> ELBO:
-    """Train `net` in place, from the checkpoint if there is one. The result is the kept model."""
+    """Train `net` in place, from the checkpoint if there is one, and return the kept model."""
     config, best = training.config, training.directory / BEST
     phase = read_phase(training.directory) if resuming else None
     net.to(world.device)
@@ -85,7 +85,7 @@ def train_stacked(
 ) -> list[ELBO] | None:
     """Train models that differ in rows and KL weight together, from one initial model.
 
-    The result is None if they have to be trained one after the other. Files are written at the end.
+    Returns None if they have to be trained one after the other. Files are written at the end.
     """
     settings = trainings[0].config.settings
     special = settings.clip is not None or settings.compile or settings.precision != "float32"
@@ -153,7 +153,7 @@ def _stack(trainings: Sequence[Training], elbos: Sequence[ELBO]) -> StackedTrain
 
 
 class _KeepBest(Callback):
-    """Keeps the last state of stacked models, or the best of a hundred on validation data."""
+    """Keeps the last state of stacked models, or the best on validation data."""
 
     def __init__(
         self, stacked: StackedTraining, elbos: Sequence[ELBO], trainings: Sequence[Training]

@@ -1,7 +1,7 @@
-"""A fit: trainings that serve to choose, by KL weight and fold and of the plain net; then its own.
+"""A fit: trials for each KL weight and fold and for the plain model, then the final training.
 
-Trials are as long as the run's own training: a KL weight that suits a short one overfits in a long
-one. Without folds the best trial is the run's own training.
+Trials are as long as the final training, because a KL weight that suits a short training overfits
+in a long one. Without folds the best trial is the final training.
 
 Every trial is stored in a separate directory below the run, so that a killed run can be resumed.
 The directories are removed when the run has its model.
@@ -24,23 +24,14 @@ from vardrop._core.files import read_tensors, write_tensors
 from vardrop._core.processes import World
 from vardrop._core.rng import preserve_rng
 from vardrop.app.data import Dataset, Part
+from vardrop.app.runs import held_out
 from vardrop.app.runs.callbacks import RunCallback
 from vardrop.app.runs.checkpoint import load_module
 from vardrop.app.runs.config import ABOUT_BEST, TRIALS, Config
-from vardrop.app.runs.held_out import (
-    Choice,
-    HeldOutPrediction,
-    HeldOutScores,
-    Pairs,
-    Scores,
-    baseline_scores,
-    fold_pairs,
-    score_held_out,
-    weights_to_try,
-)
+from vardrop.app.runs.held_out import Choice, HeldOutPrediction, HeldOutScores, Pairs, Scores
 from vardrop.app.runs.run import predict_tensor
 from vardrop.app.runs.training import Training, train_net, train_stacked
-from vardrop.app.store import BEST, CHECKPOINT, HISTORY, STANDING
+from vardrop.app.store import BEST, CHECKPOINT, HISTORY, PROGRESS
 from vardrop.conversion import convert
 from vardrop.functional.normal import LOG_2PI
 from vardrop.layers import Variational
@@ -56,7 +47,7 @@ _VALIDATION_SAMPLES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FitJob:
-    """A run to carry out: configuration, rows, network, callback and processes."""
+    """The arguments of a fit: configuration, data, network, callback and processes."""
 
     config: Config
     path: Path
@@ -73,19 +64,19 @@ class FitJob:
 
     @property
     def rows(self) -> Part:
-        """The rows that the run's own net is trained on."""
+        """The rows of the final training."""
         data = self.data
         return data.train.join(data.validation) if self.folded else data.train
 
     def pairs(self) -> Pairs:
-        """Rows to train on and rows to judge on."""
+        """Pairs of rows to train on and rows to score."""
         settings = self.config.settings
         if self.folded and settings.folds is not None:
-            return fold_pairs(self.rows, settings.folds, self.data.task, settings.seed)
+            return held_out.fold_pairs(self.rows, settings.folds, self.data.task, settings.seed)
         return [(self.data.train, self.data.validation)]
 
     def kl_weights(self) -> tuple[float, ...]:
-        """The KL weights to choose from; one if it was passed or has no effect."""
+        """The KL weights to choose from. There is one if it was passed or has no effect."""
         if self.config.settings.beta is not None:
             return (self.config.settings.beta,)
         net = copy.deepcopy(self.net)
@@ -93,21 +84,21 @@ class FitJob:
             if self.config.method is not None:
                 convert(net, self.config.method, self.config.where, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
-        return weights_to_try(len(self.rows.y)) if counts else (1.0,)
+        return held_out.weights_to_try(len(self.rows.y)) if counts else (1.0,)
 
     def predict(self, elbo: ELBO, part: Part) -> HeldOutPrediction:
-        """What a net says of rows that did not train it."""
+        """The prediction of held-out rows."""
         seed = self.config.settings.seed
         return HeldOutPrediction(predict_tensor(elbo, part.x, _SAMPLES, seed), part)
 
     def score(self, held: Sequence[HeldOutPrediction]) -> tuple[float, HeldOutScores]:
         """The scale of the noise that suits these rows, and the scores with it."""
         log_scale = fit_log_scale([(p, part.y, part.weights) for p, part in held])
-        return log_scale, score_held_out(held, log_scale, self.config.units[1])
+        return log_scale, held_out.score_held_out(held, log_scale, self.config.units[1])
 
 
 def run_fit_job(job: FitJob) -> ELBO:
-    """Choose what is to be chosen, train, and keep both in the directory of the run."""
+    """Choose on held-out rows, train, and store both in the directory of the run."""
     config, path, world = job.config, job.path, job.world
     choice = Choice.read(path) if job.resuming else None
     _keep_initial_weights(job)
@@ -135,14 +126,14 @@ def _write(choice: Choice, job: FitJob) -> None:
 
 
 def _adopt_trial(path: Path, beta: float) -> bool:
-    """Make the trial of a KL weight on the validation part the run's own training, if there is one.
+    """Use the trial of a KL weight on the validation part as the final training, if there is one.
 
-    The checkpoint goes last: what a crash leaves behind is adopted again.
+    The checkpoint is moved last, so that the adoption is repeated after a crash.
     """
     trial = _trial(path, beta, 0)
     if not (trial / CHECKPOINT).is_file() or (path / CHECKPOINT).is_file():
         return False
-    for name in (HISTORY, BEST, STANDING, CHECKPOINT):
+    for name in (HISTORY, BEST, PROGRESS, CHECKPOINT):
         if (trial / name).is_file():
             os.replace(trial / name, path / name)
     return True
@@ -161,10 +152,10 @@ def _keep_initial_weights(job: FitJob) -> None:
 
 
 def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
-    """NLL and accuracy, or NLL and RMSE in the units of the target, while a net is trained.
+    """NLL and accuracy, or NLL and RMSE in the units of the target, during a training.
 
-    The means of the weights predict; draws do if the means are zero by construction. The noise of a
-    plain model follows its training error and would stop it far too early, so its NLL uses the
+    They use the means of the weights, or draws if the means are zero by construction. The noise of
+    a plain model follows its training error and would stop it far too early, so its NLL uses the
     width that fits these rows best.
     """
     empty_means = any(
@@ -173,21 +164,21 @@ def validation_scores(elbo: ELBO, part: Part, config: Config) -> Scores:
     )
     p = predict_tensor(elbo, part.x, _VALIDATION_SAMPLES if empty_means else 0, seed=0)
     unit = config.units[1]
-    scores = score_held_out([HeldOutPrediction(p, part)], 0.0, unit).scores
+    scores = held_out.score_held_out([HeldOutPrediction(p, part)], 0.0, unit).scores
     if isinstance(p.likelihood, Gaussian) and not has_noise(elbo.net):
         scores["nll"] = math.log(max(scores["rmse"], 1e-6 * unit)) + 0.5 * (LOG_2PI + 1)
     return scores
 
 
 def choose(job: FitJob) -> Choice:
-    """What trials decide: of folds all; of a validation part the KL weight alone."""
+    """The choices of the trials. On a validation part only the KL weight is chosen."""
     pairs, weights, note = job.pairs(), job.kl_weights(), job.callback.note
     tried: dict[float | None, tuple[float, HeldOutScores]] = {}
     nll: dict[float | None, float] = {}
     if job.folded or len(weights) > 1:
         parts = f"{len(pairs)} folds in turn" if job.folded else "the validation rows"
         note(f"{parts} choose the KL weight among {', '.join(f'{w:g}' for w in weights)}")
-        # On the validation part one after the other, until a smaller one is worse.
+        # On the validation part weights are tried in turn, until a smaller one is worse.
         for some in [weights] if job.folded else [[weight] for weight in weights]:
             tried |= _try(job, pairs, some, "folds")
             nll = {weight: held.scores["nll"] for weight, (_, held) in tried.items()}
@@ -200,12 +191,12 @@ def choose(job: FitJob) -> Choice:
         weights[0],
     )
     classes = len(job.data.classes)
-    baseline = baseline_scores(pairs, classes, job.config.units[1])
+    baseline = held_out.baseline_scores(pairs, classes, job.config.units[1])
     others = {"majority" if classes else "mean": baseline}
     if job.config.settings.compare and job.config.method is not None:
-        note("the plain net on the same rows, to compare with")
-        others["plain"] = _try(job, pairs, [None], "plain net")[None][1]
-    weights_nll = {f"{weight:g}": value for weight, value in nll.items()}
+        note("training the plain model on the same rows for comparison")
+        others["plain"] = _try(job, pairs, [None], "plain model")[None][1]
+    weights_nll = {f"{weight:g}": loss for weight, loss in nll.items()}
     none = torch.zeros(0)
     choice = Choice(best, 0.0, weights_nll, {}, {}, none, none).judge(others)
     return choice.judge({"net": tried[best][1]}, tried[best][0]) if job.folded else choice
@@ -214,7 +205,7 @@ def choose(job: FitJob) -> Choice:
 def _try(
     job: FitJob, pairs: Pairs, weights: Sequence[float | None], label: str
 ) -> dict[float | None, tuple[float, HeldOutScores]]:
-    """Scale and scores of nets by KL weight, on rows that were held out; of the plain net for None.
+    """Scale and scores on held-out rows by KL weight, None for the plain model.
 
     Folds are trained together if possible.
     """
@@ -228,24 +219,22 @@ def _try(
         for training in trainings:
             if job.world.first:
                 training.directory.mkdir(parents=True, exist_ok=True)
-            callback, net = (
-                job.callback.trial(f"trial {training.directory.name}"),
-                copy.deepcopy(job.net),
-            )
+            callback = job.callback.trial(f"trial {training.directory.name}")
+            net = copy.deepcopy(job.net)
             elbos.append(train_net(training, net, callback, job.world, job.resuming))
     held: dict[float | None, list[HeldOutPrediction]] = {}
     for (weight, fold), elbo in zip(trials, elbos, strict=True):
         held.setdefault(weight, []).append(job.predict(elbo, pairs[fold][1]))
     tried = {weight: job.score(predictions) for weight, predictions in held.items()}
     for weight, (_, scores) in tried.items():
-        name = "plain net" if weight is None else f"KL weight {weight:g}"
-        shown = ", ".join(f"{score} {value:.4g}" for score, value in scores.scores.items())
-        job.callback.note(f"{name}: {shown} on held-out rows")
+        name = "plain model" if weight is None else f"KL weight {weight:g}"
+        text = ", ".join(f"{title} {score:.4g}" for title, score in scores.scores.items())
+        job.callback.note(f"{name}: {text} on held-out rows")
     return tried
 
 
 def _training(job: FitJob, pair: tuple[Part, Part], beta: float | None, fold: int) -> Training:
-    """A training on the first part of a pair; of the plain model without a KL weight."""
+    """A trial on the first part of a pair, of the plain model if there is no KL weight."""
     config, settings, (train, held) = job.config, job.config.settings, pair
     if beta is None:
         settings = dataclasses.replace(settings, pretrain=0)
