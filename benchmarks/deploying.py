@@ -33,7 +33,7 @@ def _onnx(net: nn.Module, x: Tensor, threads: int) -> Run:
     options.intra_op_num_threads = threads
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "net.onnx")
-        vd.export_onnx(net, path, x)
+        vd.export_onnx(net, x, path)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = {session.get_inputs()[0].name: x.numpy()}
     return lambda: session.run(None, feed)

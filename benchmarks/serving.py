@@ -95,7 +95,7 @@ def in_onnxruntime(plain: nn.Module, net: nn.Module, x: Tensor, seconds: float) 
     def graph(net: nn.Module, **more: Any) -> Run:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "net.onnx")
-            vd.export_onnx(net, path, x[:1], **more)
+            vd.export_onnx(net, x[:1], path, **more)
             session = onnxruntime.InferenceSession(path, options)
         own = {session.get_inputs()[0].name: feed["x"]}
         return lambda: session.run(None, own)

@@ -267,8 +267,8 @@ def _details(
     # Dead means are denormal numbers, which are slow: time a dense net with fresh weights instead.
     full, x = NETS[net]().eval(), split.test.x
     files = {"dense": directory / "dense.onnx", "small": directory / "small.onnx"}
-    export_onnx(full, files["dense"], x[:1])
-    export_onnx(small, files["small"], x[:1])
+    export_onnx(full, x[:1], files["dense"])
+    export_onnx(small, x[:1], files["small"])
     return {
         "layers": {"dense": _layers(full), "small": _layers(small)},
         "latency": {

@@ -218,7 +218,7 @@ def tuned_digits(
         settings[row] = min(grid, key=lambda setting: loss(candidates[setting]))
         predictors[row] = candidates[settings[row]]
     plain, decayed = predictors["plain"], predictors["weight decay"]
-    temperature = calibrate(plain.nets[0], *validation, seed=seed)
+    temperature = calibrate(plain.nets[0], validation, seed=seed)
     predictors["temperature"] = Predictor(plain.nets, 0, seed, temperature)
     others = [predictor("weight decay", settings["weight decay"], k) for k in range(1, members)]
     group = [decayed.nets[0], *(other.nets[0] for other in others)]

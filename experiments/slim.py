@@ -231,7 +231,7 @@ def slim_beside_others(
 
     def slimmed(fraction: float) -> Part:
         found = slim(
-            start, (x, y), held, macs=fraction, epochs=epochs, lr=lr, seed=seed, ways=["torch"]
+            start, (x, y), held, macs=fraction, epochs=epochs, lr=lr, seed=seed, runtimes=["torch"]
         )
         return {"accuracy": accuracy(found.net), **left(found.net)}
 
@@ -303,7 +303,7 @@ def slim_against_simple(
 
     def slim_net(fraction: float, lr: float) -> nn.Module:
         return slim(start, (x, y), validation, macs=fraction, epochs=epochs, lr=lr, seed=seed,
-                    ways=["torch"]).net  # fmt: skip
+                    runtimes=["torch"]).net  # fmt: skip
 
     def prune_net(fraction: float, lr: float) -> nn.Module:
         return train(prune_channels(start, x, fraction), x, y, epochs, lr, seed + 100)

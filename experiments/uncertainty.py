@@ -78,7 +78,7 @@ def tuned_resnet(
 
     def tempered() -> Part:
         net = plain()
-        return scored(net, calibrate(net, *held), 0)
+        return scored(net, calibrate(net, held), 0)
 
     def dropped(rate: float) -> _Model:
         net = plain(_with_dropout(start, rate))

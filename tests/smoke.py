@@ -100,7 +100,7 @@ def pack(small, x, folder):
 
 
 def export(small, x, folder):
-    vd.export_onnx(small, folder / "small.onnx", x[:2])
+    vd.export_onnx(small, x[:2], folder / "small.onnx")
     if find_spec("onnxruntime"):
         import onnxruntime
 

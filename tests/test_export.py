@@ -32,7 +32,7 @@ def shrunken(name):
 )
 def test_onnx_equals_torch(tmp_path, name):
     small, shape = shrunken(name)
-    size = export_onnx(small, tmp_path / "net.onnx", torch.zeros(1, *shape))
+    size = export_onnx(small, torch.zeros(1, *shape), tmp_path / "net.onnx")
     assert size == (tmp_path / "net.onnx").stat().st_size
     for batch in (1, 5):
         x = torch.randn(batch, *shape)
@@ -64,7 +64,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_batch_size_of_the_example_is_not_fixed(tmp_path, rows):
     net = Attention().eval()
-    export_onnx(net, tmp_path / "net.onnx", torch.randn(rows, 5, 4))
+    export_onnx(net, torch.randn(rows, 5, 4), tmp_path / "net.onnx")
     for batch in (1, 2, 3, 7):
         x = torch.randn(batch, 5, 4)
         found = run(tmp_path / "net.onnx", x)
@@ -75,7 +75,7 @@ def test_onnxruntime_quantises_the_file(tmp_path):
     quantization = pytest.importorskip("onnxruntime.quantization")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4)).eval()
-    size, x = export_onnx(net, tmp_path / "net.onnx", torch.zeros(1, 16)), torch.randn(5, 16)
+    size, x = export_onnx(net, torch.zeros(1, 16), tmp_path / "net.onnx"), torch.randn(5, 16)
     quantization.quantize_dynamic(tmp_path / "net.onnx", tmp_path / "int8.onnx")
     assert (tmp_path / "int8.onnx").stat().st_size < 0.5 * size
     error = (run(tmp_path / "int8.onnx", x) - net(x)).abs().max()
@@ -90,7 +90,7 @@ def noisy_net():
 @pytest.mark.slow
 def test_a_graph_of_draws_takes_its_noise(tmp_path):
     predictor, x = vd.freeze(noisy_net(), 3), torch.randn(5, 1, 4, 4)
-    export_onnx(predictor, tmp_path / "net.onnx", x[:1], outputs=["draws"], noise="input")
+    export_onnx(predictor, x[:1], tmp_path / "net.onnx", outputs=["draws"], noise="input")
     graph = predictor.graph(x, ["draws"], "input")
     noise = graph.noise_like(x)
     assert noise.shape == (3, 5, 2 * 4 + 3)
@@ -104,7 +104,7 @@ def test_inputs_of_a_graph_with_draws_have_names(tmp_path):
 
     net = vd.convert(Two(None, a=nn.Linear(4, 3), b=nn.Linear(2, 3)), vd.sparse_vd()).eval()
     example = (torch.zeros(1, 4), torch.zeros(1, 2))
-    export_onnx(vd.freeze(net, 2), tmp_path / "net.onnx", example, noise="input")
+    export_onnx(vd.freeze(net, 2), example, tmp_path / "net.onnx", noise="input")
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     assert [i.name for i in session.get_inputs()] == ["x", "context", "noise"]
     assert not [p for p in tmp_path.iterdir() if p.name != "net.onnx"]

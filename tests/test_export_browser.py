@@ -64,7 +64,7 @@ def test_a_page_answers_with_its_doubt(mode, folder, address, tmp_path):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-2.0)).eval()
     predictor, x = vd.freeze(net, mode=mode, samples=500), torch.randn(3, 4)
-    vd.export_onnx(predictor, folder / "model.onnx", x, outputs=("probs", "epistemic"))
+    vd.export_onnx(predictor, x, folder / "model.onnx", outputs=("probs", "epistemic"))
     with browser.page(tmp_path) as tab:
         tab.open(address, 900)
         found = tab.evaluate(f"answer({json.dumps(x.tolist())})")

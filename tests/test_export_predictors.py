@@ -76,7 +76,7 @@ def assert_answers(found, predictor, expected, atol=1e-5):
 
 def check_answers(path, predictor, x):
     """The file answers as the predictor does."""
-    vd.export_onnx(predictor, path, x)
+    vd.export_onnx(predictor, x, path)
     assert_answers(answers(path, x), predictor, predictor.outputs(x))
 
 
@@ -84,7 +84,7 @@ def check_answers(path, predictor, x):
 def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
     net, x = trained(make)
     predictor = vd.freeze(net, mode="moments")
-    size = vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1])
+    size = vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx")
     assert size == (tmp_path / "net.onnx").stat().st_size
     for batch in (x, torch.randn(1, 2, 6, 6)):
         found = answers(tmp_path / "net.onnx", batch)
@@ -98,7 +98,7 @@ def test_moments_are_one_graph_with_the_numbers_of_torch(tmp_path, make):
 def test_draws_are_those_of_the_noise_that_is_passed_in(tmp_path, make):
     net, x = trained(make)
     predictor = vd.freeze(net, samples=6)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], noise="input")
+    vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx", noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
     given = noise.clone()
@@ -141,7 +141,7 @@ def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
     make, where = ONE_LAYER[name]
     net = vd.convert(make(), vd.sparse_vd(log_sigma2=-2.0), where).eval()
     predictor = vd.freeze(net, samples=6)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", torch.randn(2, 4), noise="input")
+    vd.export_onnx(predictor, torch.randn(2, 4), tmp_path / "net.onnx", noise="input")
     for batch in (1, 5):
         x = torch.randn(batch, 4)
         graph = predictor.graph(x, noise="input")
@@ -153,7 +153,7 @@ def test_one_noisy_layer_is_drawn_in_the_graph(tmp_path, name):
 def test_draws_of_the_runtime_have_the_distribution_of_torch(tmp_path, make):
     net, x = trained(make)
     predictor, calls = vd.freeze(net, samples=500), 4
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x[:1], outputs=["probs"])
+    vd.export_onnx(predictor, x[:1], tmp_path / "net.onnx", outputs=["probs"])
     session = session_of(tmp_path / "net.onnx")
     found = [torch.from_numpy(session.run(None, {"x": x.numpy()})[0]) for _ in range(calls)]
     assert not torch.equal(found[0], found[1])  # drawn anew
@@ -171,7 +171,7 @@ def test_gates_are_drawn_in_the_graph(tmp_path, recipe):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, getattr(vd, recipe)()).eval()
     x, predictor = torch.randn(5, 4), vd.freeze(net, samples=4)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x, noise="input")
+    vd.export_onnx(predictor, x, tmp_path / "net.onnx", noise="input")
     graph = predictor.graph(x, noise="input")
     noise = graph.noise_like(x)
     with torch.no_grad():
@@ -208,7 +208,7 @@ def test_conformal_sets_and_metadata_are_in_the_file(tmp_path):
     predictor = vd.freeze(net, mode="moments")
     rule = vd.conformal(predictor(held_out), y)
     predictor = vd.freeze(net, mode="moments", conformal=rule)
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("epistemic", "set"))
+    vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=("epistemic", "set"))
     found = answers(tmp_path / "net.onnx", x)
     assert list(found) == ["epistemic", "set"]
     assert torch.equal(found["set"], rule.classes(predictor(x)))
@@ -282,20 +282,20 @@ def test_what_a_graph_cannot_hold(tmp_path):
         return vd.freeze(vd.convert(net, recipe or vd.sparse_vd()).eval(), **options)
 
     refused = "depends on the other examples. Freeze with mode"
-    assert_refused(refused, vd.export_onnx, predictor(Dependent()), path, x)
+    assert_refused(refused, vd.export_onnx, predictor(Dependent()), x, path)
     refused = "its code calls random functions of torch. Freeze"
-    assert_refused(refused, vd.export_onnx, predictor(Drawing()), path, x)
+    assert_refused(refused, vd.export_onnx, predictor(Drawing()), x, path)
     with pytest.raises(VardropError, match="ONNX has, but got `bessel_j0`"):
-        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), path, x)
+        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3), Lacking())), x, path)
     lacking = nn.Sequential(nn.Linear(4, 3), Lacking())
     refused = r"known moments, but got '1' \(Lacking\)"
-    assert_refused(refused, vd.export_onnx, predictor(lacking, mode="moments"), path, x)
+    assert_refused(refused, vd.export_onnx, predictor(lacking, mode="moments"), x, path)
     with pytest.raises(VardropError, match=r"'0.gate' \(Gate\) draws noise of shape \(4,\) for"):
-        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), path, x)
+        vd.export_onnx(predictor(nn.Sequential(nn.Linear(4, 3)), vd.beta_bernoulli()), x, path)
     refused = "`outputs` to be one of 'probs', .* but got 'mean'"
-    assert_refused(refused, vd.export_onnx, predictor(nn.Linear(4, 3)), path, x, outputs=["mean"])
+    assert_refused(refused, vd.export_onnx, predictor(nn.Linear(4, 3)), x, path, outputs=["mean"])
     refused = "`outputs` and `noise` require a predictor of vardrop.freeze"
-    assert_refused(refused, vd.export_onnx, nn.Linear(4, 3), path, x, outputs=["probs"])
+    assert_refused(refused, vd.export_onnx, nn.Linear(4, 3), x, path, outputs=["probs"])
     assert not path.exists()
 
 
@@ -306,7 +306,7 @@ def test_a_shrunken_net_that_keeps_its_posterior_is_small_and_uncertain(tmp_path
     small = vd.convert(net, vd.bayes_by_backprop(log_sigma2=-4.0)).eval()
     x = torch.randn(5, 20)
     predictor = vd.freeze(small, mode="moments")
-    vd.export_onnx(predictor, tmp_path / "net.onnx", x, outputs=("probs", "epistemic"))
+    vd.export_onnx(predictor, x, tmp_path / "net.onnx", outputs=("probs", "epistemic"))
     found = answers(tmp_path / "net.onnx", x)
     assert np.allclose(found["epistemic"], predictor(x).epistemic, atol=1e-5)
 
@@ -316,7 +316,7 @@ def test_a_compiled_package_answers_as_torch_does(tmp_path):
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     net = vd.convert(net, vd.sparse_vd(log_sigma2=-3.0)).eval()
     predictor, x = vd.freeze(net, mode="moments"), torch.randn(7, 4)
-    size = vd.export_package(predictor, tmp_path / "net.pt2", x[:1], outputs=("probs", "epistemic"))
+    size = vd.export_package(predictor, x[:1], tmp_path / "net.pt2", outputs=("probs", "epistemic"))
     assert size == (tmp_path / "net.pt2").stat().st_size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -335,7 +335,7 @@ def test_a_package_without_a_compiler_is_told(tmp_path, monkeypatch):
     predictor, x = vd.freeze(net, mode="moments"), torch.randn(2, 4)
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
     refused = "No working C\\+\\+ compiler found. This requires a C"
-    assert_refused(refused, vd.export_package, predictor, tmp_path / "net.pt2", x)
+    assert_refused(refused, vd.export_package, predictor, x, tmp_path / "net.pt2")
     refused = r"`path` to end in .pt2, but got"
-    assert_refused(refused, vd.export_package, predictor, tmp_path / "net.so", x)
+    assert_refused(refused, vd.export_package, predictor, x, tmp_path / "net.so")
     assert not list(tmp_path.iterdir())

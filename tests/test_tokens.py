@@ -105,7 +105,7 @@ def test_padding_changes_nothing() -> None:
     torch.testing.assert_close(*[p.log_prob(b) for p, b in zip(found, (y, longer[1]), strict=True)])
     temperatures = [fit_temperature(p, b) for p, b in zip(found, (y, longer[1]), strict=True)]
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-6)
-    tuned = [vd.calibrate(net, a, b, TOKENS, samples=8, seed=0) for a, b in ((x, y), longer)]
+    tuned = [vd.calibrate(net, pair, TOKENS, samples=8, seed=0) for pair in ((x, y), longer)]
     scales = [likelihood.temperature for likelihood in tuned]
     assert scales[0] == pytest.approx(scales[1], rel=1e-5)
     rules = [conformal(p, b, 0.5).quantile for p, b in zip(found, (y, longer[1]), strict=True)]

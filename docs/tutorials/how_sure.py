@@ -73,7 +73,7 @@ score("plain", lambda x: vd.predict(net, x, mode="mean"))
 # classes, so the accuracy stays the same.
 
 # %%
-calibrated = vd.calibrate(net, validation.x, validation.y)
+calibrated = vd.calibrate(net, (validation.x, validation.y))
 print(calibrated)
 score("temperature", lambda x: vd.predict(net, x, mode="mean", likelihood=calibrated))
 
@@ -84,7 +84,7 @@ score("temperature", lambda x: vd.predict(net, x, mode="mean", likelihood=calibr
 
 # %%
 dropped = vd.convert(copy.deepcopy(net), vd.mc_dropout())
-likelihood = vd.calibrate(dropped, validation.x, validation.y, seed=0)
+likelihood = vd.calibrate(dropped, (validation.x, validation.y), seed=0)
 score("MC dropout", lambda x: vd.predict(dropped, x, likelihood=likelihood, seed=0))
 
 # %% [markdown]

@@ -123,9 +123,9 @@ print("accuracy", accuracy(plain), "->", accuracy(slimmed.net))
 # probabilities and epistemic uncertainty.
 
 # %%
-vd.export_onnx(slimmed.net, "slim.onnx", example_input=x[:1])
+vd.export_onnx(slimmed.net, x[:1], "slim.onnx")
 vd.export_onnx(
-    vd.freeze(net.eval(), mode="moments"), "noisy.onnx", x[:1], outputs=("probs", "epistemic")
+    vd.freeze(net.eval(), mode="moments"), x[:1], "noisy.onnx", outputs=("probs", "epistemic")
 )
 
 images = data.test.x.numpy()

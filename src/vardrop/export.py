@@ -63,8 +63,8 @@ def export_program(
 
 def export_package(
     net: nn.Module,
-    path: str | PathLike[str],
     example_input: Any,
+    path: str | PathLike[str],
     *,
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
@@ -77,8 +77,8 @@ def export_package(
 
     Args:
         net: a model as in `export_program`.
-        path: the file, which has to end in .pt2.
         example_input: one input of the usual shape.
+        path: the file, which has to end in .pt2.
         outputs: of a predictor, as in `export_onnx`.
         noise: of a predictor, as in `export_onnx`.
 
@@ -105,8 +105,8 @@ def export_package(
 
 def export_onnx(
     net: nn.Module,
-    path: str | PathLike[str],
     example_input: Any,
+    path: str | PathLike[str],
     *,
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
@@ -117,8 +117,8 @@ def export_onnx(
         net: a plain model, such as the result of `shrink`; a noisy model, which is written at its
             means; or a predictor of `freeze`, whose graph returns predictions with uncertainty
             under the names of its `output_names`.
-        path: the file. An existing file is replaced only by a complete one.
         example_input: one input (a tensor, or a tuple of arguments) of the usual shape.
+        path: the file. An existing file is replaced only by a complete one.
         outputs: of a predictor, which outputs and in which order; all by default. `draws` are the
             outputs of all draws, (samples, batch, ...).
         noise: of a predictor that draws: "runtime", drawn by the runtime in every call; or "input",

@@ -113,7 +113,7 @@ def test_a_small_encoder_is_a_program():
 def test_a_small_encoder_is_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     small, x = small_encoder()
-    vd.export_onnx(small, tmp_path / "small.onnx", x)
+    vd.export_onnx(small, x, tmp_path / "small.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
     (found,) = session.run(None, {session.get_inputs()[0].name: x[:2].numpy()})
     torch.testing.assert_close(torch.from_numpy(found), small(x[:2]).detach())

@@ -162,7 +162,7 @@ def test_a_model_is_slimmed_on_named_batches_by_one_gate_per_head():
     y = torch.randint(2, (48,))
     batches = [({"input_ids": x[i : i + 16]}, y[i : i + 16]) for i in (0, 16, 32)]
     net = bert().eval()
-    small = vd.slim(net, batches[:2], batches[2:], macs=0.5, epochs=8, ways=["torch"])
+    small = vd.slim(net, batches[:2], batches[2:], macs=0.5, epochs=8, runtimes=["torch"])
     assert small.left("macs") <= 0.5
     widths = [layer.attention.self.key.out_features for layer in small.net.bert.encoder.layer]
     assert all(width % SIZE == 0 for width in widths)

@@ -91,13 +91,13 @@ CHOOSE = [
     ({"points": 0, "max_drop": 0.1}, {}, "Expected `points` to be an integer of at least 1"),
     ({"max_drop": 0.1}, {"metric": lambda o, t: NAN}, "Expected `metric` to return a number"),
     ({"max_drop": 0.1}, {"metric": lambda o, t: "a"}, "to return a number, but got 'a'"),
-    ({"max_drop": 0.1}, {"validation": None}, "Expected `validation` to be two tensors or batches"),
-    ({"max_drop": 0.1}, {"validation": (X[:0], Y[:0])}, "but got no rows in `validation`"),
-    ({"max_drop": 0.1}, {"validation": [(X,)]}, r"to give \(inputs, targets\)"),
+    ({"max_drop": 0.1}, {"data": None}, "Expected `data` to be a pair"),
+    ({"max_drop": 0.1}, {"data": (X[:0], Y[:0])}, "Expected `data` to have examples, but got none"),
+    ({"max_drop": 0.1}, {"data": [(X,)]}, r"to give pairs \(inputs, targets\)"),
     ({"max_drop": 0.1}, {"net": None}, "Expected `net` to be a torch.nn.Module"),
     ({"max_drop": 0.1}, {"net": mlp()}, "Expected `net` to have a method with a pruning rule"),
-    ({"max_drop": 0.1}, {"validation": (X, Y[:3])}, "Expected inputs and targets of one length"),
-    ({"max_drop": 0.1}, {"validation": []}, "Expected data to score on"),
+    ({"max_drop": 0.1}, {"data": (X, Y[:3])}, "Expected inputs and targets of one length"),
+    ({"max_drop": 0.1}, {"data": []}, "Expected `data` to have examples"),
     ({}, {}, r"Expected one of `max_drop`.*but got \[\]"),
     ({"max_drop": 0.1, "macs": 1}, {}, r"but got \['max_drop', 'macs'\]"),
     ({"bytes": 1}, {}, "Expected a threshold with `bytes` within 1"),
@@ -107,7 +107,7 @@ CHOOSE = [
 
 @pytest.mark.parametrize(("budget", "more", "message"), CHOOSE)
 def test_choose_threshold(budget, more, message):
-    call = {"net": noisy(), "validation": (X, Y), "metric": one, **more}
+    call = {"net": noisy(), "data": (X, Y), "metric": one, **more}
     assert_refused(message, vd.choose_threshold, **call, **budget)
 
 
@@ -134,7 +134,7 @@ def pack_cases():
         (small, std("0.weight", 0 * wide), "to be positive and finite, but got 0.0"),
         (small, std("0.weight", NAN * wide), "to be positive and finite, but got nan"),
         (small, std("0.weight", -wide), "to be positive and finite, but got -1.0"),
-        (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
+        (small, {"data": (X, Y)}, "Expected `validation` and `metric` together"),
         (small, {"metric": one}, "Expected `validation` and `metric` together"),
     ]
 
@@ -168,11 +168,11 @@ def test_reading_into_nothing(tmp_path, read):
 
 def test_onnx_and_program(tmp_path):
     refused = "Expected `net` to take `example_input`"
-    assert_refused(refused, vd.export_onnx, mlp(), tmp_path / "net.onnx", torch.zeros(1, 9))
+    assert_refused(refused, vd.export_onnx, mlp(), torch.zeros(1, 9), tmp_path / "net.onnx")
     assert_refused("Expected `example_input` to be a tensor", vd.export_program, mlp(), "x")
     assert_refused("Expected `net` to be a torch.nn.Module", vd.export_program, None, X)
     refused = "Expected to write .* No such file or directory"
-    assert_refused(refused, vd.export_onnx, mlp(), tmp_path / "none" / "net.onnx", X)
+    assert_refused(refused, vd.export_onnx, mlp(), X, tmp_path / "none" / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 

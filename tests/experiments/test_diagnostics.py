@@ -348,7 +348,7 @@ def test_the_estimator_is_restored_after_an_error():
     ("at least 3 batches", likelihood_covariance, linear(1), (noisy_inputs(2), output_itself)),
     ("`net` to have noisy weights", permute_variances, vd.convert(nn.Linear(2, 2), vd.binary_dropout()), ()),
     (r"shape \(8,\) in `loader`, but got \(8, 1\)", accuracies, linear(2).float(), ([(torch.zeros(8, 1), torch.zeros(8, 1).long())],)),
-    ("`loader` to yield batches", accuracies, linear(2), ([],)),
+    ("`loader` to have examples", accuracies, linear(2), ([],)),
 ])  # fmt: skip
 def test_errors(error, measure, net, arguments):
     assert_refused(error, measure, net, *arguments)

@@ -212,5 +212,5 @@ def test_the_width_of_values_does_not_depend_on_where_it_starts(std):
     torch.manual_seed(0)
     x, net = torch.randn(50, 2), torch.nn.Linear(2, 1).eval()
     error = 0.0098 * torch.randn(50, 1)
-    found = vd.calibrate(net, x, net(x).detach() + error, vd.Gaussian(std=std))
+    found = vd.calibrate(net, (x, net(x).detach() + error), vd.Gaussian(std=std))
     assert float(found.std) == pytest.approx(float(error.square().mean().sqrt()), rel=1e-3)

@@ -46,7 +46,7 @@ def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     nets, x, y = members(), torch.randn(60, 4), torch.arange(60) % 3
     ensemble = vd.Ensemble(nets)
-    likelihood = vd.calibrate(ensemble, x, y)
+    likelihood = vd.calibrate(ensemble, (x, y))
     rule = vd.conformal(vd.Ensemble(nets, likelihood=likelihood)(x), y)
     frozen = vd.freeze(vd.Ensemble(nets, likelihood=likelihood, conformal=rule))
     expected = frozen.outputs(x[:7])
@@ -55,7 +55,7 @@ def test_it_is_calibrated_frozen_and_exported(tmp_path) -> None:
             net[0].weight.zero_()
     for found, wanted in zip(frozen.outputs(x[:7]), expected, strict=True):
         assert torch.equal(found, wanted)
-    vd.export_onnx(frozen, tmp_path / "ensemble.onnx", x[:1])
+    vd.export_onnx(frozen, x[:1], tmp_path / "ensemble.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "ensemble.onnx")
     outputs = session.run(None, {"x": x[:7].numpy()})
     assert [o.name for o in session.get_outputs()] == list(frozen.output_names)

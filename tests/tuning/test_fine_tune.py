@@ -74,7 +74,7 @@ def test_parts_and_samples_follow_the_temperature():
 
 def test_the_factor_minimises_the_penalised_likelihood():
     net, (x, y) = trained(), problem(300, seed=1)
-    found, p = vd.calibrate(net, x, y), vd.predict(net, x, mode="mean")
+    found, p = vd.calibrate(net, (x, y)), vd.predict(net, x, mode="mean")
 
     def value(c):
         return 10 * c * c - float(p.rescale(math.exp(c)).log_prob(y).double().sum())
@@ -87,7 +87,7 @@ def test_the_factor_minimises_the_penalised_likelihood():
 
 def test_few_rows_that_are_all_right_do_not_say_much():
     net, x = nn.Linear(2, 2), torch.randn(20, 2)
-    assert vd.calibrate(net, x, net(x).argmax(1).detach()).temperature > 0.3
+    assert vd.calibrate(net, (x, net(x).argmax(1).detach())).temperature > 0.3
 
 
 def test_a_prediction_without_all_of_its_draws_is_not_rescaled():
@@ -172,9 +172,9 @@ def test_fine_tuning_moves_the_noise_and_draws_little_for_validation(monkeypatch
     vd.convert(net, vd.bayes_by_backprop())
     before, cost = net.dense.log_sigma2.detach().clone(), []
 
-    def spy(elbo, batches, targets, samples, seed):
-        cost.append(samples * sum(map(len, batches)))
-        return vd.calibrate(elbo, batches, targets, samples=samples, seed=seed)
+    def spy(elbo, data, samples, **options):
+        cost.append(samples * sum(len(y) for _, y in data))
+        return vd.calibrate(elbo, data, samples=samples, **options)
 
     monkeypatch.setattr(sys.modules["vardrop.tuning.fine_tune"], "calibrate", spy)
     batches = list(zip(x.split(20), y.split(20), strict=True))

@@ -67,7 +67,7 @@ def case(name, rows=64):
 
 
 def quick(net, data, **budget):
-    return vd.slim(net, data, data, **{"epochs": 2, "ways": ["torch"], **budget})
+    return vd.slim(net, data, data, **{"epochs": 2, "runtimes": ["torch"], **budget})
 
 
 # ---- budgets
@@ -92,7 +92,7 @@ def test_an_encoder_loses_heads_and_units_to_a_budget_and_still_knows_its_words(
     optimizer = torch.optim.Adam(net.parameters(), 5e-3)
     vd.fine_tune(net, [(x, y)] * 100, nn.functional.cross_entropy, optimizer)
     train, held = (x[:300], y[:300]), (x[300:], y[300:])
-    small = vd.slim(net.eval(), train, held, macs=0.5, epochs=15, lr=5e-3, ways=["torch"])
+    small = vd.slim(net.eval(), train, held, macs=0.5, epochs=15, lr=5e-3, runtimes=["torch"])
     assert small.before.score > 0.95
     assert small.left("macs") <= 0.5
     assert small.after.score > 0.9
@@ -112,7 +112,7 @@ def reader():
 def test_a_recurrent_net_keeps_its_budget_with_as_many_units_in_every_layer():
     x = torch.randn(64, 4, 5)
     data = x, (x[:, -1, 0] > 0).long()
-    small = vd.slim(reader().eval(), data, data, macs=0.5, epochs=20, ways=["torch"])
+    small = vd.slim(reader().eval(), data, data, macs=0.5, epochs=20, runtimes=["torch"])
     assert 0.3 < small.left("macs") <= 0.5
     assert isinstance(small.net.layer, nn.GRU)
     assert small.net.layer.hidden_size < 8
@@ -271,7 +271,7 @@ def test_rows_that_fill_no_batch_wait_for_the_next_pass():
     ({"macs": 0.5, "epochs": 0}, "Expected `epochs`"),
     ({"macs": 0.5, "lr": 0}, "Expected `lr`"),
     ({"macs": 0.5, "multiple": 0}, "Expected `multiple`"),
-    ({"macs": 0.5, "ways": ["tensorrt"]}, "Expected `ways` to be one of 'torch'"),
+    ({"macs": 0.5, "runtimes": ["tensorrt"]}, "Expected `runtimes` to be one of 'torch'"),
     ({"macs": 0.5, "loss": lambda o, y: o}, "Expected `loss` to give one finite number"),
 ])  # fmt: skip
 def test_bad_arguments_are_refused(change, message):
@@ -361,12 +361,12 @@ def test_nets_are_timed_in_onnxruntime():
     found = latencies({"one": net}, (x,), ("torch", "onnxruntime"))
     assert set(found) == {"torch", "onnxruntime"}
     assert all(v["one"] > 0 for v in found.values())
-    assert_refused("Expected `ways`", latencies, {"one": net}, (x,), ("cuda",))
+    assert_refused("Expected `runtimes`", latencies, {"one": net}, (x,), ("cuda",))
 
 
 def test_a_way_that_does_not_work_here_is_noted(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     net, data = case("mlp")
-    found = quick(net, data, macs=0.5, ways=["torch", "onnxruntime"])
+    found = quick(net, data, macs=0.5, runtimes=["torch", "onnxruntime"])
     assert list(found.after.latency) == ["torch"]
     assert any(n.startswith("Not timed by onnxruntime: Expected the package") for n in found.notes)

@@ -7,13 +7,14 @@ object with `logits`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.checks import check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
@@ -86,6 +87,39 @@ def check_named(x: Any) -> None:
         num_examples(x)
         for name, tensor in x.items():
             check_input(name, tensor)
+
+
+def labelled_batches(
+    data: Any, name: str = "data", size: int = 1000
+) -> Iterator[tuple[Any, Tensor]]:
+    """Yield batches (x, y) of inputs and targets.
+
+    Args:
+        data: a pair (x, y), or an iterable of such batches.
+        name: the argument, for messages.
+        size: examples per batch of a pair.
+    """
+    check_type(name, data, Iterable, "a pair (inputs, targets) or batches of such pairs")
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
+        x, y = plain_batch(data[0]), data[1]
+        if num_examples(x, name) != len(y):
+            raise VardropError(
+                f"Expected inputs and targets of one length in `{name}`, but got "
+                f"{num_examples(x)} and {len(y)}."
+            )
+        data = zip(split_batch(x, size), y.split(size), strict=True)
+    count = 0
+    for batch in data:
+        is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if not is_pair or not isinstance(batch[1], Tensor):
+            raise VardropError(
+                f"Expected `{name}` to give pairs (inputs, targets), but got "
+                f"{describe_value(batch)}."
+            )
+        count += len(batch[1])
+        yield batch[0], batch[1]
+    if count == 0:
+        raise VardropError(f"Expected `{name}` to have examples, but got none.")
 
 
 def split_batch(x: Any, size: int) -> Iterator[Any]:

@@ -16,8 +16,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from vardrop._core.calls import call_net, clone_batch, output_tensor, plain_batch, tensors_in
-from vardrop._core.checks import check_net, check_type, describe_value
+from vardrop._core.calls import (
+    call_net,
+    clone_batch,
+    labelled_batches,
+    output_tensor,
+    plain_batch,
+    tensors_in,
+)
+from vardrop._core.checks import check_net, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import tree_map_only
 from vardrop.heads import Head
@@ -119,31 +126,10 @@ def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
         return tensors_in(call_net(net, clone_batch(inputs)))
 
 
-def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
-    """Validation data as a list of batches."""
-    check_type(name, data, Iterable, "two tensors or batches of (inputs, targets)")
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
-        x, y = data
-        if len(x) != len(y):
-            raise VardropError(
-                f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
-            )
-        pairs: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
-    else:
-        pairs = list(data)
-    for batch in pairs:
-        check_type(name, batch, (tuple, list), "batches of (inputs, targets)")
-        if len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise VardropError(f"Expected `{name}` to give (inputs, targets), but got {batch!r}.")
-    if sum(len(y) for _, y in pairs) == 0:
-        raise VardropError(f"Expected data to score on, but got no rows in `{name}`.")
-    return pairs
-
-
 def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a model in evaluation mode, and the targets."""
     check_net(net)
-    examples = batches(data, name)
+    examples = list(labelled_batches(data, name))
     with torch.no_grad(), evaluating(net):
         predictions = [
             output_tensor(call_net(net, clone_batch(to_arguments(x)))) for x, _ in examples

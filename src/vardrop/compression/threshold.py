@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vardrop._core.calls import labelled_batches
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.progress import track
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
-from vardrop.compression.probes import Data, Metric, batches, first_rows, score, to_arguments
+from vardrop.compression.probes import Data, Metric, first_rows, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
@@ -75,7 +76,7 @@ class Threshold:
 
 def choose_threshold(
     net: nn.Module,
-    validation: Data,
+    data: Data,
     metric: Metric,
     *,
     max_drop: float | None = None,
@@ -93,7 +94,7 @@ def choose_threshold(
     Args:
         net: a noisy model whose modules share one rule (`vardrop.relevance`). It is left unchanged,
             also after Ctrl-C.
-        validation: inputs and targets, two tensors or a list of batches.
+        data: inputs and targets that were not used for training: a pair (x, y) or batches.
         metric: `metric(output, target)`, higher is better, such as an accuracy.
         max_drop: choose the sparsest threshold whose score is at most this much lower than the
             score of the full model.
@@ -124,7 +125,7 @@ def choose_threshold(
     check_net(net)
     check_number(kind, limit, at_most=1 if kind == "sparsity" else None)
     check_integer("points", points)
-    examples = batches(validation, "validation")
+    examples = list(labelled_batches(data))
     never = {n: -math.inf if r.keep_above else math.inf for n, r in rules(net).items()}
     full = zero_pruned_weights(net, never)[0]
     reference = score(full, examples, metric)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.calls import labelled_batches
 from vardrop._core.checks import check_number
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
@@ -83,8 +84,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
 def calibrate(
     net: nn.Module | Objective,
-    x: Any,
-    y: Tensor,
+    data: tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]],
     likelihood: Likelihood | None = None,
     samples: int = 32,
     seed: int | None = None,
@@ -102,8 +102,8 @@ def calibrate(
     Args:
         net: a noisy model, or an ELBO with it; a plain model, which predicts without draws; or a
             `Predictor` or `Ensemble`.
-        x: inputs (N, ...) that were not used for training.
-        y: targets.
+        data: inputs and targets that were not used for training, a pair (x, y) or batches of such
+            pairs.
         likelihood: of the output; by default the likelihood of the ELBO, or `Categorical()`.
         samples: number of draws.
         seed: makes the draws repeatable.
@@ -116,12 +116,14 @@ def calibrate(
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop())
     >>> x = torch.randn(200, 2)
     >>> y = net.eval()(x).detach() + 0.5 * torch.randn(200, 1)
-    >>> found = vd.calibrate(net, x, y, vd.Gaussian(std=0.1), seed=0)
+    >>> found = vd.calibrate(net, (x, y), vd.Gaussian(std=0.1), seed=0)
     >>> bool((found.std - 0.5).abs() < 0.1)
     True
 
     Guo et al. 2017, "On calibration of modern neural networks", sec. 4.2 (the temperature).
     """
+    batches = list(labelled_batches(data))
+    x, y = [inputs for inputs, _ in batches], torch.cat([targets for _, targets in batches])
     if isinstance(net, Predictor):
         p = net(x, seed, progress)
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop._core.calls import call_arguments, clone_batch, output_tensor, plain_batch
-from vardrop._core.checks import check_integer, check_type, describe_value
+from vardrop._core.calls import (
+    call_arguments,
+    clone_batch,
+    labelled_batches,
+    output_tensor,
+    plain_batch,
+)
+from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
+from vardrop.prediction.functions import resolve_seed
 
-Loader = Iterable[tuple[Any, Tensor]]
+Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -36,11 +43,11 @@ def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 @restore_state_on_error
 def kappa(
     net: nn.Module,
-    loader: Loader,
+    data: Data,
     loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
     probes: int | None = None,
-    generator: torch.Generator | None = None,
     samples: int = 16,
+    seed: int | None = None,
 ) -> dict[str, Tensor]:
     """How much the noise of each weight matters, averaged over examples and draws of the weights.
 
@@ -52,14 +59,14 @@ def kappa(
 
     Args:
         net: a model with noisy weights. It is evaluated in evaluation mode.
-        loader: batches (x, y).
+        data: inputs and targets, a pair (x, y) or batches of such pairs.
         loss: mean negative log-likelihood of a batch, (output, target) -> scalar.
         probes: None for the exact diagonal (one row of the Hessian per weight: small layers), or
             the number of random signs to average per batch, draw and layer, without bias.
-        generator: of the signs and draws; torch's global generator by default.
         samples: draws of the weights for each batch. 0 takes the curvature at the means, as the
             authors do. Half of it is the effect of small noise on log p there, but it is zero for
             the weights before a ReLU that is closed at the means.
+        seed: makes signs and draws repeatable.
 
     Returns:
         A tensor in the shape of its weight for each noisy layer, by name; a tied weight once.
@@ -75,7 +82,6 @@ def kappa(
     if probes is not None:
         check_integer("probes", probes, remedy="None takes the exact diagonal.")
     check_integer("samples", samples, at_least=0)
-    check_type("generator", generator, torch.Generator | None, "a torch.Generator or None")
     weights = _weights(net)
     keys, tensors = [key for key, _ in weights.values()], [t for _, t in weights.values()]
     totals, count = [torch.zeros_like(t.mean) for t in tensors], 0
@@ -83,24 +89,15 @@ def kappa(
     def draw() -> list[Tensor]:
         return [t.sample(t.draw()).detach() if samples else t.mean for t in tensors]
 
-    with evaluating(net), sampling(net, on=False), torch.enable_grad(), _drawing(generator):
+    noise = nullcontext() if seed is None else draw_from(GeneratorNoise(resolve_seed(seed)))
+    with evaluating(net), sampling(net, on=False), torch.enable_grad(), noise:
         variances = [t.variance().detach().expand_as(t.mean) for t in tensors]
-        for x, y in batches(loader):
+        for x, y in labelled_batches(data):
             curvature = partial(_curvature, net, keys, x, y, loss, probes)
             means = kappa_of(variances, draw, curvature, max(samples, 1))
             totals = [t + mean * len(y) for t, mean in zip(totals, means, strict=True)]
             count += len(y)
-    if count == 0:
-        raise VardropError("Expected `loader` to yield batches, but got none.")
     return {name: total / count for name, total in zip(weights, totals, strict=True)}
-
-
-def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
-    if generator is None:
-        return nullcontext()
-    return draw_from(
-        GeneratorNoise(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-    )
 
 
 def _curvature(
@@ -132,19 +129,6 @@ def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
             "Convert it with a posterior, such as vardrop.sparse_vd()."
         )
     return dict(weights.values())
-
-
-def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the pairs (x, y) of a loader; raises an error for other batches."""
-    check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
-    for batch in loader:
-        pair = isinstance(batch, tuple | list) and len(batch) == 2
-        if not pair or not isinstance(batch[1], Tensor):
-            raise VardropError(
-                "Expected `loader` to yield pairs (x, y) of tensors, but got "
-                f"{describe_value(batch)}."
-            )
-        yield batch[0], batch[1]
 
 
 def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:

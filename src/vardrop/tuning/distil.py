@@ -22,7 +22,7 @@ _EPOCH_SEEDS = 1_000_003  # seeds that an epoch may use
 
 def distil(
     net: nn.Module | Objective,
-    loader: Tensor | Collection[object],
+    data: Tensor | Collection[object],
     student: Student,
     *,
     epochs: int = 10,
@@ -44,9 +44,9 @@ def distil(
 
     Args:
         net: the noisy teacher, or an ELBO with it. It is left unchanged.
-        loader: inputs, as for `predict`, read once per epoch.
+        data: inputs, as for `predict`, read once per epoch.
         student: any model with outputs of the same shape, trained in place and returned.
-        epochs: passes over the loader. The teacher draws new samples in every one.
+        epochs: passes over the data. The teacher draws new samples in every one.
         samples: draws of the teacher per batch.
         temperature: T > 1 gives more weight to small probabilities.
         likelihood: as for `predict`.
@@ -86,7 +86,7 @@ def distil(
     with ShowProgress("distil", progress=progress) as line:
         minimize(
             loss,
-            lambda at: input_batches(device_of(model), loader),
+            lambda at: input_batches(device_of(model), data),
             optimizer or torch.optim.Adam(student.parameters(), lr=1e-3),
             epochs=epochs,
             callbacks=[line],

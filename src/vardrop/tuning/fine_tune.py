@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, map_tensors, plain_batch, split_batch
+from vardrop._core.calls import call_net, labelled_batches, map_tensors, plain_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.probes import hooks
@@ -132,8 +132,8 @@ def fine_tune(
     reduce_initial_noise(net)
     _fine_tune_noisy(elbo, data, epochs, len(sizes), lr, progress)
     if validation is not None:
-        x, y, samples = _limit_validation(*validation, epochs * elbo.num_data)
-        elbo.likelihood = calibrate(elbo, x, y, samples=samples, seed=0)
+        data, samples = _limit_validation(*validation, epochs * elbo.num_data)
+        elbo.likelihood = calibrate(elbo, data, samples=samples, seed=0, progress=False)
     return elbo
 
 
@@ -151,8 +151,8 @@ def reduce_initial_noise(net: nn.Module) -> None:
         log_alpha.sub_(math.log(_INITIAL_FACTOR))
 
 
-def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[list[Any], Tensor, int]:
-    """Batches of validation data and a number of draws that cost little next to the training.
+def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[Batches, int]:
+    """Validation data and a number of draws that cost little next to the training.
 
     A draw costs about half as much as a training step on the same example. Draws times examples are
     therefore limited to half of the number of examples that were trained on.
@@ -164,7 +164,7 @@ def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[list[Any], Tenso
         indices = torch.arange(count) * len(y) // count
         x = map_tensors(lambda t: t[indices.to(t.device)] if t.dim() else t, x)
         y = y[indices.to(y.device)]
-    return list(split_batch(x, _BATCH_SIZE)), y, samples
+    return list(labelled_batches((x, y), "validation", _BATCH_SIZE)), samples
 
 
 def _fine_tune_plain(

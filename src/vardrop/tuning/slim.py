@@ -17,7 +17,14 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, map_tensors, output_tensor, tensors_in
+from vardrop._core.calls import (
+    call_net,
+    clone_batch,
+    labelled_batches,
+    map_tensors,
+    output_tensor,
+    tensors_in,
+)
 from vardrop._core.checks import check_choice, check_integer, check_number
 from vardrop._core.errors import VardropError
 from vardrop._core.rng import preserve_rng
@@ -29,7 +36,7 @@ from vardrop.tuning import slim_report
 from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
 from vardrop.tuning.batchnorm import reestimate_batchnorm
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
-from vardrop.tuning.slim_report import WAYS, Cost, Loss, Slimmed
+from vardrop.tuning.slim_report import RUNTIMES, Cost, Loss, Slimmed
 
 _GATE_STEPS, _MOST_GATE_STEPS = 0.15, 0.4  # fraction of the steps with gates: per halving, at most
 _ANNEALED = 0.7  # fraction of those in which the budget tightens
@@ -47,7 +54,7 @@ _BATCH_SIZE = 128
 
 def slim(
     net: nn.Module,
-    train: probes.Data,
+    data: probes.Data,
     validation: probes.Data,
     *,
     macs: float | None = None,
@@ -59,7 +66,7 @@ def slim(
     loss: Loss | None = None,
     multiple: int = 1,
     seed: int = 0,
-    ways: Sequence[str] = ("torch", "onnxruntime"),
+    runtimes: Sequence[str] = ("torch", "onnxruntime"),
     progress: bool | None = None,
 ) -> Slimmed:
     """Make a trained model smaller: remove channels and units to meet a budget, and train the rest.
@@ -80,7 +87,7 @@ def slim(
 
     Args:
         net: a trained plain model. It is left unchanged.
-        train: inputs and targets as two tensors, or batches of them, read once per epoch.
+        data: inputs and targets as two tensors, or batches of them, read once per epoch.
         validation: held-out data in the same form, for the score.
         macs, latency, bytes: the fraction to keep, in (0, 1), of the multiplications per example
             (of dense, convolutional, recurrent and attention layers), of the measured time in torch
@@ -94,9 +101,9 @@ def slim(
             targets, the squared error for others. It should be of order one.
         multiple: layers keep multiples of this many units, if they have as many. onnxruntime on a
             CPU and most GPUs run multiples of 8 or 16 channels faster.
-        seed: of the gates' draws and of the order of the examples in `train`.
-        ways: how both models are timed for the report: "torch", "onnxruntime" (if it is installed),
-            "compiled" (`torch.compile`, which takes a while).
+        seed: of the gates' draws and of the order of the examples in `data`.
+        runtimes: in which both models are timed for the report: "torch", "onnxruntime" (if it is
+            installed), "compiled" (`torch.compile`, which takes a while).
         progress: show a progress line on standard error; None shows it on a terminal.
 
     Returns:
@@ -108,7 +115,7 @@ def slim(
     >>> net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
     >>> x = torch.randn(256, 8)
     >>> data = x, x[:, :3].argmax(1)
-    >>> small = vd.slim(net, data, data, macs=0.5, epochs=30, ways=["torch"])
+    >>> small = vd.slim(net, data, data, macs=0.5, epochs=30, runtimes=["torch"])
     >>> small.net
     Sequential(
       (0): Linear(in_features=8, out_features=16, bias=True)
@@ -125,16 +132,16 @@ def slim(
     check_number("lr", lr, above=0)
     check_integer("multiple", multiple)
     check_integer("seed", seed, at_least=0)
-    for way in ways:
-        check_choice("ways", way, WAYS)
+    for runtime in runtimes:
+        check_choice("runtimes", runtime, RUNTIMES)
     probes.check_plain(net)
-    slimming = _Slimming(net, train, validation, epochs, lr, loss, multiple, seed, progress)
+    slimming = _Slimming(net, data, validation, epochs, lr, loss, multiple, seed, progress)
     with torch.inference_mode(mode=False), preserve_rng(slimming.device, seed):
         if kind == "max_drop":
             small = slimming.find_smallest(limit)
         else:
             small = slimming.train_to(kind, limit)
-        return slimming.report(small, kind, limit, tuple(dict.fromkeys(("torch", *ways))))
+        return slimming.report(small, kind, limit, tuple(dict.fromkeys(("torch", *runtimes))))
 
 
 def _choose_budget(**budgets: float | None) -> tuple[str, float]:
@@ -214,7 +221,7 @@ class _Slimming:
         self.device = parameters[0].device
         self.source = _make_source(self.train, self.device)
         self.generator = torch.Generator().manual_seed(self.seed)
-        held_out = probes.batches(self.held_out, "validation")
+        held_out = list(labelled_batches(self.held_out, "validation"))
         self.validation = map_tensors(lambda t: t.to(self.device), held_out)
         first = probes.to_arguments(self.validation[0][0])
         self.timed = map_tensors(lambda t: t[:_TIMED_ROWS].clone() if t.dim() else t, first)
@@ -342,10 +349,10 @@ class _Slimming:
         good = [entry for entry in tried if entry[1] <= max_drop]
         return (min(good, key=lambda e: e[0]) if good else min(tried, key=lambda e: e[1]))[2]
 
-    def report(self, small: Shrunk, kind: str, limit: float, ways: tuple[str, ...]) -> Slimmed:
+    def report(self, small: Shrunk, kind: str, limit: float, runtimes: tuple[str, ...]) -> Slimmed:
         """Both models with their scores and costs, and warnings."""
         nets = {"before": self.net, "after": small.net}
-        times, untimed = slim_report.time_models(nets, self.timed, ways)
+        times, untimed = slim_report.time_models(nets, self.timed, runtimes)
         before, after = (
             Cost(
                 score=self.measure(net),

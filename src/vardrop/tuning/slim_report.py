@@ -24,7 +24,7 @@ from vardrop.export import export_onnx
 from vardrop.likelihoods import Categorical
 
 Loss = Callable[[Any, Tensor], Tensor]
-WAYS = ("torch", "compiled", "onnxruntime")
+RUNTIMES = ("torch", "compiled", "onnxruntime")
 _COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # a larger drop of the score is a warning
 _TIME_TOLERANCE = 1.1  # a measured budget may be missed by this factor
 _UNITS = {"macs": "MACs", "weights": "weights", "bytes": "bytes"}
@@ -137,9 +137,11 @@ class Slimmed:
         table.append([f"{self.score} on validation data", *(f"{c.score:.4f}" for c in both), ""])
         for name, unit in _UNITS.items():
             table.append([unit, *(f"{getattr(c, name):,}" for c in both), f"{self.left(name):.2f}"])
-        for way in self.before.latency:
-            times = (f"{1000 * c.latency[way]:.3f}" for c in both)
-            table.append([f"ms in {way}, {self.rows} rows", *times, f"{self.left(way):.2f}"])
+        for runtime in self.before.latency:
+            times = (f"{1000 * c.latency[runtime]:.3f}" for c in both)
+            table.append(
+                [f"ms in {runtime}, {self.rows} rows", *times, f"{self.left(runtime):.2f}"]
+            )
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
             cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -149,7 +151,7 @@ class Slimmed:
 
 
 def latencies(
-    nets: Mapping[str, nn.Module], inputs: Inputs, ways: tuple[str, ...] = WAYS
+    nets: Mapping[str, nn.Module], inputs: Inputs, runtimes: tuple[str, ...] = RUNTIMES
 ) -> dict[str, dict[str, float]]:
     """Seconds that models take for one batch, by runtime, then by model.
 
@@ -159,35 +161,37 @@ def latencies(
     Args:
         nets: plain models by name.
         inputs: the arguments of each of them.
-        ways: "torch", "compiled" (by `torch.compile`, which takes a while), "onnxruntime".
+        runtimes: "torch", "compiled" (by `torch.compile`, which takes a while), "onnxruntime".
 
     >>> seconds = latencies({"net": nn.Linear(4, 2)}, (torch.zeros(8, 4),), ("torch",))
     >>> seconds["torch"]["net"] > 0
     True
     """
-    for way in ways:
-        check_choice("ways", way, WAYS)
+    for runtime in runtimes:
+        check_choice("runtimes", runtime, RUNTIMES)
     copies, seconds = {name: copy.deepcopy(net).eval() for name, net in nets.items()}, {}
     with torch.no_grad():
-        for way in ways:
-            calls = {name: _make_call(way, net, inputs) for name, net in copies.items()}
-            seconds[way] = time_interleaved(calls, rounds=5)
+        for runtime in runtimes:
+            calls = {name: _make_call(runtime, net, inputs) for name, net in copies.items()}
+            seconds[runtime] = time_interleaved(calls, rounds=5)
     return seconds
 
 
-def _make_call(way: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
     """A call of a model in a runtime."""
-    if way != "onnxruntime":
-        compiled = torch.compile(net) if way == "compiled" else net
+    if runtime != "onnxruntime":
+        compiled = torch.compile(net) if runtime == "compiled" else net
         return partial(call_net, cast(nn.Module, compiled), inputs)
-    runtime = import_optional("onnxruntime", "compress")
-    options = runtime.SessionOptions()
+    onnxruntime = import_optional("onnxruntime", "compress")
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
-        export_onnx(net, path, inputs)
+        export_onnx(net, inputs, path)
         try:
-            session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as failure:  # the errors of onnxruntime have no common class
             raise VardropError(f"onnxruntime cannot load the net: {failure}") from failure
     arrays = (tensor.cpu().numpy() for tensor in tensors_in(inputs))
@@ -196,18 +200,18 @@ def _make_call(way: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 
 def time_models(
-    nets: Mapping[str, nn.Module], inputs: Inputs, ways: tuple[str, ...]
+    nets: Mapping[str, nn.Module], inputs: Inputs, runtimes: tuple[str, ...]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """The latencies in the available runtimes, and why the others could not be used."""
     seconds: dict[str, dict[str, float]] = {}
     notes = []
-    for way in ways:
+    for runtime in runtimes:
         try:
-            seconds |= latencies(nets, inputs, (way,))
+            seconds |= latencies(nets, inputs, (runtime,))
         except (VardropError, ImportError, OSError, *CODE_ERRORS) as failure:
-            if way == "torch":
+            if runtime == "torch":
                 raise
-            notes.append(f"Not timed by {way}: {str(failure).partition(chr(10))[0][:200]}")
+            notes.append(f"Not timed by {runtime}: {str(failure).partition(chr(10))[0][:200]}")
     return seconds, notes
 
 

@@ -174,7 +174,7 @@ def test_it_goes_in_front_of_a_frozen_predictor(tmp_path):
     predictor, found = vd.freeze(run.elbo.eval(), samples=3), run.about.preprocessing
     rows = new_rows()
     x = run.inputs(rows)
-    vd.export_onnx(predictor, tmp_path / "m.onnx", x[:2], outputs=["probs"], noise="input")
+    vd.export_onnx(predictor, x[:2], tmp_path / "m.onnx", outputs=["probs"], noise="input")
     made = with_preprocessing(onnx.load(tmp_path / "m.onnx"), found)
     session = onnxruntime.InferenceSession(made.SerializeToString())
     assert [i.name for i in session.get_inputs()] == ["size (m²)", "town", "day", "noise"]

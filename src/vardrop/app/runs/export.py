@@ -111,7 +111,7 @@ def export_small(run: Run, net: nn.Module, path: str | Path) -> int:
     the outputs are the outputs of the model.
     """
     if run.about.preprocessing is None:
-        return export_onnx(net, path, torch.zeros(1, *run.about.shape))
+        return export_onnx(net, torch.zeros(1, *run.about.shape), path)
     return _write(run, Ensemble([net], **_calibration(run)), None, Path(path))
 
 
@@ -123,7 +123,7 @@ def _write(run: Run, predictor: Predictor, outputs: Sequence[str] | None, path: 
         check_choice("outputs", name, predictor.output_names)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.onnx"
-        export_onnx(predictor, file, torch.zeros(2, *run.about.shape), outputs=names)
+        export_onnx(predictor, torch.zeros(2, *run.about.shape), file, outputs=names)
         # With the prefix no inner name equals the name of an output or a column.
         model = onnx.compose.add_prefix(onnx.load(file), "answer/")
     for port, name in zip(model.graph.output, names, strict=True):
