@@ -104,7 +104,7 @@ def select(net: nn.Module, kappa: Mapping[str, Tensor], threshold: float) -> Sel
     >>> x = torch.randn(5, 4)
     >>> some = select(net, unlabelled_kappa(net, x), threshold=1e-3)
     >>> vd.predict(some.net, x, samples=8)
-    Prediction(5 rows, Categorical, 8 draws)
+    Prediction(5 examples, Categorical, 8 draws)
 
     Neklyudov, Molchanov, Ashukha & Vetrov 2019, "Variance networks".
     """

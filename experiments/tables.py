@@ -6,7 +6,7 @@ predict the same test rows:
 - vardrop: `fit` with nothing given.
 - MLP: scikit-learn's, with its defaults but `max_iter=1000`, on the training rows; the width of its
   noise is the root mean square error on the validation rows.
-- plain: the same net on the same schedule without noise, `--method none`; its best epoch and the
+- plain: the same net on the same schedule without noise, `--recipe none`; its best epoch and the
   width of its noise (or its temperature) are those of the validation rows.
 
 All choices behind the defaults were made on rows held out of training rows, never on test rows.

@@ -153,7 +153,7 @@ def test_a_missing_package_is_reported_by_fit_and_files(tmp_path):
 
 
 def test_public_names_are_there_and_once():
-    assert {"fit", "load_run", "resume", "sparse_vd", "register_method"} <= set(vd.__all__)
+    assert {"fit", "load_run", "resume", "sparse_vd", "register_recipe"} <= set(vd.__all__)
     assert len(set(vd.__all__)) == len(vd.__all__)
     assert all(hasattr(vd, name) for name in vd.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):

@@ -63,7 +63,7 @@ from vardrop.prediction.kappa import kappa as kappa
 from vardrop.prediction.predict import predict as predict
 from vardrop.priors import ARD as ARD, LogUniform as LogUniform, MonteCarlo as MonteCarlo
 from vardrop.priors import Normal as Normal, ScaleMixture as ScaleMixture, StudentT as StudentT
-from vardrop.recipes import register_method as register_method
+from vardrop.recipes import register_recipe as register_recipe
 from vardrop.recipes import *
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ def pack_cases():
         (small, std("0.weight", 0 * wide), "to be positive and finite, but got 0.0"),
         (small, std("0.weight", NAN * wide), "to be positive and finite, but got nan"),
         (small, std("0.weight", -wide), "to be positive and finite, but got -1.0"),
-        (small, {"data": (X, Y)}, "Expected `validation` and `metric` together"),
+        (small, {"validation": (X, Y)}, "Expected `validation` and `metric` together"),
         (small, {"metric": one}, "Expected `validation` and `metric` together"),
     ]
 

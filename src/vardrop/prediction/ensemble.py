@@ -29,7 +29,7 @@ class Ensemble(Predictor):
     >>> import torch, vardrop as vd
     >>> ensemble = vd.Ensemble([torch.nn.Linear(4, 3) for _ in range(5)])
     >>> ensemble(torch.randn(2, 4))
-    Prediction(2 rows, Categorical, 5 draws)
+    Prediction(2 examples, Categorical, 5 draws)
 
     Lakshminarayanan, Pritzel & Blundell 2017, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", sec. 2.4.

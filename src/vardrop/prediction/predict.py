@@ -69,7 +69,7 @@ def predict(
     >>> from vardrop.prediction import predict
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
     >>> predict(net, torch.randn(5, 4), samples=8, seed=0)
-    Prediction(5 rows, Categorical, 8 draws)
+    Prediction(5 examples, Categorical, 8 draws)
 
     Gal & Ghahramani 2016, "Dropout as a Bayesian approximation", eq. 6; Wang & Manning 2013, "Fast
     dropout training" (moments).
@@ -159,7 +159,7 @@ def freeze(
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.bayes_by_backprop()).eval()
     >>> predictor, x = vd.freeze(net, samples=8), torch.randn(5, 4)
     >>> predictor(x)
-    Prediction(5 rows, Categorical, 8 draws)
+    Prediction(5 examples, Categorical, 8 draws)
     >>> dict(zip(predictor.output_names, predictor.outputs(x)))["epistemic"].shape
     torch.Size([5])
     """

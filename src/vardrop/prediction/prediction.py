@@ -83,7 +83,7 @@ class Prediction:
     def __repr__(self) -> str:
         least, most = int(self.samples.min()), int(self.samples.max())
         count = f"{most}" if least == most else f"{least} to {most}"
-        return f"Prediction({len(self)} rows, {type(self.likelihood).__name__}, {count} draws)"
+        return f"Prediction({len(self)} examples, {type(self.likelihood).__name__}, {count} draws)"
 
     @property
     def classifies(self) -> bool:

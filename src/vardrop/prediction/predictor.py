@@ -86,7 +86,7 @@ class Predictor(nn.Module):
     >>> net = vd.convert(torch.nn.Linear(4, 3), vd.sparse_vd())
     >>> predictor = vd.Predictor(net, samples=8)
     >>> predictor(torch.randn(5, 4), seed=0)
-    Prediction(5 rows, Categorical, 8 draws)
+    Prediction(5 examples, Categorical, 8 draws)
     """
 
     net: nn.Module

@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[..., BaseRecipe]] = dict(sorted(_defined.items()))
 _RESERVED = ("none", "auto")  # command-line words with another meaning
 
 
-def register_method(name: str, make: Callable[..., BaseRecipe]) -> None:
+def register_recipe(name: str, make: Callable[..., BaseRecipe]) -> None:
     """Register a custom recipe under a name, for the command line and for reports.
 
     Args:
@@ -39,7 +39,7 @@ def register_method(name: str, make: Callable[..., BaseRecipe]) -> None:
             defaults.
 
     >>> import vardrop as vd
-    >>> vd.register_method("wide", lambda std=3.0: vd.bayes_by_backprop(prior=vd.Normal(std=std)))
+    >>> vd.register_recipe("wide", lambda std=3.0: vd.bayes_by_backprop(prior=vd.Normal(std=std)))
     >>> vd.recipes.METHODS.pop("wide")().prior.std  # pop removes it again
     3.0
     """

@@ -104,7 +104,7 @@ def fine_tune(
     >>> net = vd.convert(torch.nn.Linear(4, 2), vd.bayes_by_backprop())
     >>> elbo = vd.fine_tune(net, data, epochs=2, validation=data[0])
     >>> vd.predict(elbo, x)
-    Prediction(64 rows, Categorical, 32 draws)
+    Prediction(64 examples, Categorical, 32 draws)
     """
     check_net(net)
     check_rereadable("data", data)

@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
     quick = ("--epochs", 2, "--json")
     houses = ("fit", folder / "houses.csv", "--target", "price")
     assert call(*houses, "--out", folder / "h", *quick) == 0
-    assert call("fit", "digits", "--method", "none", "--out", folder / "plain", *quick) == 0
+    assert call("fit", "digits", "--recipe", "none", "--out", folder / "plain", *quick) == 0
     assert call("fit", "digits", "--out", folder / "a", *quick) == 0
     changed(folder / "h", folder / "future", version=9)
     (changed(folder / "h", folder / "torn") / "best.safetensors").write_bytes(b"nothing")

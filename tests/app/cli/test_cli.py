@@ -57,7 +57,7 @@ def test_runs_and_methods_are_compared(folder, tmp_path, capsys):
     assert found["event"] == "comparison"
     assert found["differences"]["a"]["nll"]["low"] < found["differences"]["a"]["nll"]["high"]
     quick = ("--epochs", 1, "--folds", 1, "--beta", 0.3, "--seeds", 2, "--net", "dense-4")
-    typed = ("compare", "iris", "--methods", "none, l0", *quick, "--out", tmp_path / "m")
+    typed = ("compare", "iris", "--recipes", "none, l0", *quick, "--out", tmp_path / "m")
     lines = printed(capsys, *typed).out.splitlines()
     named = [f"{name}, seed {seed}" for name in ("none", "l0") for seed in (0, 1)]
     assert [line.split(":")[0] for line in lines[:4]] == named
@@ -144,7 +144,7 @@ def test_every_setting_arrives(tmp_path, capsys):
 
 @pytest.mark.parametrize("typed, offered", [
     ("ev", "evaluate"), ("fit di", "digits diabetes"), ("fit --net len", "lenet300 lenet5"),
-    ("fit digits --method spar", "sparse_vd sparsemax"),
+    ("fit digits --recipe spar", "sparse_vd sparsemax"),
     ("fit digits --rate co", "constant cosine"), ("evaluate a --ood ph", "photos"),
 ])  # fmt: skip
 def test_the_shell_completes(typed, offered, monkeypatch, capsys):
@@ -161,8 +161,8 @@ def test_no_argument_is_help(capsys):
 
 def test_what_fails_before_training_leaves_no_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert call("fit", "digits", "--where", "nothing", "--out", "untouched") == 1
-    assert call("fit", "digits", "--method", "mc_dropout", "--out", "untouched") == 1
+    assert call("fit", "digits", "--include", "nothing", "--out", "untouched") == 1
+    assert call("fit", "digits", "--recipe", "mc_dropout", "--out", "untouched") == 1
     assert not (folder / "untouched").exists()
 
 
@@ -212,7 +212,7 @@ def test_an_interrupt_stops_with_one_line_and_the_run_goes_on(tmp_path, capsys):
     ("runs.fit", "fit iris --out x", "stopped before it began."),
     ("runs.fit", "fit iris --out h", "stopped. Resume with `vardrop fit --resume --out h`."),
     ("runs.resume", "fit --resume --out h", "Resume with `vardrop fit --resume --out h`."),
-    ("runs.compare_methods", "compare iris --methods l0 --out 'a b'",
+    ("runs.compare_methods", "compare iris --recipes l0 --out 'a b'",
      "stopped. Run the same command with --out 'a b' to resume."),
 ])  # fmt: skip
 def test_a_stop_says_how_to_go_on(folder, monkeypatch, capsys, verb, typed, told):

@@ -20,12 +20,12 @@ def wide(std=3.0):
     return vd.bayes_by_backprop(prior=vd.Normal(std=std))
 
 vd.register_dataset("ramp", lambda: ([[float(i)] for i in range(40)], [0, 1] * 20))
-vd.register_method("wide", wide)
+vd.register_recipe("wide", wide)
 """
 RUN = """
 data = "iris"
 net = "dense-8"
-method = "binary_dropout"
+recipe = "binary_dropout"
 epochs = 2
 batch-size = 16
 warmup = [0, 1.5]
@@ -75,7 +75,7 @@ def test_a_file_gives_options_and_those_that_are_typed_win(here, capsys):
 def test_a_file_names_lists_and_modules_too(here):
     (here / "mine.py").write_text(MINE)
     (here / "run.toml").write_text(
-        'import = "mine"\ndata = "ramp"\nmethod = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
+        'import = "mine"\ndata = "ramp"\nrecipe = "wide"\nepochs = 1\nfolds = 1\nout = "r"\n'
         "drop = []\nforce = true\n"
     )
     assert call("fit", "--config", "run.toml", "--quiet") == 0
@@ -86,7 +86,7 @@ def test_a_file_names_lists_and_modules_too(here):
 def test_a_module_of_ones_own_is_imported_before_the_command(here, capsys, first):
     (here / "mine.py").write_text(MINE)
     own = ("--import=mine",) if first else ("--import", "mine")
-    command = ("fit", "ramp", "--method", "wide", "--option", "std=2.0")
+    command = ("fit", "ramp", "--recipe", "wide", "--option", "std=2.0")
     quick = ("--epochs", 1, "--folds", 1, "--out", "r")
     typed = (*own, *command, *quick) if first else (*command, *quick, *own)
     assert call(*typed) == 0
@@ -123,7 +123,7 @@ def test_quiet_prints_errors_alone_and_json_the_result_alone(here, capsys):
 ])  # fmt: skip
 def test_a_method_of_ones_own_is_checked(name, make, told):
     before = dict(METHODS)
-    assert_refused(told, vd.register_method, name, make)
+    assert_refused(told, vd.register_recipe, name, make)
     assert before == METHODS
 
 

@@ -98,7 +98,7 @@ def write(path, *, config, history=(), results=None, arrays=None):
 
 
 def classification(path, name="mnist", seed=0):
-    command = f"vardrop fit {name} --net lenet5 --method sparse_vd --epochs 30 --out {path.name}"
+    command = f"vardrop fit {name} --net lenet5 --recipe sparse_vd --epochs 30 --out {path.name}"
     found = config(name, command, seed)
     parts = {"history": list(history(30)), "results": results(), "arrays": arrays(seed)}
     return write(path, config=found, **parts)
@@ -112,7 +112,7 @@ def regression(path, wide=2):
     lower, upper = mean - wide * spread, mean + wide * spread
     band = {"x": x, "y": y, "mean": mean, "lower": lower, "upper": upper}
     scores = {"task": "regression", "metrics": {"rmse": 0.31, "coverage": 0.95}}
-    command = "vardrop fit houses.csv --target price --method bayes_by_backprop"
+    command = "vardrop fit houses.csv --target price --recipe bayes_by_backprop"
     parts = {"history": list(history(5)), "results": scores, "arrays": band}
     found = {**config("houses.csv", command), "classes": []}
     found["data"] = {**found["data"], "target": "price"}

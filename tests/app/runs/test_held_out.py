@@ -174,7 +174,7 @@ def test_the_advice_names_who_is_as_good():
     assert advice(plain=0.99) == ""  # a third of a standard error
     found = advice(plain=0.8, mean=2.0)
     assert found.startswith("On held-out rows the plain model is better: NLL 0.800, and 1.000 with")
-    assert "--method none" in found
+    assert "--recipe none" in found
     assert "(NLL 1.000) is hardly better than the mean of the target (1.010)" in advice(mean=1.01)
     assert "hardly better than the frequencies of the classes" in advice(majority=0.5)
     assert "hardly better" in advice(mean=math.nan)  # what does not compare is told

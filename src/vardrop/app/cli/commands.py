@@ -41,8 +41,8 @@ _DROP = f"""Largest loss on validation data: of accuracy ({MAX_DROPS["accuracy"]
 a fraction of the RMSE ({MAX_DROPS["rmse"]} by default)."""
 _OOD = f"An out-of-distribution image set: {', '.join(OUT_OF_DISTRIBUTION)}. May be repeated."
 _SERVING = "Functions drawn in advance, one pass of mean and variance, or draws by the runtime."
-_COMPARED = "The directories of two or more runs, or the data if --methods is used."
-_COMPARISON = "A directory for the table and picture, and with --methods for the runs."
+_COMPARED = "The directories of two or more runs, or the data if --recipes is used."
+_COMPARISON = "A directory for the table and picture, and with --recipes for the runs."
 _DATA_NAMES = o.complete(DATASETS)
 
 app = typer.Typer(name="vardrop", rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -100,15 +100,15 @@ def fit(
         MaybeText, Argument(help=f"{', '.join(DATASETS)}, or a table.", autocompletion=_DATA_NAMES)
     ] = None,
     net: o.NET = None,
-    method: Annotated[
+    recipe: Annotated[
         MaybeText, Option(help=_METHODS, autocompletion=o.complete([*METHODS, "none"]))
     ] = None,
-    option: Annotated[MaybeTexts, Option(help="Of the method: drop_rate=0.2; repeatable.")] = None,
+    option: Annotated[MaybeTexts, Option(help="Of the recipe: drop_rate=0.2; repeatable.")] = None,
     out: Annotated[MaybePath, Option(help="A directory; runs/<data>-<number> by default.")] = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
     data_dir: o.DATA_DIR = None,
-    where: o.WHERE = None,
+    include: o.INCLUDE = None,
     exclude: o.EXCLUDE = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     force: Annotated[bool, Option("--force", help="Overwrite the run in --out.")] = False,
@@ -126,18 +126,18 @@ def fit(
         raise typer.BadParameter("Expected DATA, but got none. Try `vardrop fit digits`.")
     else:
         path = out or free_directory(data)
-    method_options = o.assignments(option)
-    if method is None and method_options:
-        raise typer.BadParameter("--option requires --method.")
+    recipe_options = o.assignments(option)
+    if recipe is None and recipe_options:
+        raise typer.BadParameter("--option requires --recipe.")
     with o.usage():
-        recipe = "auto" if method is None else method_named(method, method_options)
+        chosen_recipe = "auto" if recipe is None else method_named(recipe, recipe_options)
     typed = f"vardrop fit --resume --out {shlex.quote(str(path))}"
     with _on_interrupt(f"Resume with `{typed}`.", path):
         options["callback"] = make_callback(context, json, path if tensorboard else None)
         if not resume:
             parts = {"validation": validation, "test": test, "directory": data_dir}
-            options |= {"where": where, "exclude": exclude, "force": force, **parts}
-            run = runs.fit(data, net or "auto", recipe, out=path, **options)
+            options |= {"include": include, "exclude": exclude, "force": force, **parts}
+            run = runs.fit(data, net or "auto", chosen_recipe, out=path, **options)
         else:
             run = runs.resume(path, **options)
     printing.run(run, json)
@@ -287,7 +287,7 @@ def export(
 
 @command(
     "vardrop compare runs/a runs/b runs/c",
-    "vardrop compare iris --methods none,l0,sparse_vd --seeds 5 --out runs/iris-methods",
+    "vardrop compare iris --recipes none,l0,sparse_vd --seeds 5 --out runs/iris-methods",
 )
 @o.with_settings("seed", "compare")
 def compare(
@@ -295,15 +295,15 @@ def compare(
     compared: Annotated[
         MaybeTexts, Argument(help=_COMPARED, metavar="RUNS...|DATA", autocompletion=_DATA_NAMES)
     ] = None,
-    methods: Annotated[MaybeText, Option(help="Fit these on DATA, such as none,l0.")] = None,
-    seeds: Annotated[int, Option(help="With --methods: how many seeds.", min=1)] = 5,
+    recipes: Annotated[MaybeText, Option(help="Fit these on DATA, such as none,l0.")] = None,
+    seeds: Annotated[int, Option(help="With --recipes: how many seeds.", min=1)] = 5,
     scores: Annotated[MaybeText, Option(help="Such as auroc,nll; main ones by default.")] = None,
     out: Annotated[MaybePath, Option(help=_COMPARISON)] = None,
     net: o.NET = None,
     validation: o.VALIDATION = None,
     test: o.TEST = None,
     data_dir: o.DATA_DIR = None,
-    where: o.WHERE = None,
+    include: o.INCLUDE = None,
     exclude: o.EXCLUDE = None,
     json: o.JSON = False,
     config: o.CONFIG = None,
@@ -311,12 +311,12 @@ def compare(
 ) -> None:
     """Compare runs on the same data, or methods fitted with several seeds."""
     parts = {"net": net, "validation": validation, "test": test, "directory": data_dir}
-    options = {**parts, "where": where, "exclude": exclude, **settings}
+    options = {**parts, "include": include, "exclude": exclude, **settings}
     options = {name: chosen for name, chosen in options.items() if chosen is not None}
-    names, wanted = o.split_names(methods), o.split_names(scores)
+    names, wanted = o.split_names(recipes), o.split_names(scores)
     if names is None and (options or len(compared or ()) < 2):
-        first = f" --{next(iter(options)).replace('_', '-')} requires --methods." if options else ""
-        raise typer.BadParameter(f"Expected two or more runs, or data and --methods.{first}")
+        first = f" --{next(iter(options)).replace('_', '-')} requires --recipes." if options else ""
+        raise typer.BadParameter(f"Expected two or more runs, or data and --recipes.{first}")
     if names is None:
         comparison = vardrop.compare_runs(compared or ())
         with o.usage():
@@ -324,7 +324,7 @@ def compare(
     else:
         if compared is None or len(compared) != 1:
             sets = ", ".join(compared or ["none"])
-            raise typer.BadParameter(f"Expected one data set with --methods, but got {sets}.")
+            raise typer.BadParameter(f"Expected one data set with --recipes, but got {sets}.")
         with o.usage():
             check_scores(wanted or ())
             for name in set(names) - {"auto"}:

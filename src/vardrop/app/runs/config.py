@@ -32,7 +32,7 @@ TRIALS = "trials"  # the directory of trainings that only serve to choose
 ABOUT_BEST = ("results.json", "arrays.safetensors", "small.safetensors", "small.vdp")
 _OTHERS = "config.json", "preprocessing.json", "choice.safetensors", "report.html"
 FILES = (*_OTHERS, *ABOUT_BEST, store.BEST, store.CHECKPOINT, store.HISTORY, store.PROGRESS)
-_PLAIN = "net", "own_net", "where", "exclude"
+_PLAIN = "net", "own_net", "include", "exclude"
 _ABOUT = "name", "kind", "task", "shape", "classes", "sizes", "checksum", "rows"
 
 
@@ -75,7 +75,7 @@ class Config:
     net: str
     own_net: bool
     method: BaseRecipe | None
-    where: str | None
+    include: str | None
     exclude: str | None
     settings: Settings
     command: str = ""

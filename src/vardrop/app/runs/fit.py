@@ -50,7 +50,7 @@ def fit(
     validation: Source | None = None,
     test: Source | bool | None = None,
     directory: str | Path | None = None,
-    where: str | None = None,
+    include: str | None = None,
     exclude: str | None = None,
     force: bool = False,
     callback: RunCallback | None = None,
@@ -72,7 +72,7 @@ def fit(
         validation, test: custom data for these parts, of the same kind as `data`. With test=False
             the model is trained on all rows, and scored on rows that were held out in turn.
         directory: directory of the image sets.
-        where, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
+        include, exclude: globs on the names of the layers to make noisy, or not; see `convert`.
         force: overwrite a run in `out`.
         callback: is called after steps and epochs. By default `progress` decides.
         progress: show a progress bar. None shows it on a terminal. After Ctrl-C, `resume` continues
@@ -113,11 +113,11 @@ def fit(
         custom = None if isinstance(net, str) else net
         name = net if isinstance(net, str) else type(net).__name__
         settings = _fill(chosen, source, about)
-        config = Config(source, about, name, custom is not None, recipe, where, exclude, settings)
+        config = Config(source, about, name, custom is not None, recipe, include, exclude, settings)
         model = fresh_net(config, custom)
         if recipe is not None:  # a model that cannot be converted fails before anything is written
             with preserve_rng(device):
-                convert(copy.deepcopy(model), recipe, where, exclude)
+                convert(copy.deepcopy(model), recipe, include, exclude)
         with new_directory(path, force) if world.first else nullcontext():
             if world.first:
                 config.write(path)

@@ -163,10 +163,10 @@ class Choice:
 _BASELINES = {"mean": "the mean of the target", "majority": "the frequencies of the classes"}
 _HARDLY = (
     "On held-out rows this model (NLL {0:.3f}) is hardly better than {2} ({1:.3f}). The columns "
-    "may have little information on the target. Check them, or try --method none."
+    "may have little information on the target. Check them, or try --recipe none."
 )
 _BETTER = (
-    "On held-out rows the plain model is better: NLL {1:.3f}, and {0:.3f} with noise. Try --method "
+    "On held-out rows the plain model is better: NLL {1:.3f}, and {0:.3f} with noise. Try --recipe "
     "none, another method, or more --epochs."
 )
 

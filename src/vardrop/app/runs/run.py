@@ -228,7 +228,7 @@ class Run(Model):
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = fit("diabetes", "mlp", vd.bayes_by_backprop(), out=folder, epochs=2)
     >>> run.predict(run.data.test.x[:3])
-    Prediction(3 rows, Gaussian, 32 draws)
+    Prediction(3 examples, Gaussian, 32 draws)
     """
 
     directory: Path
@@ -404,7 +404,7 @@ def build_elbo(
     model = fresh_net(config, net)
     with preserve_rng():  # the initial weights are replaced by the trained ones
         if config.method is not None:
-            convert(model, config.method, config.where, config.exclude)
+            convert(model, config.method, config.include, config.exclude)
         rows = config.about.sizes["train"]
         elbo = ELBO(model, likelihood_for(config), rows, float(has_noise(model)))
     load_module(elbo, tensors, source)

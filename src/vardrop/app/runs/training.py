@@ -122,7 +122,7 @@ def train_stacked(
 def _convert(config: Config, net: nn.Module, device: torch.device) -> None:
     if config.method is not None:
         seed_generators(device, config.settings.seed)  # some methods draw weights
-        convert(net, config.method, config.where, config.exclude)
+        convert(net, config.method, config.include, config.exclude)
 
 
 def _make_objective(training: Training, net: nn.Module, count: int, device: torch.device) -> ELBO:

@@ -82,7 +82,7 @@ class FitJob:
         net = copy.deepcopy(self.net)
         with preserve_rng(self.world.device):
             if self.config.method is not None:
-                convert(net, self.config.method, self.config.where, self.config.exclude)
+                convert(net, self.config.method, self.config.include, self.config.exclude)
             counts = has_noise(net) and float(kl(net).detach()) != 0
         return held_out.weights_to_try(len(self.rows.y)) if counts else (1.0,)
 
