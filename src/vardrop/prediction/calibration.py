@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.predict import predict
 from vardrop.prediction.prediction import Prediction
-from vardrop.prediction.predictor import Mode, Predictor
+from vardrop.prediction.predictor import BatchOrLoader, Mode, Predictor
 
 _COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 80
 _PENALTY, _WIDEST, _SECTIONS = 10.0, 7.0, 40  # of the log of a scale; sections end within 6e-8
@@ -83,7 +82,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
 def calibrate(
     net: nn.Module | Objective,
-    x: Any,
+    x: BatchOrLoader,
     y: Tensor,
     likelihood: Likelihood | None = None,
     samples: int = 32,

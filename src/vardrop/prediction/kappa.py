@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from vardrop._core.calls import call_arguments, clone_batch, output_tensor, plain_batch
+from vardrop._core.calls import Batch, call_arguments, clone_batch, output_tensor, plain_batch
 from vardrop._core.checks import check_integer, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, kappa as kappa_of
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
 
-Loader = Iterable[tuple[Any, Tensor]]
+Loader = Iterable[tuple[Batch, Tensor]]
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def _drawing(generator: torch.Generator | None) -> AbstractContextManager[None]:
 def _curvature(
     net: nn.Module,
     keys: list[str],
-    x: Tensor,
+    x: Batch,
     y: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
     probes: int | None,
@@ -134,7 +134,7 @@ def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
     return dict(weights.values())
 
 
-def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
+def batches(loader: Loader) -> Iterator[tuple[Batch, Tensor]]:
     """Yield the pairs (x, y) of a loader; raises an error for other batches."""
     check_type("loader", loader, Iterable, "an iterable of batches (x, y)")
     for batch in loader:
@@ -147,7 +147,7 @@ def batches(loader: Loader) -> Iterator[tuple[Any, Tensor]]:
         yield batch[0], batch[1]
 
 
-def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Batch) -> Any:
     """Call a model with other tensors in place of its parameters; returns its `logits`, if any."""
     args, kwargs = call_arguments(net, clone_batch(plain_batch(x)))
     output = functional_call(net, tensors, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
+    Batch,
+    Pick,
     call_net,
     check_named,
     map_tensors,
@@ -43,10 +45,10 @@ from vardrop.prediction.eval_copy import (
     is_stochastic,
 )
 from vardrop.prediction.functions import draws, resolve_seed
-from vardrop.prediction.graph import Graph, NoiseInput
+from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Moments
 from vardrop.prediction.prediction import Interval, Prediction, Summary, concatenate
-from vardrop.prediction.row_plan import NotRowwiseError, Pick
+from vardrop.prediction.row_plan import NotRowwiseError
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,
@@ -56,6 +58,7 @@ from vardrop.prediction.strategies import (
 )
 
 Mode = Literal["sample", "mean", "moments"]
+BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 Draw = Literal["estimator", "local", "functions"]
 _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
@@ -109,7 +112,7 @@ class Predictor(nn.Module):
         memory: int = 2**28,
         tolerance: float | None = None,
         keep: int | None = None,
-        output: Callable[[Any], Tensor] | None = None,
+        output: Pick | None = None,
     ) -> None:
         super().__init__()
         check_choice("mode", mode, ("sample", "mean", "moments"))
@@ -178,12 +181,14 @@ class Predictor(nn.Module):
     def extra_repr(self) -> str:
         return f"mode={self.mode!r}, samples={self.samples}, draw={self.draw!r}"
 
-    def forward(self, x: Any, seed: int | None = None, progress: bool | None = False) -> Prediction:
+    def forward(
+        self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
+    ) -> Prediction:
         """The predictive distribution of a batch, or of all batches of a loader."""
         return concatenate(list(self.batches(x, seed, progress)))
 
     def batches(
-        self, x: Any, seed: int | None = None, progress: bool | None = False
+        self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
     ) -> Iterator[Prediction]:
         """The predictive distributions of the batches of a loader, one after the other."""
         noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
@@ -198,7 +203,7 @@ class Predictor(nn.Module):
 
     @restore_state_on_error
     def _predict_batch(
-        self, x: Any, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
+        self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
     ) -> Prediction:
         with noise, torch.no_grad():
             self._check_dropout(x)
@@ -209,7 +214,7 @@ class Predictor(nn.Module):
                 line.advance(len(predictions[-1]))
         return concatenate(predictions)
 
-    def _predict_part(self, strategy: DrawStrategy, x: Any) -> Prediction:
+    def _predict_part(self, strategy: DrawStrategy, x: Batch) -> Prediction:
         """Draw outputs until there are enough, and reduce them."""
         count = num_examples(x)
         if isinstance(strategy, MomentDraws):
@@ -244,13 +249,13 @@ class Predictor(nn.Module):
             p = replace(p, mean=mean, output_variance=variance, analytic=True)
         return p
 
-    def _check_dropout(self, x: Any) -> None:
+    def _check_dropout(self, x: Batch) -> None:
         """Raise an error at the first batch if the model has dropout that draws would lack."""
         if self._unchecked:
             check_functional_dropout(self.net, x)
             self._unchecked = False
 
-    def strategy_for(self, x: Any, seed: int | None = None) -> DrawStrategy:
+    def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
         """How inputs like x are drawn, with a seed of the user or without."""
         with self._lock:
             if self._strategy is None:
@@ -317,7 +322,7 @@ class Predictor(nn.Module):
         reason = "its tensors are sharded over processes"
         return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
 
-    def plan(self, x: Any) -> str:
+    def plan(self, x: BatchOrLoader) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is."""
         (batch,) = input_batches(device_of(self.net), x)
         return self.strategy_for(batch).describe(batch)
@@ -329,7 +334,7 @@ class Predictor(nn.Module):
         has_sets = self.conformal is not None and names is _CLASS_OUTPUTS
         return (*names, _SET) if has_sets else names
 
-    def outputs(self, x: Any, seed: int | None = None) -> tuple[Tensor, ...]:
+    def outputs(self, x: BatchOrLoader, seed: int | None = None) -> tuple[Tensor, ...]:
         """The prediction as a tuple of tensors with the names `output_names`.
 
         The names are `probs` or `mean`, `aleatoric` and `epistemic` (nats for classes, variances
@@ -354,7 +359,7 @@ class Predictor(nn.Module):
         return p.interval(self.level)
 
     def graph(
-        self, x: Any, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
+        self, x: GraphInput, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
     ) -> Graph:
         """The predictor as a module from tensors to tensors, for an exporter.
 
@@ -418,7 +423,7 @@ def device_of(net: nn.Module) -> torch.device | None:
     return None if tensor is None else tensor.device
 
 
-def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
+def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
@@ -435,7 +440,7 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
 
-def _check_values(x: Any) -> None:
+def _check_values(x: Batch) -> None:
     if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if num_examples(x) == 0:

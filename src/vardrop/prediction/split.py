@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from vardrop._core.calls import call_arguments, map_tensors, tensors_in
+from vardrop._core.calls import Batch, call_arguments, map_tensors, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
 from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
@@ -47,7 +47,7 @@ def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx.Graph:
+def trace_model(net: nn.Module, x: Batch, leaves: Container[nn.Module] = ()) -> fx.Graph:
     """Record the operations of a forward pass on the examples x.
 
     Noisy modules, `leaves`, modules with hooks and modules of torch are single operations. Sizes
@@ -189,7 +189,7 @@ class _LeafStub(nn.Module):
         return self.recorder.create_proxy("call_module", self.name, args, kwargs)
 
 
-def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
+def _bind_inputs(net: nn.Module, x: Batch) -> dict[str, Any]:
     """The arguments of a batch by the names that the forward of the model gives them."""
     if isinstance(net, torch.jit.ScriptModule):
         raise NotTraceableError("it is a TorchScript module")
@@ -292,7 +292,7 @@ class _SplitBuilder:
         _overwrite_relu_inputs(self.suffix, self.modules)
         prefix, suffix = self._compile(self.prefix), self._compile(self.suffix)
 
-        def run_prefix(x: Any) -> Any:
+        def run_prefix(x: Batch) -> Any:
             inputs = _bind_inputs(self.net, x)
             return prefix(*(value for value in inputs.values() if isinstance(value, Tensor)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ _SEEDS = 2**62
 _END = object()
 
 
-class Batch(NamedTuple):
+class TrainBatch(NamedTuple):
     """The examples of one step in one process. `share` is their weight in the mean of processes."""
 
     x: Any
@@ -48,15 +49,15 @@ class BatchSource:
         """The complete batches of an epoch from a position on, in the order of the generator."""
         raise NotImplementedError
 
-    def batches(self, generator: torch.Generator, position: int = 0) -> Iterator[Batch]:
+    def batches(self, generator: torch.Generator, position: int = 0) -> Iterator[TrainBatch]:
         """The batches of this process in an epoch from a position on."""
         for batch in self.read(generator, position):
             parts, share = check_batch(batch, f"batches of {type(self.source).__name__}"), 1.0
             if self.world.size > 1:
                 indices, share = self.world.slice(torch.arange(num_examples(parts)))
-                parts = map_tensors(lambda tensor, indices=indices: tensor[indices], parts)
+                parts = map_tensors(itemgetter(indices), parts)
             x, y, *weight = map_tensors(lambda tensor: tensor.to(self.device), parts)
-            yield Batch(x, y, weight[0] if weight else None, share)
+            yield TrainBatch(x, y, weight[0] if weight else None, share)
 
 
 class TensorBatches(BatchSource):
@@ -158,7 +159,7 @@ def check_rereadable(name: str, data: Any) -> None:
 
 def check_batch(batch: Any, name: str) -> tuple[Any, ...]:
     """The parts of a batch (x, y) or (x, y, weight)."""
-    x, *others = batch if isinstance(batch, tuple | list) and batch else [None]
+    x, *others = batch if isinstance(batch, tuple | list) and batch else [()]
     x, are_tensors = plain_batch(x), all(isinstance(p, Tensor) and p.dim() for p in others)
     if not tensors_in(x) or len(others) not in (1, 2) or not are_tensors:
         raise VardropError(

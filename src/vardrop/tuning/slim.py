@@ -26,7 +26,7 @@ from vardrop.compression.costs import layer_costs
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.unit_gates import Quantity, UnitGates
 from vardrop.tuning import slim_report
-from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.batchnorm import reestimate_batchnorm
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
 from vardrop.tuning.slim_report import WAYS, Cost, Loss, Slimmed
@@ -264,11 +264,11 @@ class _Slimming:
             groups.append({"params": list(price.gates.parameters())})
             callbacks.append(price)
 
-        def loss(batch: Batch, at: Position) -> Tensor:
+        def loss(batch: TrainBatch, at: Position) -> Tensor:
             task_loss = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
             return task_loss if price is None else task_loss + price.penalty()
 
-        def continue_epoch(at: Position) -> Iterable[Batch]:
+        def continue_epoch(at: Position) -> Iterable[TrainBatch]:
             if at.step == 0:
                 self._epoch = self.source.batches(self.generator)
             return self._epoch

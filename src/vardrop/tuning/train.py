@@ -15,7 +15,7 @@ from vardrop._core.processes import ALONE, World
 from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
 from vardrop.objective.schedules import Schedule
-from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.callbacks import NoiseCheck, ParameterAverage
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
 
@@ -139,12 +139,12 @@ class Loop(Callback):
         factors = factor if isinstance(factor, Sequence) else [factor] * len(self._rates)
         return [lr * factor for lr, factor in zip(self._rates, factors, strict=True)]
 
-    def batches(self, at: Position) -> Iterable[Batch]:
+    def batches(self, at: Position) -> Iterable[TrainBatch]:
         """The remaining batches of the current epoch."""
         self._generator.set_state(self._shuffle)
         return self.source.batches(self._generator, at.step)
 
-    def loss(self, batch: Batch, at: Position) -> Tensor:
+    def loss(self, batch: TrainBatch, at: Position) -> Tensor:
         """The loss of the part of a batch for this process."""
         x, y, weight, share = batch
         mixed, device = self.precision == "bfloat16", self.elbo.beta.device
