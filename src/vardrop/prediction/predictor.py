@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from vardrop.prediction.eval_copy import (
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Moments
-from vardrop.prediction.prediction import Interval, Prediction, Summary, concatenate
+from vardrop.prediction.prediction import Prediction, Summary, concatenate
 from vardrop.prediction.row_plan import NotRowwiseError
 from vardrop.prediction.strategies import (
     DrawStrategy,
@@ -166,15 +166,15 @@ class Predictor(nn.Module):
         """Do nothing: a predictor stays in evaluation mode."""
         return self
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Predictor:
         self.refresh()
-        return super()._apply(*args, **kwargs)
+        return super()._apply(fn, recurse)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         caches = ("_lock", "_strategy", "_fallback", "_snapshot")
         return {name: state for name, state in self.__dict__.items() if name not in caches}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self.refresh()
 
@@ -261,28 +261,23 @@ class Predictor(nn.Module):
             if self._strategy is None:
                 self._strategy = self._make_strategy()
             strategy = self._strategy
-            if isinstance(strategy, FunctionDraws) and seed is None and self._keeps_functions():
-                if self._fallback is None:
-                    functions = list(draws(self._model, self.samples))
-                    self._fallback = MemberDraws(functions, self.pick)
-                return self._fallback
+            if isinstance(strategy, FunctionDraws) and seed is None and self.is_kept:
+                weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
+                if self.samples * weights <= self.memory:
+                    self._fallback = self._fallback or MemberDraws(
+                        list(draws(self._model, self.samples)), self.pick
+                    )
+                    return self._fallback
         if isinstance(strategy, RowDraws):
             try:
                 strategy.plan(x)
             except NotRowwiseError as error:
                 with self._lock:
-                    if self._fallback is None:
-                        local = self.draw == "local"
-                        self._fallback = LoopDraws.of_copy(
-                            self._model, self.pick, str(error), local=local
-                        )
+                    self._fallback = self._fallback or LoopDraws.of_copy(
+                        self._model, self.pick, str(error), local=self.draw == "local"
+                    )
                     return self._fallback
         return strategy
-
-    def _keeps_functions(self) -> bool:
-        """Whether drawn functions are kept between calls."""
-        weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
-        return self.is_kept and self.samples * weights <= self.memory
 
     @property
     def _model(self) -> nn.Module:
@@ -313,12 +308,15 @@ class Predictor(nn.Module):
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
         net, source, noise = self.net, self.source, self.mode == "sample"
-        run = (
-            forward_method(source, "outputs")
-            if hasattr(source, "outputs")
-            else partial(call_net, net)
-        )
-        switch = contextmanager(partial(_switch_modules, net, noise))
+        run: Pick = partial(call_net, net)
+        if hasattr(source, "outputs"):
+            run = forward_method(source, "outputs")
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            with evaluating(net), sampling(net, noise):
+                yield
+
         reason = "its tensors are sharded over processes"
         return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
 
@@ -347,16 +345,14 @@ class Predictor(nn.Module):
         """Tensors of a prediction, by name."""
         tensors: dict[str, Tensor] = {}
         if {"lower", "upper"} & set(names):
-            tensors["lower"], tensors["upper"] = self._interval(p)
+            if self.conformal is not None and not p.classifies:
+                tensors["lower"], tensors["upper"] = self.conformal.interval(p)
+            else:
+                tensors["lower"], tensors["upper"] = p.interval(self.level)
         if _SET in names:
             assert self.conformal is not None
             tensors[_SET] = self.conformal.classes(p)
         return tuple(tensors[n] if n in tensors else getattr(p, n) for n in names)
-
-    def _interval(self, p: Prediction) -> Interval:
-        if self.conformal is not None and not p.classifies:
-            return self.conformal.interval(p)
-        return p.interval(self.level)
 
     def graph(
         self, x: GraphInput, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
@@ -410,11 +406,6 @@ def draws_functions(net: nn.Module) -> bool:
     gated = any(m.gate is not None for m in weights)
     draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
     return len(weights) == len(stochastic) > 0 and draws_weights and not gated
-
-
-def _switch_modules(net: nn.Module, noise: bool) -> Iterator[None]:
-    with evaluating(net), sampling(net, noise):
-        yield
 
 
 def device_of(net: nn.Module) -> torch.device | None:
