@@ -59,11 +59,11 @@ class CountedPass(TorchDispatchMode):
         self.calls[name] += 1
         self._running.append(name)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, *_: object) -> None:
         self._running.pop()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None and self._running:

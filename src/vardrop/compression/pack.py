@@ -39,6 +39,7 @@ from vardrop.compression.save import (
 from vardrop.compression.shrink import Shrunk
 
 _MARK = PACKED + b"\x01"
+_Code = tuple[float | None, list[int], list[int]]  # step, levels and counts of a tensor
 _CHECK = 16  # bytes of the checksum
 _EXACT = 2**53  # integers up to here are exact in a double
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
@@ -241,7 +242,7 @@ def _raw(tensor: Tensor) -> Tensor:
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
     """The file, and the bits per nonzero weight of every rounded tensor."""
     coder = _Coder()
-    codes: list[Any] = []
+    codes: list[_Code | None] = []
     exact, per_weight = [], {}
     for name, original in _sort_tensors(net).items():
         tensor, step = original.detach().cpu(), steps.get(name)
@@ -251,7 +252,7 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
         levels, counts = integers.flatten().unique(return_counts=True)
-        codes.append([step, _differences(levels).tolist(), counts.tolist()])
+        codes.append((step, _differences(levels).tolist(), counts.tolist()))
         coder.write(torch.searchsorted(levels, integers.flatten()), counts.tolist())
         if step is not None:
             count = counts.double()
@@ -315,7 +316,9 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
     return text
 
 
-def _decode(net: nn.Module, codes: list[Any], offset: int, content: bytes) -> dict[str, Tensor]:
+def _decode(
+    net: nn.Module, codes: list[_Code | None], offset: int, content: bytes
+) -> dict[str, Tensor]:
     coder, tensors, empty = _Coder(content[:offset]), {}, _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
@@ -363,7 +366,7 @@ def _differences(tensor: Tensor) -> Tensor:
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-def _check_histogram(name: str, differences: list[Any], counts: list[Any], size: int) -> None:
+def _check_histogram(name: str, differences: list[int], counts: list[int], size: int) -> None:
     """Raise an error unless a table is a histogram of so many integers."""
     integers = all(type(n) is int for n in (*differences, *counts))
     if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:

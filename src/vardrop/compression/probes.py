@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from vardrop._core.calls import call_net, clone_batch, output_tensor, plain_batch, tensors_in
+from vardrop._core.calls import Batch, call_net, clone_batch, output_tensor, plain_batch, tensors_in
 from vardrop._core.checks import check_net, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import tree_map_only
@@ -24,9 +24,9 @@ from vardrop.heads import Head
 from vardrop.noisy import Noisy, evaluating, named_modules_of
 
 Inputs = tuple[Any, ...]
-Metric = Callable[[Tensor, Tensor], Any]
+Metric = Callable[[Tensor, Tensor], SupportsFloat]
 # Two tensors (inputs, targets), or an iterable of such batches that can be read several times.
-Data = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
+Data = tuple[Tensor, Tensor] | Iterable[tuple[Batch, Tensor]]
 
 # Errors that a model's code raises for inputs or layer sizes that it was not written for.
 CODE_ERRORS = (
@@ -44,7 +44,7 @@ _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
 
-def to_arguments(example_input: Any) -> Inputs:
+def to_arguments(example_input: Batch) -> Inputs:
     """The arguments of a model: a tuple unchanged, and any other input as the only argument."""
     return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
 
@@ -106,7 +106,7 @@ class PlainAttention(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
@@ -119,7 +119,7 @@ def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
         return tensors_in(call_net(net, clone_batch(inputs)))
 
 
-def batches(data: Data, name: str = "data") -> list[tuple[Any, Tensor]]:
+def batches(data: Data, name: str = "data") -> list[tuple[Batch, Tensor]]:
     """Validation data as a list of batches."""
     check_type(name, data, Iterable, "two tensors or batches of (inputs, targets)")
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
@@ -163,7 +163,9 @@ def score(net: nn.Module, data: Data, metric: Metric) -> float:
     return number
 
 
-def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
+def time_interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int = 10
+) -> dict[str, float]:
     """The best time of each of several calls, in seconds.
 
     The calls alternate, so that other load on the machine affects all of them. In every round a

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch
+from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
@@ -174,7 +174,7 @@ class Shrunk(NamedTuple):
 
 def shrink(
     net: nn.Module,
-    example_input: Any,
+    example_input: Batch,
     threshold: Thresholds = None,
     drop_inputs: bool = False,
     *,
@@ -299,7 +299,7 @@ def _layer_reports(
     net: nn.Module,
     before: Mapping[str, LayerCost],
     after: Mapping[str, LayerCost],
-    selects: Mapping[str, Any],
+    selects: Container[str],
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from vardrop.compression.probes import Data, Metric, batches, first_rows, score,
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
@@ -54,7 +57,7 @@ class Threshold:
             )
         return "\n".join(lines)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the score against the fraction of remaining weights.
 
         Args:

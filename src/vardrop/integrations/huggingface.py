@@ -108,9 +108,9 @@ def _has_cache(net: nn.Module) -> bool:
     return not is_script and "past_key_values" in signature(net.forward).parameters
 
 
-def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | None]:
+def _span(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, int | None]:
     """The position after the cache of keys and values, and the end if few logits are requested."""
-    past: Any = kwargs.get("past_key_values")
+    past = kwargs.get("past_key_values")
     start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
     tokens = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
     length = next((t.shape[1] for t in tokens if isinstance(t, Tensor)), 0)
@@ -191,7 +191,7 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) ->
     write_noise(model, path)
 
 
-def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def means(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The part of a state dict for the `save_pretrained` of a model: without the noise.
 
     PEFT reads every tensor of a module that it saves, so an adapter keeps its noise. A plain
@@ -201,13 +201,13 @@ def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name not in noise}
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: nn.Module) -> bool:
     """Whether a model is a PEFT model."""
     peft = sys.modules.get("peft")  # without an import there are no such models
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: Any, path: str | os.PathLike[str], **extra: Any) -> None:
+def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: object) -> None:
     """Write the noise of a model next to its means, with the checksums of their files.
 
     The checksums reveal an interrupted save. `extra` are further values to store.
@@ -247,7 +247,7 @@ def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> 
 
 
 def read_noise(
-    path: str | os.PathLike[str], **options: Any
+    path: str | os.PathLike[str], **options: object
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The noise tensors of a checkpoint by name, and the recipes of its modules."""
     tensors, description = read_tensors(_file_in(path, NOISE, options))
@@ -265,7 +265,7 @@ def read_noise(
     return tensors, description
 
 
-def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
+def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, object]) -> Path:
     """The path of a file of a checkpoint, downloaded from the Hub if necessary."""
     hub_options = {option: options[option] for option in _HUB if option in options}
     try:
@@ -294,7 +294,7 @@ _HEADS = {
 }
 
 
-def fit_config(model: Any) -> Any:
+def fit_config(model: PreTrainedModel) -> PreTrainedModel:
     """Set the sizes in the config of a shrunken model, so that `from_pretrained` can load it.
 
     A config has one number of feed-forward units for all layers. If it has the width of a head
@@ -333,7 +333,7 @@ def fit_config(model: Any) -> Any:
     return model
 
 
-def _sizes(model: Any, kind: str) -> dict[str, int]:
+def _sizes(model: PreTrainedModel, kind: str) -> dict[str, int]:
     """The sizes for the config, from the first layer with each size."""
 
     def first_size(layers: str, size: str) -> int:

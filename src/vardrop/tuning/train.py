@@ -60,7 +60,7 @@ class Loop(Callback):
         self,
         elbo: ELBO,
         optimizer: torch.optim.Optimizer,
-        x: Tensor | Iterable[Any],
+        x: Tensor | Iterable[object],
         y: Tensor | None,
         epochs: int,
         batch_size: int = 100,
@@ -204,7 +204,7 @@ class Loop(Callback):
 def train(
     elbo: ELBO,
     optimizer: torch.optim.Optimizer,
-    x: Tensor | Iterable[Any],
+    x: Tensor | Iterable[object],
     y: Tensor | None,
     epochs: int,
     batch_size: int = 100,
