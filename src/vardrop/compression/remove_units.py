@@ -286,7 +286,10 @@ def _unit_to_return(
     read = {place: unit for unit in gone for place in unit.readers}
     fed = {place: unit for unit in gone for place in unit.emitters}
     for name, view in layers.items():
-        ins, outs = (_group_places(name, n, view.groups) for n in (view.inputs, view.outputs))
+        ins, outs = (
+            [[(name, group * size + i) for i in range(size)] for group in range(view.groups)]
+            for size in (view.inputs // view.groups, view.outputs // view.groups)
+        )
         pairs = zip(ins, outs, strict=True)
         alive = [not (all(p in read for p in i) and all(p in fed for p in o)) for i, o in pairs]
         if not any(alive):
@@ -308,11 +311,6 @@ def _unit_to_return(
             if unread and layers[full_name].inputs - len(unread) <= width:
                 return read[unread[0]]
     return None
-
-
-def _group_places(name: str, count: int, groups: int) -> list[list[Place]]:
-    size = count // groups
-    return [[(name, g * size + i) for i in range(size)] for g in range(groups)]
 
 
 def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | None:

@@ -141,7 +141,10 @@ class ELBOTrainer(Trainer):
         """The objective of the model with its current wrapper."""
         if self._objective is None or self._objective.net is not model:
             if self.likelihood is None:
-                self.likelihood = _class_likelihood(self.model, labels)
+                kind, is_binary = _problem_type(self.model), labels.is_floating_point()
+                is_binary = is_binary if kind is None else kind == "multi_label_classification"
+                classes = Categorical(class_axis=-1 if labels.dim() > 1 else 1)
+                self.likelihood = Bernoulli() if is_binary else classes
             self._objective = ELBO(model, self.likelihood, self._num_data)
             self._objective.beta = self._objective.beta.to(labels.device)
         self._objective.set_beta(self.beta)
@@ -292,14 +295,6 @@ def _is_regression(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "num_labels", None) == 1 and not _generates(
         model
     )
-
-
-def _class_likelihood(model: nn.Module, labels: Tensor) -> Bernoulli | Categorical:
-    """The likelihood of class labels, or of a zero or one for each class."""
-    is_float = _problem_type(model) is None and labels.is_floating_point()
-    if is_float or _problem_type(model) == "multi_label_classification":
-        return Bernoulli()
-    return Categorical(class_axis=-1 if labels.dim() > 1 else 1)
 
 
 def _add_decoder_inputs(

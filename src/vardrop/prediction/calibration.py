@@ -39,7 +39,8 @@ def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
     if isinstance(probs, Prediction):
         scaled = probs.likelihood.apply_temperature(probs.log_probs, temperature).exp()
         return scaled if scaled.shape == probs.probs.shape else scaled[..., 1]
-    return torch.softmax(_log(probs) / temperature, 1)
+    log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
+    return torch.softmax(log_probs / temperature, 1)
 
 
 def fit_temperature(p: Prediction, y: Tensor) -> float:
@@ -159,7 +160,3 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
             right = low + ratio * (high - low)
             at_right = loss(right)
     return 0.5 * (low + high)
-
-
-def _log(probs: Tensor) -> Tensor:
-    return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()

@@ -373,11 +373,6 @@ class Summary:
             return False
         return bool(self._settling.standard_error.max() < tolerance)
 
-    def _draws(self, like: Tensor) -> Tensor:
-        if len(self.kept) == 1:
-            return self.kept[0]
-        return torch.cat(self.kept) if self.kept else like.new_zeros(0)
-
     def prediction(self) -> Prediction:
         """The prediction from the draws so far."""
         mean, count, variance = self.location.mean, self.location.count, self.location.variance
@@ -388,6 +383,7 @@ class Summary:
             variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
         logs = None if self.log_sum is None else self.log_sum - math.log(count)
+        blocks = self.kept or [mean.new_zeros(0)]
         return Prediction(
             likelihood=self.likelihood,
             mean=mean,
@@ -395,7 +391,7 @@ class Summary:
             expected=self.aleatoric / count,
             standard_error=self._settling.standard_error,
             samples=torch.full((mean.shape[0],), count, device=mean.device),
-            draws=self._draws(mean),
+            draws=blocks[0] if len(blocks) == 1 else torch.cat(blocks),
             mean_log_probs=None if logs is None else logs.clamp_(max=0),
             mean_probs=self.probs.mean if self.probs.count else None,
         )

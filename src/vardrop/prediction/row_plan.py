@@ -218,8 +218,13 @@ def slice_values(plan: RowPlan, values: Sequence[object], start: int, stop: int)
 
 def _find_examples(split: Split, two: Batch) -> tuple[bool, ...]:
     """Which values between the two parts have examples along axis 0, from two and three of them."""
+
+    def raise_on_draw(function: Any, *_: object) -> NoReturn:
+        name = function.overloadpacket.__name__
+        raise NotTraceableError(f"it calls {name} before the first noise")
+
     flags = []
-    with RandomOpMode(_raise_on_draw):
+    with RandomOpMode(raise_on_draw):
         runs = (split.prefix(clone_batch(two)), split.prefix(_take_examples(two, [0, 1, 0])))
     for few, many in zip(*runs, strict=True):
         if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
@@ -229,10 +234,6 @@ def _find_examples(split: Split, two: Batch) -> tuple[bool, ...]:
         else:
             raise NotTraceableError("its computations depend on the number of examples")
     return tuple(flags)
-
-
-def _raise_on_draw(function: Any, *_: object) -> NoReturn:
-    raise NotTraceableError(f"it calls {function.overloadpacket.__name__} before the first noise")
 
 
 def _wrap_model(net: nn.Module) -> tuple[Split, tuple[bool, ...]]:

@@ -354,22 +354,20 @@ def _fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
     calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
     for node in list(graph.nodes):
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if type(norm) not in _BATCHNORMS or norm.running_mean is None:  # type: ignore[union-attr]
+        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
+            continue
+        if norm.running_mean is None or norm.running_var is None:
             continue
         before = node.args[0]
         layer = modules.get(str(before.target)) if before.op == "call_module" else None
         once = len(before.users) == 1 and calls.count(str(before.target)) == 1
         if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
-            layer.scale_outputs(*_scale_and_shift(norm))
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            scale = scale if norm.weight is None else scale * norm.weight
+            shift = -norm.running_mean * scale
+            layer.scale_outputs(scale, shift if norm.bias is None else shift + norm.bias)
             node.replace_all_uses_with(before)
             graph.erase_node(node)
-
-
-def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean * scale
-    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 _RELU_FUNCTIONS = (torch.relu, functional.relu)

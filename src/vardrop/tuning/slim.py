@@ -28,8 +28,9 @@ from vardrop.compression.unit_gates import Quantity, UnitGates
 from vardrop.tuning import slim_report
 from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.batchnorm import reestimate_batchnorm
+from vardrop.tuning.fine_tune import Loss
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
-from vardrop.tuning.slim_report import WAYS, Cost, Loss, Slimmed
+from vardrop.tuning.slim_report import WAYS, Cost, Slimmed
 
 _GATE_STEPS, _MOST_GATE_STEPS = 0.15, 0.4  # fraction of the steps with gates: per halving, at most
 _ANNEALED = 0.7  # fraction of those in which the budget tightens
@@ -251,7 +252,10 @@ class _Slimming:
                 at = self._minimize(net, line, Position(), price)
             small, plan = self._cut(net, gates, gates.choose(fits, self.multiple))
             self._minimize(small, line, at)
-        self._measure_batchnorm(small)
+        norms = [m for m in small.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+        if norms and len(self.example) == 1:  # measure the statistics for the final weights
+            some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
+            reestimate_batchnorm(small, (probes.to_arguments(batch.x)[0] for batch in some))
         return Shrunk(small.eval(), dataclasses.replace(plan, notes=(*gates.notes, *plan.notes)))
 
     def _minimize(
@@ -293,13 +297,6 @@ class _Slimming:
             return self.lr * (_FIRST + (1 - _FIRST) * rise)
         return self.lr * (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))) / 2
 
-    def _measure_batchnorm(self, net: nn.Module) -> None:
-        """Measure the statistics for the final weights, if the model has one argument."""
-        norms = [m for m in net.modules() if isinstance(m, _NORMS) and m.track_running_stats]
-        if norms and len(self.example) == 1:
-            some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
-            reestimate_batchnorm(net, (probes.to_arguments(batch.x)[0] for batch in some))
-
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
         nets = {"before": self.net, "after": self._cut(net, gates, mask).net}
@@ -320,7 +317,8 @@ class _Slimming:
         folded = copy.deepcopy(net)
         gates.fold(folded, mask)
         small, plan = shrink(folded, self.example, progress=False)
-        if any(p.dim() == 4 and _is_channels_last(p) for p in net.parameters()):
+        kernels = [p for p in net.parameters() if p.dim() == 4 and not p.is_contiguous()]
+        if any(p.is_contiguous(memory_format=torch.channels_last) for p in kernels):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Shrunk(small, plan)
 
@@ -364,8 +362,3 @@ class _Slimming:
         for text in texts:
             warnings.warn(text, stacklevel=3)
         return dataclasses.replace(slimmed, notes=(*notes, *texts))
-
-
-def _is_channels_last(weight: Tensor) -> bool:
-    last = weight.is_contiguous(memory_format=torch.channels_last)
-    return last and not weight.is_contiguous()

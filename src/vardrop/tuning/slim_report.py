@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from vardrop.compression import ShrinkPlan
 from vardrop.compression.probes import CODE_ERRORS, Data, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
 from vardrop.likelihoods import Categorical
+from vardrop.tuning.fine_tune import Loss
 
-Loss = Callable[[Any, Tensor], Tensor]
 WAYS = ("torch", "compiled", "onnxruntime")
 _COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # a larger drop of the score is a warning
 _TIME_TOLERANCE = 1.1  # a measured budget may be missed by this factor
@@ -175,7 +175,7 @@ def latencies(
     return seconds
 
 
-def _make_call(way: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+def _make_call(way: str, net: nn.Module, inputs: Inputs) -> Callable[[], object]:
     """A call of a model in a runtime."""
     if way != "onnxruntime":
         compiled = torch.compile(net) if way == "compiled" else net
