@@ -22,9 +22,13 @@ from vardrop.noisy import named_modules_of
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The nonzero weights, units, multiplications per example and bytes of one module.
+    """The costs of one module.
 
-    Units are counted only for layers of a known type.
+    Args:
+        weights: the number of nonzero weights.
+        inputs, outputs: the numbers of units, for layers of a known type.
+        macs: multiplications per example.
+        bytes: of its tensors.
     """
 
     weights: int

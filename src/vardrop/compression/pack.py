@@ -48,7 +48,14 @@ _GRID = 3  # significant digits of a step, so that it is short in a file
 
 @dataclass(frozen=True)
 class PackReport:
-    """The size of a packed file, bits per nonzero weight, and scores if they were requested."""
+    """The size of a packed file.
+
+    Args:
+        bytes: of the file.
+        dense_bytes: of the dense model in float32.
+        bits_per_weight: bits per nonzero weight of each rounded tensor.
+        score, decoded_score: of the model and of the packed model, if they were requested.
+    """
 
     bytes: int
     dense_bytes: int

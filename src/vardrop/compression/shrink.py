@@ -50,7 +50,13 @@ _NO_COST = LayerCost(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The costs of one layer before and after."""
+    """The costs of one layer.
+
+    Args:
+        name: of the layer in the model.
+        kind: the name of its class.
+        before, after: its costs before and after shrinking.
+    """
 
     name: str
     kind: str
@@ -166,7 +172,12 @@ class ShrinkPlan:
 
 
 class Shrunk(NamedTuple):
-    """A small model in evaluation mode, and the plan with the changes that were made."""
+    """The result of `shrink`.
+
+    Args:
+        net: the small model, in evaluation mode.
+        plan: the changes that were made.
+    """
 
     net: nn.Module
     plan: ShrinkPlan

@@ -36,6 +36,9 @@ class SparseLinear(nn.Module):
 
     y = (W x^T)^T + b with W in compressed sparse rows. Input (*, in_features).
 
+    Args:
+        layer: the dense layer.
+
     >>> import torch
     >>> layer = torch.nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)

@@ -27,7 +27,14 @@ _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold, the score of the pruned model, and the fraction of pruned weights or units."""
+    """One threshold and the pruned model.
+
+    Args:
+        threshold: the threshold.
+        score: of the pruned model.
+        sparsity: the fraction of pruned weights or units.
+        bytes, macs: of the pruned model, if they were computed.
+    """
 
     threshold: float
     score: float
@@ -38,7 +45,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A chosen threshold (`float(t)`), the score of the full model, and the curve."""
+    """A chosen threshold, which `float` returns.
+
+    Args:
+        value: the threshold.
+        reference: the score of the full model.
+        points: all thresholds that were tried.
+    """
 
     value: float
     reference: float

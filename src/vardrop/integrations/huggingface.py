@@ -196,6 +196,13 @@ def means(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     PEFT reads every tensor of a module that it saves, so an adapter keeps its noise. A plain
     adapter ignores it.
+
+    Args:
+        model: the noisy model.
+        state: its state dict.
+
+    Returns:
+        The tensors to save.
     """
     noise = set() if is_adapted(model) else noise_names(model)
     return {name: tensor for name, tensor in state.items() if name not in noise}
@@ -210,7 +217,12 @@ def is_adapted(model: nn.Module) -> bool:
 def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: object) -> None:
     """Write the noise of a model next to its means, with the checksums of their files.
 
-    The checksums reveal an interrupted save. `extra` are further values to store.
+    The checksums reveal an interrupted save.
+
+    Args:
+        model: the noisy model.
+        path: the directory of the means.
+        extra: further values to store.
     """
     tensors, description = contents(model, noise_alone=True)
     folder = Path(path)
@@ -249,7 +261,15 @@ def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> 
 def read_noise(
     path: str | os.PathLike[str], **options: object
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The noise tensors of a checkpoint by name, and the recipes of its modules."""
+    """Read the noise of a checkpoint.
+
+    Args:
+        path: the directory, or a name on the Hub.
+        options: for the download from the Hub.
+
+    Returns:
+        The noise tensors by name, and the description with the recipes of the modules.
+    """
     tensors, description = read_tensors(_file_in(path, NOISE, options))
     if not is_description(description) or not isinstance(description.get("weights"), dict):
         raise VardropError(

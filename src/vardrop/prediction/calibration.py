@@ -135,7 +135,14 @@ def calibrate(
 
 
 def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]]) -> float:
-    """The c of `calibrate` from predictions that kept their draws, their targets and weights."""
+    """The c of `calibrate` from predictions.
+
+    Args:
+        held_out: predictions with all their draws, each with its targets and their weights.
+
+    Returns:
+        The logarithm of the factor of the temperature or the standard deviation.
+    """
     # A minimum is known to the root of the precision of its values.
     exact = [(replace(p, draws=p.draws.double()), y, w) for p, y, w in held_out]
 

@@ -29,6 +29,13 @@ class Graph(nn.Module):
 
     It takes the inputs of the model and, with `takes_noise`, standard normal numbers (samples, N,
     F) as the last argument. It returns the tensors of `output_names`.
+
+    Args:
+        predictor: the predictor.
+        strategy: how it draws.
+        x: an example input.
+        names: the outputs.
+        takes_noise: whether the noise is an argument, if the strategy draws any.
     """
 
     normal: Tensor

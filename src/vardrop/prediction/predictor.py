@@ -42,7 +42,6 @@ from vardrop.prediction.eval_copy import (
     check_noise,
     copy_tensors,
     has_untracked_randomness,
-    is_stochastic,
 )
 from vardrop.prediction.functions import draws, resolve_seed
 from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
@@ -55,6 +54,7 @@ from vardrop.prediction.strategies import (
     LoopDraws,
     MemberDraws,
     RowDraws,
+    draws_functions,
 )
 
 Mode = Literal["sample", "mean", "moments"]
@@ -184,13 +184,27 @@ class Predictor(nn.Module):
     def forward(
         self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
     ) -> Prediction:
-        """The predictive distribution of a batch, or of all batches of a loader."""
+        """The predictive distribution of a batch, or of all batches of a loader.
+
+        Args:
+            x, seed, progress: as for `vardrop.predict`.
+
+        Returns:
+            The prediction of all examples.
+        """
         return concatenate(list(self.batches(x, seed, progress)))
 
     def batches(
         self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
     ) -> Iterator[Prediction]:
-        """The predictive distributions of the batches of a loader, one after the other."""
+        """The predictive distributions of the batches of a loader, one after the other.
+
+        Args:
+            x, seed, progress: as for `vardrop.predict`.
+
+        Returns:
+            An iterator of predictions, one per batch.
+        """
         noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
         if self.mode == "moments":
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
@@ -307,10 +321,8 @@ class Predictor(nn.Module):
                 "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
-        net, source, noise = self.net, self.source, self.mode == "sample"
-        run: Pick = partial(call_net, net)
-        if hasattr(source, "outputs"):
-            run = forward_method(source, "outputs")
+        net, noise, has_method = self.net, self.mode == "sample", hasattr(self.source, "outputs")
+        run = forward_method(self.source, "outputs") if has_method else partial(call_net, net)
 
         @contextmanager
         def switch() -> Iterator[None]:
@@ -328,9 +340,9 @@ class Predictor(nn.Module):
     @property
     def output_names(self) -> tuple[str, ...]:
         """The names of `outputs`, in their order."""
-        names = _VALUE_OUTPUTS if self.likelihood.class_axis is None else _CLASS_OUTPUTS
-        has_sets = self.conformal is not None and names is _CLASS_OUTPUTS
-        return (*names, _SET) if has_sets else names
+        if self.likelihood.class_axis is None:
+            return _VALUE_OUTPUTS
+        return _CLASS_OUTPUTS if self.conformal is None else (*_CLASS_OUTPUTS, _SET)
 
     def outputs(self, x: BatchOrLoader, seed: int | None = None) -> tuple[Tensor, ...]:
         """The prediction as a tuple of tensors with the names `output_names`.
@@ -393,19 +405,6 @@ class Predictor(nn.Module):
             "level": str(self.level if self.conformal is None else self.conformal.level),
         }
         return entries if self.conformal is None else {**entries, "conformal": repr(self.conformal)}
-
-
-def draws_functions(net: nn.Module) -> bool:
-    """Whether every noise of a model is a draw of whole weight tensors.
-
-    A draw per example, or with signs per example (Flipout), has the distribution of a whole
-    function for every example, so functions are drawn instead.
-    """
-    stochastic = [m for m in net.modules() if is_stochastic(m)]
-    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
-    gated = any(m.gate is not None for m in weights)
-    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
 
 
 def device_of(net: nn.Module) -> torch.device | None:

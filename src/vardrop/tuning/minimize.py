@@ -25,9 +25,12 @@ from vardrop.objective.compile import descend
 
 
 class Position(NamedTuple):
-    """The progress of a training: finished epochs, steps of the current one, and whether it ended.
+    """The progress of a training.
 
-    `stopped` is True if a callback ended the training.
+    Args:
+        epoch: the number of finished epochs.
+        step: the number of finished steps of the current epoch.
+        stopped: whether a callback ended the training.
     """
 
     epoch: int = 0
@@ -39,13 +42,32 @@ class Callback:
     """Is called during a training. A method that returns True ends the training."""
 
     def on_epoch_start(self, at: Position) -> None:
-        """An epoch starts, or continues at `at.step`."""
+        """Called when an epoch starts, or continues at `at.step`.
+
+        Args:
+            at: the progress.
+        """
 
     def on_step(self, at: Position, loss: Tensor) -> bool | None:
-        """`at.step` steps of the epoch are done; `loss` is the detached loss of the last one."""
+        """Called after every step.
+
+        Args:
+            at: the progress, including this step.
+            loss: the detached loss of this step.
+
+        Returns:
+            True to end the training.
+        """
 
     def on_epoch_end(self, at: Position) -> bool | None:
-        """`at.epoch` epochs are done."""
+        """Called after every epoch.
+
+        Args:
+            at: the progress, including this epoch.
+
+        Returns:
+            True to end the training.
+        """
 
 
 class ShowProgress(ProgressLine, Callback):

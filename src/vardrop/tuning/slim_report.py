@@ -122,9 +122,14 @@ class Slimmed:
     rows: int
 
     def left(self, quantity: str) -> float:
-        """The fraction left of `macs`, `weights`, `bytes` or of the time in a runtime (`torch`).
+        """The cost of the slim model as a fraction of the cost before.
 
-        The time in torch is also called `latency`.
+        Args:
+            quantity: `macs`, `weights`, `bytes`, or a runtime for the time in it. `latency` is the
+                time in torch.
+
+        Returns:
+            The fraction.
         """
         quantity = "torch" if quantity == "latency" else quantity
         check_choice("quantity", quantity, (*_UNITS, *self.before.latency))
@@ -160,6 +165,9 @@ def latencies(
         nets: plain models by name.
         inputs: the arguments of each of them.
         ways: "torch", "compiled" (by `torch.compile`, which takes a while), "onnxruntime".
+
+    Returns:
+        The seconds by runtime, then by model.
 
     >>> seconds = latencies({"net": nn.Linear(4, 2)}, (torch.zeros(8, 4),), ("torch",))
     >>> seconds["torch"]["net"] > 0
