@@ -11,8 +11,7 @@ import subprocess
 import sys
 
 import torch
-from measuring import Row, figure, plain_step
-from predict import memory as prediction_memory, peak
+from measuring import Row, Run, figure, plain_step
 from train_step import noisy_step
 
 import vardrop as vd
@@ -25,6 +24,38 @@ STEPS = {
         net, vd.sparse_vd(), x, y, None, every=10
     ),
 }
+
+
+def _resident(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def peak(run: Run) -> int:
+    """Kilobytes above the resident set before the call (Linux)."""
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def prediction_memory(samples: int = 10_000) -> dict[str, object]:
+    """Peak memory of many draws against that of few, both keeping few."""
+    net = vd.convert(mlp(784, 300, 100, 10), vd.sparse_vd()).eval()
+    x, few = torch.randn(256, 1, 28, 28), 9
+
+    def run(draws: int) -> object:
+        return vd.predict(net, x, draws, keep=few)
+
+    run(few)  # allocates what later calls reuse
+    one, many = peak(lambda: run(few)), peak(lambda: run(samples))
+    return {
+        "case": "memory, MLP, batch 256",
+        f"{few} draws, kB": one,
+        f"{samples} draws, kB": many,
+        "ratio": round(many / one, 2),
+    }
 
 
 def train_peak(case: str, candidate: str) -> int:

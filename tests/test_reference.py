@@ -22,9 +22,8 @@ def entries():
     names = [
         name for name in names if not name.startswith("vardrop.integrations.")
     ]  # need packages
-    return [name for name in names if name not in methods] + [
-        f"vardrop.{m}" for m in recipes.METHODS
-    ]
+    built_in = [m for m, make in recipes.METHODS.items() if make.__module__ in methods]
+    return [name for name in names if name not in methods] + [f"vardrop.{m}" for m in built_in]
 
 
 def named(path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -189,10 +189,11 @@ class ELBO(nn.Module):
     ) -> tuple[Tensor, Tensor, HeadParts | None]:
         """The loss without the KL, the NLL and the parts of a head, for one draw."""
         traced = torch.compiler.is_compiling() or in_transform()
-        if isinstance(x, Mapping) and not traced:  # a check of values would break the graph
+        x = plain_batch(x)
+        if not traced:  # a check of values would break the graph
             check_named(x)
         if head is not None:
-            parts = self._head_parts(plain_batch(x), y, weight, head)
+            parts = self._head_parts(x, y, weight, head)
             return parts.loss, parts.nll, parts
         output = self.outputs(x)
         if self.output is None and isinstance(self.likelihood, Likelihood):

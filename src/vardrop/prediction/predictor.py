@@ -210,7 +210,7 @@ class Predictor(nn.Module):
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
         elif self.mode == "sample" or has_untracked_randomness(self.net):
             noise = draw_from(GeneratorNoise(resolve_seed(seed)))
-        total = num_examples(x) if isinstance(x, Tensor | Mapping) else None
+        total = num_examples(plain_batch(x)) if isinstance(x, Tensor | Mapping) else None
         with ProgressLine("predict", total, progress) as line:
             for batch in input_batches(device_of(self.net), x):
                 yield self._predict_batch(batch, seed, noise, line)

@@ -131,7 +131,8 @@ def _polynomial(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tens
 
 
 def _variance(log_sigma2: Tensor) -> Tensor:
-    return log_sigma2.clamp(-_LIMIT, _LIMIT).exp()
+    # Literals, because a compiler with dynamic shapes makes variables of global floats.
+    return log_sigma2.clamp(-80.0, 80.0).exp()
 
 
 def _kl_from_logs(weight: Tensor, variance: Tensor, log_variance: Tensor) -> Tensor:
