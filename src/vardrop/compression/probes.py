@@ -128,7 +128,8 @@ def batches(data: Data, name: str = "data") -> list[tuple[Batch, Tensor]]:
             raise VardropError(
                 f"Expected inputs and targets of one length, but got {len(x)} and {len(y)}."
             )
-        pairs: list[Any] = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+        pairs: list[tuple[Batch, Tensor]]
+        pairs = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
     else:
         pairs = list(data)
     for batch in pairs:

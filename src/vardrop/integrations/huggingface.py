@@ -160,7 +160,7 @@ _ATTENTION_DROPOUT = ("dropout", "attn_dropout", "attention_dropout")
 register_functional_dropout(_Transformers, _dropout_rates)
 
 
-def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
+def save_pretrained(model: Any, path: str | os.PathLike[str], **options: object) -> None:
     """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in another file.
 
     The weights are the posterior means, so `from_pretrained` of the model class loads the plain
@@ -236,7 +236,7 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: object) -> Any:
     """Load a noisy model of `save_pretrained`, with its means, posteriors and ties.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from vardrop._core.calls import Pick, output_tensor
 from vardrop._core.checks import check_integer, check_number
@@ -61,13 +61,13 @@ class ELBOTrainer(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         likelihood: Callable[[Any, Any], Tensor] | None = None,
         num_data: int | None = None,
         beta: float | Callable[[float], float] = 1.0,
         output: Pick = output_tensor,
         next_token: bool = False,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(*args, **options)
         noisy_modules(self.model)  # raises if there are none
@@ -250,11 +250,7 @@ class _StepCallback(TrainerCallback):
         self.trainer, self.schedule = trainer, schedule
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Set beta for the current epoch, and the gradients to zero."""
         self.trainer.beta = self.schedule(state.epoch or 0.0)
@@ -262,11 +258,7 @@ class _StepCallback(TrainerCallback):
             parameter.grad = None
 
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Average gradients over processes."""
         for parameter in _parameters(self.trainer.likelihood).values():
