@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, labelled_batches
+from vardrop._core.calls import LabelledData, call_net, clone_batch, labelled_batches
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
 from vardrop.estimators import Estimator, LocalReparameterization, check_estimator
@@ -22,7 +22,6 @@ from vardrop.layers.alpha import spread_log_alpha
 from vardrop.noisy import evaluating, noisy_modules, sampling
 from vardrop.posteriors import Axes, Posterior, Sharing, Tensors
 from vardrop.prediction.kappa import (
-    Data,
     call_with_tensors,
     example_cross_entropy,
     mean_cross_entropy,
@@ -85,7 +84,7 @@ def drawing(net: nn.Module, estimator: Estimator | None) -> Iterator[nn.Module]:
             m.estimator = own
 
 
-def outputs(net: nn.Module, loader: Data, repeats: int) -> Iterator[tuple[Tensor, Tensor]]:
+def outputs(net: nn.Module, loader: LabelledData, repeats: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and targets batch by batch; buffers (BatchNorm's statistics) stay as they are."""
     size = 0
     for x, y in (pair for _ in range(repeats) for pair in labelled_batches(loader, "loader")):
@@ -127,7 +126,7 @@ class LikelihoodCovariance:
 @torch.no_grad()
 def likelihood_covariance(
     net: nn.Module,
-    loader: Data,
+    loader: LabelledData,
     loss: Loss = example_cross_entropy,
     estimator: Estimator | None = None,
     num_data: int = 1,
@@ -191,7 +190,7 @@ def _components(means: Tensor, within: Tensor, size: int) -> tuple[Estimate, Est
 
 def gradient_variance(
     net: nn.Module,
-    loader: Data,
+    loader: LabelledData,
     loss: Loss = mean_cross_entropy,
     estimator: Estimator | None = None,
     noise: bool = True,
@@ -518,7 +517,7 @@ class Transition:
 
 
 @torch.no_grad()
-def accuracies(net: nn.Module, loader: Data, samples: int = 20) -> Accuracies:
+def accuracies(net: nn.Module, loader: LabelledData, samples: int = 20) -> Accuracies:
     """Accuracy of a noisy classifier by its mean weights, by one draw, and by an ensemble.
 
         ensemble: argmax of 1/S sum_s softmax(net(x; w_s)),  w_s ~ q
@@ -559,7 +558,7 @@ def accuracies(net: nn.Module, loader: Data, samples: int = 20) -> Accuracies:
     return Accuracies(*(right / count).tolist())
 
 
-def transition(net: nn.Module, loader: Data, samples: int = 20) -> Transition:
+def transition(net: nn.Module, loader: LabelledData, samples: int = 20) -> Transition:
     """The state of a net between dropout and variance net; call it after every epoch to log it.
 
     A variance net has large alphas, a deterministic accuracy at chance and a good ensemble; a

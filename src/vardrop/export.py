@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
-from vardrop._core.calls import call_arguments
+from vardrop._core.calls import Batch, call_arguments
 from vardrop._core.checks import check_net
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
@@ -33,10 +33,13 @@ from vardrop.noisy import evaluating
 from vardrop.prediction import Predictor
 from vardrop.prediction.graph import Graph, NoiseInput
 
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
 
 def export_program(
     net: nn.Module,
-    example_input: Any,
+    example_input: Batch,
     *,
     outputs: Sequence[str] | None = None,
     noise: NoiseInput = "runtime",
@@ -63,7 +66,7 @@ def export_program(
 
 def export_package(
     net: nn.Module,
-    example_input: Any,
+    example_input: Batch,
     path: str | PathLike[str],
     *,
     outputs: Sequence[str] | None = None,
@@ -105,7 +108,7 @@ def export_package(
 
 def export_onnx(
     net: nn.Module,
-    example_input: Any,
+    example_input: Batch,
     path: str | PathLike[str],
     *,
     outputs: Sequence[str] | None = None,
@@ -150,7 +153,7 @@ def _first_line(failure: BaseException) -> str:
 
 
 def _trace(
-    net: nn.Module, example_input: Any, outputs: Sequence[str] | None, noise: NoiseInput
+    net: nn.Module, example_input: Batch, outputs: Sequence[str] | None, noise: NoiseInput
 ) -> tuple[ExportedProgram, Graph | None]:
     """The program of a model, and the graph of a predictor."""
     if isinstance(net, Predictor):
@@ -181,9 +184,9 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
     A forward that uses `len(x)` gets a Python number, which would fix the batch size. Only strict
     tracing, which is slower and supports less code, keeps it symbolic.
     """
-    batch = torch.export.Dim("batch")
+    batch = Dim("batch")
     args, kwargs = (inputs, {}) if len(inputs) != 1 else call_arguments(net, inputs[0])
-    shapes: Any = {name: {0: batch} for name in kwargs}
+    shapes: dict[str, dict[int, Dim]] | tuple[object, ...] = {name: {0: batch} for name in kwargs}
     if not kwargs:
         shapes = tuple({axis: batch} for axis in batch_axes)
         parameters = inspect.signature(net.forward).parameters.values()
@@ -203,13 +206,21 @@ def _export(net: nn.Module, inputs: Inputs, batch_axes: tuple[int, ...]) -> Expo
             ) from failure
 
 
-def _convert(program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None) -> Any:
+def _convert(
+    program: ExportedProgram, inputs: list[str] | None, outputs: list[str] | None
+) -> ModelProto:
     """A program as an ONNX model. The error for an unsupported operation names its module."""
     placeholders = None if outputs is None else [f"vardrop_{i}" for i in range(len(outputs))]
-    options: dict[str, Any] = {"input_names": inputs, "output_names": placeholders}
     try:
         with _silence_exporter():
-            exported = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
+            exported = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                verbose=False,
+                input_names=inputs,
+                output_names=placeholders,
+            )
     except Exception as failure:
         raise VardropError(
             f"Expected operations that ONNX has, but got {_find_unsupported(program, failure)}. "
@@ -226,7 +237,7 @@ def _convert(program: ExportedProgram, inputs: list[str] | None, outputs: list[s
     return model
 
 
-def _rename_outputs(graph: Any, names: dict[str, str]) -> None:
+def _rename_outputs(graph: GraphProto, names: dict[str, str]) -> None:
     """Rename the outputs, and inner tensors that already have these names."""
     new_names = {name: f"{name}_inside" for name in names.values()} | names
     for node in graph.node:

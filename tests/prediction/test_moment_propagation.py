@@ -14,9 +14,10 @@ import vardrop as vd
 from experiments.trainings import mlp
 from tests.prediction.nets import Wrapped
 from tests.z_scores import assert_mean, assert_variance
+from vardrop._core.calls import output_tensor
 from vardrop._core.errors import VardropError
 from vardrop.prediction import predict
-from vardrop.prediction.moments import RULES, Moments, RandomTensor, propagate
+from vardrop.prediction.moments import RULES, MomentDraws, Moments, RandomTensor
 
 ACTIVATIONS = {
     "relu": functional.relu,
@@ -27,6 +28,10 @@ ACTIVATIONS = {
     "silu": functional.silu,
     "softplus": functional.softplus,
 }
+
+
+def propagate(net: nn.Module, x: Tensor) -> Moments:
+    return MomentDraws(net, output_tensor, 2**28).propagate(x)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -1,15 +1,15 @@
 """Calls of a model: its batches and its outputs.
 
-A batch is a tensor, a tuple of arguments, or a dictionary of named arguments (or another mapping,
-such as a `BatchEncoding`), with examples along axis 0 of each tensor. An output is a tensor, or an
-object with `logits`.
+A batch is a tensor, a tuple of arguments, a list that is one argument, or a dictionary of named
+arguments (or another mapping, such as a `BatchEncoding`), with examples along axis 0 of each
+tensor. An output is a tensor, or an object with `logits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,13 @@ from vardrop._core.errors import VardropError
 from vardrop._core.integrations import check_input
 from vardrop._core.torch_private import tree_leaves, tree_map_only
 
+Batch = Tensor | Sequence[object] | Mapping[str, object]
+LabelledData = tuple[Batch, Tensor] | Iterable[tuple[Batch, Tensor]]  # a pair, or batches
+Pick = Callable[[Any], Tensor]  # the tensor in the output of a model
+_Structure = TypeVar("_Structure")
 
-def call_net(net: nn.Module, x: Any) -> Any:
+
+def call_net(net: nn.Module, x: Batch) -> Any:
     """Compute net(x), net(*x) of a tuple, or net(**x) of a mapping if the model has these names.
 
     >>> import torch
@@ -33,7 +38,7 @@ def call_net(net: nn.Module, x: Any) -> Any:
     return net(*args, **kwargs)
 
 
-def call_arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(net: nn.Module, x: Batch) -> tuple[tuple[object, ...], dict[str, object]]:
     """The positional and the named arguments of a call with a batch."""
     if isinstance(x, tuple) and len(x) == 1 and isinstance(x[0], Mapping):
         x = x[0]
@@ -46,19 +51,19 @@ def call_arguments(net: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, A
     return (), dict(x)
 
 
-def plain_batch(x: Any) -> Any:
+def plain_batch(x: Batch) -> Batch:
     """A batch with a dictionary instead of another mapping, such as a `BatchEncoding`."""
     return dict(x) if isinstance(x, Mapping) else x
 
 
-def tensors_in(x: Any) -> list[Tensor]:
+def tensors_in(x: object) -> list[Tensor]:
     """The tensors of a batch, in any structure of tuples, lists and dictionaries."""
     if isinstance(x, Tensor):
         return [x]
     return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
-def num_examples(x: Any, name: str = "x") -> int:
+def num_examples(x: Batch, name: str = "x") -> int:
     """The number of examples of a batch: the length of its tensors, which must agree.
 
     >>> import torch
@@ -81,7 +86,7 @@ def num_examples(x: Any, name: str = "x") -> int:
     return lengths[0]
 
 
-def check_named(x: Any) -> None:
+def check_named(x: Batch) -> None:
     """Check named tensors: one number of examples, and the checks of integrations."""
     if isinstance(x, Mapping):
         num_examples(x)
@@ -90,8 +95,8 @@ def check_named(x: Any) -> None:
 
 
 def labelled_batches(
-    data: Any, name: str = "data", size: int = 1000
-) -> Iterator[tuple[Any, Tensor]]:
+    data: LabelledData, name: str = "data", size: int = 1000
+) -> Iterator[tuple[Batch, Tensor]]:
     """Yield batches (x, y) of inputs and targets.
 
     Args:
@@ -122,21 +127,26 @@ def labelled_batches(
         raise VardropError(f"Expected `{name}` to have examples, but got none.")
 
 
-def split_batch(x: Any, size: int) -> Iterator[Any]:
+def split_batch(x: Batch, size: int) -> Iterator[Batch]:
     """Split a batch into parts of at most `size` examples."""
     if isinstance(x, Tensor):
         yield from x.split(size)
         return
     for start in range(0, num_examples(x), size):
-        yield map_tensors(lambda t, a=start: t[a : a + size] if t.dim() else t, x)
+        yield slice_batch(x, start, start + size)
 
 
-def map_tensors(function: Callable[..., Any], x: Any) -> Any:
+def slice_batch(x: _Structure, start: int, stop: int) -> _Structure:
+    """Some examples of a batch."""
+    return map_tensors(lambda t: t[start:stop] if t.dim() else t, x)
+
+
+def map_tensors(function: Callable[[Tensor], Any], x: _Structure) -> _Structure:
     """Apply a function to each tensor of a batch."""
     return function(x) if isinstance(x, Tensor) else tree_map_only(Tensor, function, x)
 
 
-def clone_batch(x: Any) -> Any:
+def clone_batch(x: _Structure) -> _Structure:
     """A batch with copies of its tensors.
 
     A model whose first operation is in place (`Dropout(inplace=True)`, `x += 1`) then does not
@@ -145,12 +155,12 @@ def clone_batch(x: Any) -> Any:
     return map_tensors(Tensor.clone, x)
 
 
-def example_shapes(x: Any) -> tuple[torch.Size, ...]:
+def example_shapes(x: Batch) -> tuple[torch.Size, ...]:
     """The shapes of one example."""
     return tuple(t.shape[1:] for t in tensors_in(x))
 
 
-def output_tensor(output: Any) -> Tensor:
+def output_tensor(output: object) -> Tensor:
     """The output of a model as one tensor: the output itself, or its `logits`.
 
     >>> import torch
@@ -159,8 +169,10 @@ def output_tensor(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    is_mapping = isinstance(output, Mapping)
-    logits = output.get("logits") if is_mapping else getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        logits = output.get("logits")
+    else:
+        logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
     raise VardropError(
@@ -172,10 +184,10 @@ def output_tensor(output: Any) -> Tensor:
 class PickOutput(nn.Module):
     """A model with a function that picks one tensor from its output."""
 
-    def __init__(self, net: nn.Module, pick: Callable[[Any], Any]) -> None:
+    def __init__(self, net: nn.Module, pick: Pick) -> None:
         super().__init__()
         self.net, self.pick = net, pick
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
         """Call the model and pick from its output."""
         return self.pick(self.net(*args, **kwargs))

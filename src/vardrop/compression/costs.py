@@ -22,9 +22,13 @@ from vardrop.noisy import named_modules_of
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The nonzero weights, units, multiplications per example and bytes of one module.
+    """The costs of one module.
 
-    Units are counted only for layers of a known type.
+    Args:
+        weights: the number of nonzero weights.
+        inputs, outputs: the numbers of units, for layers of a known type.
+        macs: multiplications per example.
+        bytes: of its tensors.
     """
 
     weights: int
@@ -59,11 +63,11 @@ class CountedPass(TorchDispatchMode):
         self.calls[name] += 1
         self._running.append(name)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, *_: object) -> None:
         self._running.pop()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None and self._running:

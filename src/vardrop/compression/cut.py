@@ -130,7 +130,7 @@ def cut_dead_units(
             obstacle = str(failure)
     units = () if obstacle else graph.units
 
-    def attempt(reasons: Mapping[Any, str]) -> Cut | None:
+    def attempt(reasons: Mapping[tuple[tuple[str, ...], ...], str]) -> Cut | None:
         """The cut of all units except units of these shapes, if the outputs stay equal."""
         chosen = units
         if reasons:

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vardrop._core.calls import LabelledData
 from vardrop._core.checks import check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.files import write_atomically
 from vardrop.compression.layer_views import LAYOUTS, join_name
-from vardrop.compression.probes import Data, Metric, check_plain, score
+from vardrop.compression.probes import Metric, check_plain, score
 from vardrop.compression.save import (
     PACKED,
     as_path,
@@ -39,6 +40,7 @@ from vardrop.compression.save import (
 from vardrop.compression.shrink import Shrunk
 
 _MARK = PACKED + b"\x01"
+_Code = tuple[float | None, list[int], list[int]]  # step, levels and counts of a tensor
 _CHECK = 16  # bytes of the checksum
 _EXACT = 2**53  # integers up to here are exact in a double
 _ASSUMED = 1 / 32  # of the root mean square of a layer's weights: about six bits per weight
@@ -47,7 +49,14 @@ _GRID = 3  # significant digits of a step, so that it is short in a file
 
 @dataclass(frozen=True)
 class PackReport:
-    """The size of a packed file, bits per nonzero weight, and scores if they were requested."""
+    """The size of a packed file.
+
+    Args:
+        bytes: of the file.
+        dense_bytes: of the dense model in float32.
+        bits_per_weight: bits per nonzero weight of each rounded tensor.
+        score, decoded_score: of the model and of the packed model, if they were requested.
+    """
 
     bytes: int
     dense_bytes: int
@@ -72,7 +81,7 @@ def pack(
     model: Shrunk | nn.Module,
     path: str | PathLike[str],
     tolerance: float = 1.0,
-    validation: Data | None = None,
+    validation: LabelledData | None = None,
     metric: Metric | None = None,
     *,
     standard_deviations: Mapping[str, Tensor] | None = None,
@@ -241,7 +250,7 @@ def _raw(tensor: Tensor) -> Tensor:
 def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str, float]]:
     """The file, and the bits per nonzero weight of every rounded tensor."""
     coder = _Coder()
-    codes: list[Any] = []
+    codes: list[_Code | None] = []
     exact, per_weight = [], {}
     for name, original in _sort_tensors(net).items():
         tensor, step = original.detach().cpu(), steps.get(name)
@@ -251,7 +260,7 @@ def _to_bytes(net: nn.Module, steps: dict[str, float]) -> tuple[bytes, dict[str,
             continue
         integers = _differences(tensor.long()) if step is None else _quantise(name, tensor, step)
         levels, counts = integers.flatten().unique(return_counts=True)
-        codes.append([step, _differences(levels).tolist(), counts.tolist()])
+        codes.append((step, _differences(levels).tolist(), counts.tolist()))
         coder.write(torch.searchsorted(levels, integers.flatten()), counts.tolist())
         if step is not None:
             count = counts.double()
@@ -315,7 +324,9 @@ def _inflate(header: bytes, into: nn.Module) -> bytes:
     return text
 
 
-def _decode(net: nn.Module, codes: list[Any], offset: int, content: bytes) -> dict[str, Tensor]:
+def _decode(
+    net: nn.Module, codes: list[_Code | None], offset: int, content: bytes
+) -> dict[str, Tensor]:
     coder, tensors, empty = _Coder(content[:offset]), {}, _sort_tensors(net)
     if len(codes) != len(empty):
         raise VardropError(
@@ -363,7 +374,7 @@ def _differences(tensor: Tensor) -> Tensor:
     return torch.diff(flat, prepend=flat.new_zeros(1))
 
 
-def _check_histogram(name: str, differences: list[Any], counts: list[Any], size: int) -> None:
+def _check_histogram(name: str, differences: list[int], counts: list[int], size: int) -> None:
     """Raise an error unless a table is a histogram of so many integers."""
     integers = all(type(n) is int for n in (*differences, *counts))
     if not integers or len(differences) != len(counts) or min(counts, default=1) < 1:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from vardrop._core.calls import (
+    Batch,
+    LabelledData,
     call_net,
     clone_batch,
     labelled_batches,
@@ -31,9 +33,7 @@ from vardrop.heads import Head
 from vardrop.noisy import Noisy, evaluating, named_modules_of
 
 Inputs = tuple[Any, ...]
-Metric = Callable[[Tensor, Tensor], Any]
-# Two tensors (inputs, targets), or an iterable of such batches that can be read several times.
-Data = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
+Metric = Callable[[Tensor, Tensor], SupportsFloat]
 
 # Errors that a model's code raises for inputs or layer sizes that it was not written for.
 CODE_ERRORS = (
@@ -51,7 +51,7 @@ _TOLERANCE = 1e-5  # relative to the largest output
 _SCALES = (0.01, 1.0, 1.0, 10.0, 100.0)  # of random inputs
 
 
-def to_arguments(example_input: Any) -> Inputs:
+def to_arguments(example_input: Batch) -> Inputs:
     """The arguments of a model: a tuple unchanged, and any other input as the only argument."""
     return example_input if isinstance(example_input, tuple) else (plain_batch(example_input),)
 
@@ -113,7 +113,7 @@ class PlainAttention(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
@@ -126,7 +126,7 @@ def run(net: nn.Module, inputs: Inputs) -> list[Tensor]:
         return tensors_in(call_net(net, clone_batch(inputs)))
 
 
-def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Tensor]:
+def outputs(net: nn.Module, data: LabelledData, name: str = "data") -> tuple[Tensor, Tensor]:
     """All outputs of a model in evaluation mode, and the targets."""
     check_net(net)
     examples = list(labelled_batches(data, name))
@@ -137,7 +137,7 @@ def outputs(net: nn.Module, data: Data, name: str = "data") -> tuple[Tensor, Ten
     return torch.cat(predictions), torch.cat([y for _, y in examples])
 
 
-def score(net: nn.Module, data: Data, metric: Metric) -> float:
+def score(net: nn.Module, data: LabelledData, metric: Metric) -> float:
     """The metric of a model's outputs and the targets."""
     returned = metric(*outputs(net, data))
     try:
@@ -149,7 +149,9 @@ def score(net: nn.Module, data: Data, metric: Metric) -> float:
     return number
 
 
-def time_interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, float]:
+def time_interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int = 10
+) -> dict[str, float]:
     """The best time of each of several calls, in seconds.
 
     The calls alternate, so that other load on the machine affects all of them. In every round a

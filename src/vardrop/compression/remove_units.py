@@ -23,7 +23,7 @@ from vardrop.compression.layer_views import (
     unit_modules,
 )
 from vardrop.compression.modules.attention import SlimAttention
-from vardrop.compression.modules.recurrent import Recurring, Unrolled
+from vardrop.compression.modules.recurrent import RecurrentOutput, Recurring, Unrolled
 from vardrop.compression.modules.select import Scale
 from vardrop.compression.probes import Inputs, PlainAttention, hooks, run
 from vardrop.compression.trace_units import remove_marks
@@ -47,7 +47,7 @@ class _KeepMarks(TorchDispatchMode):
         self.from_data = {id(t): t for t in tensors_in(inputs) if not t.is_floating_point()}
         self.active = True
 
-    def pause(self, hook: Callable[..., Any], *args: Any) -> Any:
+    def pause(self, hook: Callable[..., object], *args: object) -> object:
         """Run a hook, whose operations are no operations of the model."""
         self.active = False
         try:
@@ -56,7 +56,7 @@ class _KeepMarks(TorchDispatchMode):
             self.active = True
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Inputs = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: object, args: Inputs = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
@@ -74,7 +74,9 @@ class _KeepMarks(TorchDispatchMode):
         return returned
 
 
-def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tensor) -> Tensor:
+def _pass_on(
+    arrival: nn.Module, seen: list[Tensor], layer: nn.Module, args: Inputs, _: Tensor
+) -> Tensor:
     """Pass marks through the nonzero weights of an affine layer, and record its input.
 
     `arrival` is the layer with ones instead of nonzero weights.
@@ -85,7 +87,7 @@ def _pass_on(arrival: Any, seen: list[Tensor], layer: Any, args: Inputs, _: Tens
     return y.masked_fill(marks > 0.5, torch.nan)
 
 
-def _drop_bias(layer: Any, weight: Tensor) -> Any:
+def _drop_bias(layer: Any, weight: Tensor) -> nn.Module:
     """A layer with another weight, a zero bias and no hooks."""
     twin, bias = copy.copy(layer), layer.bias
     twin._parameters = {"weight": weight, "bias": None if bias is None else torch.zeros_like(bias)}
@@ -93,19 +95,19 @@ def _drop_bias(layer: Any, weight: Tensor) -> Any:
     return twin
 
 
-def _mark_embedding(layer: Any, args: Inputs, output: Tensor) -> Tensor:
+def _mark_embedding(layer: nn.Embedding, args: Inputs, output: Tensor) -> Tensor:
     """An entry of an embedding depends on the data unless it is the same in all rows."""
     varies = (layer.weight != layer.weight[:1]).any(0)
     return layer.weight[0].masked_fill(varies, torch.nan).expand_as(output).clone()
 
 
-def _stop_at_zero(layer: Any, args: Inputs, output: Tensor) -> Tensor:
+def _stop_at_zero(layer: Scale, args: Inputs, output: Tensor) -> Tensor:
     """A factor of zero ends marks."""
     closed = (layer.factor == 0).nonzero().flatten()
     return output.index_fill(layer.axis, closed, 0.0)
 
 
-def _mark_changing(layer: Any, args: Inputs, output: Any) -> Any:
+def _mark_changing(layer: Unrolled, args: Inputs, output: RecurrentOutput) -> RecurrentOutput:
     """A state that changes between steps is not constant, because other sequences are longer."""
     y, state = output
     if layer.steps(y) < 2:
@@ -118,7 +120,7 @@ def _mark_changing(layer: Any, args: Inputs, output: Any) -> Any:
     return output
 
 
-_FLOW: dict[type[nn.Module], Callable[..., Any]] = {
+_FLOW: dict[type[nn.Module], Callable[..., object]] = {
     nn.Embedding: _mark_embedding,
     Scale: _stop_at_zero,
     Unrolled: _mark_changing,
@@ -284,7 +286,10 @@ def _unit_to_return(
     read = {place: unit for unit in gone for place in unit.readers}
     fed = {place: unit for unit in gone for place in unit.emitters}
     for name, view in layers.items():
-        ins, outs = (_group_places(name, n, view.groups) for n in (view.inputs, view.outputs))
+        ins, outs = (
+            [[(name, group * size + i) for i in range(size)] for group in range(view.groups)]
+            for size in (view.inputs // view.groups, view.outputs // view.groups)
+        )
         pairs = zip(ins, outs, strict=True)
         alive = [not (all(p in read for p in i) and all(p in fed for p in o)) for i, o in pairs]
         if not any(alive):
@@ -306,11 +311,6 @@ def _unit_to_return(
             if unread and layers[full_name].inputs - len(unread) <= width:
                 return read[unread[0]]
     return None
-
-
-def _group_places(name: str, count: int, groups: int) -> list[list[Place]]:
-    size = count // groups
-    return [[(name, g * size + i) for i in range(size)] for g in range(groups)]
 
 
 def _first_missing(sets: list[list[Place]], lost: dict[Place, Unit]) -> Unit | None:

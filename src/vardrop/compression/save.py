@@ -111,7 +111,7 @@ def load(path: str | PathLike[str], into: nn.Module) -> nn.Module:
     return net.eval()
 
 
-def as_path(path: Any) -> Path:
+def as_path(path: str | PathLike[str]) -> Path:
     """The path of a file."""
     check_type("path", path, (str, os.PathLike), "a path")
     return Path(path)
@@ -153,8 +153,8 @@ def layer_sizes(net: nn.Module) -> dict[str, Any]:
                 plan["sizes"][name].append(int(view.bias is not None))
         elif (pair := selecting(module, Select)) is not None:
             plan["select"][name] = [len(pair[0].index), pair[0].axis]
-        elif (pair := selecting(module, Lookup)) is not None:
-            rare["lookup"][name] = len(pair[0].index)
+        elif (lookup := selecting(module, Lookup)) is not None:
+            rare["lookup"][name] = len(lookup[0].index)
         elif isinstance(module, Scale):
             plan["scale"][name] = [len(module.factor), module.axis]
         elif isinstance(module, nn.RNNBase):
@@ -218,7 +218,7 @@ def _check_kind(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
         )
 
 
-def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
+def _resize_recurrent(name: str, layer: nn.RNNBase, sizes: list[object]) -> nn.Module:
     """A recurrent layer with these sizes, which cannot be larger than before."""
     _check_kind(name, layer, nn.RNN, nn.LSTM, nn.GRU)
     inputs, units, projected, bias = sizes
@@ -234,7 +234,7 @@ def _resize_recurrent(name: str, layer: Any, sizes: list[Any]) -> nn.Module:
 
 
 def _prepend_selection(
-    first: type[Select] | type[Lookup], name: str, module: nn.Module, count: Any, *axis: int
+    first: type[Select] | type[Lookup], name: str, module: nn.Module, count: object, *axis: int
 ) -> nn.Module:
     """A layer after a `Select` of so many inputs, or an embedding after a `Lookup`.
 
@@ -262,7 +262,7 @@ def _find(net: nn.Module, name: str) -> Any:
         ) from missing
 
 
-def _count(name: str, value: Any, most: int) -> int:
+def _count(name: str, value: object, most: int) -> int:
     if type(value) is not int or not 1 <= value <= most:
         raise VardropError(
             f"Expected a size of '{name}' to be an integer from 1 to {most}, but got {value!r}. "
@@ -271,7 +271,7 @@ def _count(name: str, value: Any, most: int) -> int:
     return value
 
 
-def _resize(name: str, module: nn.Module, sizes: list[Any]) -> None:
+def _resize(name: str, module: nn.Module, sizes: list[object]) -> None:
     """Set the sizes of a layer, which cannot be larger than before, and resize its tensors."""
     layout = LAYOUTS.get(type(module))
     if layout is None or not layout.sizes:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch
+from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_net, check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.progress import ProgressLine
@@ -50,7 +50,13 @@ _NO_COST = LayerCost(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The costs of one layer before and after."""
+    """The costs of one layer.
+
+    Args:
+        name: of the layer in the model.
+        kind: the name of its class.
+        before, after: its costs before and after shrinking.
+    """
 
     name: str
     kind: str
@@ -166,7 +172,12 @@ class ShrinkPlan:
 
 
 class Shrunk(NamedTuple):
-    """A small model in evaluation mode, and the plan with the changes that were made."""
+    """The result of `shrink`.
+
+    Args:
+        net: the small model, in evaluation mode.
+        plan: the changes that were made.
+    """
 
     net: nn.Module
     plan: ShrinkPlan
@@ -174,7 +185,7 @@ class Shrunk(NamedTuple):
 
 def shrink(
     net: nn.Module,
-    example_input: Any,
+    example_input: Batch,
     threshold: Thresholds = None,
     drop_inputs: bool = False,
     *,
@@ -299,7 +310,7 @@ def _layer_reports(
     net: nn.Module,
     before: Mapping[str, LayerCost],
     after: Mapping[str, LayerCost],
-    selects: Mapping[str, Any],
+    selects: Container[str],
 ) -> tuple[LayerReport, ...]:
     reports = []
     for name, cost in before.items():

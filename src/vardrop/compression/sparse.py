@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch
+from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.errors import VardropError
 from vardrop.compression.layer_views import replace_module
 from vardrop.compression.probes import (
@@ -35,6 +35,9 @@ class SparseLinear(nn.Module):
     """A dense layer whose weight is stored and multiplied as CSR, for prediction.
 
     y = (W x^T)^T + b with W in compressed sparse rows. Input (*, in_features).
+
+    Args:
+        layer: the dense layer.
 
     >>> import torch
     >>> layer = torch.nn.Linear(3, 2)
@@ -69,11 +72,11 @@ class SparseLinear(nn.Module):
         self._ready = weight, self.bias
         return self._ready
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseLinear:
         self._ready = None  # the buffers move
-        return super()._apply(*args, **kwargs)
+        return super()._apply(fn, recurse)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_ready": None}  # CSR tensors cannot be copied
 
     def forward(self, input: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class SparseLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, nonzero={len(self.values)}"
 
 
-def sparsify(net: nn.Module, example_input: Any) -> nn.Module:
+def sparsify(net: nn.Module, example_input: Batch) -> nn.Module:
     """Copy a plain model, with dense layers as CSR if that is faster on this machine.
 
     Each `nn.Linear` is timed as dense and as CSR at the example's batch size, then the entire

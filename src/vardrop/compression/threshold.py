@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from vardrop._core.calls import labelled_batches
+from vardrop._core.calls import LabelledData, labelled_batches
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError, import_optional
 from vardrop._core.progress import track
 from vardrop.compression.mask import decompose_layers, rules, zero_pruned_weights
 from vardrop.compression.pack import count_packed_bytes
-from vardrop.compression.probes import Data, Metric, first_rows, score, to_arguments
+from vardrop.compression.probes import Metric, first_rows, score, to_arguments
 from vardrop.compression.shrink import shrink_traced
 from vardrop.compression.trace_units import trace_units
 from vardrop.noisy import Relevance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SPARSEST = 1e-3  # the smallest fraction of weights that is tried
 
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold, the score of the pruned model, and the fraction of pruned weights or units."""
+    """One threshold and the pruned model.
+
+    Args:
+        threshold: the threshold.
+        score: of the pruned model.
+        sparsity: the fraction of pruned weights or units.
+        bytes, macs: of the pruned model, if they were computed.
+    """
 
     threshold: float
     score: float
@@ -36,7 +46,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A chosen threshold (`float(t)`), the score of the full model, and the curve."""
+    """A chosen threshold, which `float` returns.
+
+    Args:
+        value: the threshold.
+        reference: the score of the full model.
+        points: all thresholds that were tried.
+    """
 
     value: float
     reference: float
@@ -55,7 +71,7 @@ class Threshold:
             )
         return "\n".join(lines)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the score against the fraction of remaining weights.
 
         Args:
@@ -76,7 +92,7 @@ class Threshold:
 
 def choose_threshold(
     net: nn.Module,
-    data: Data,
+    data: LabelledData,
     metric: Metric,
     *,
     max_drop: float | None = None,

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -232,11 +231,15 @@ def _keep_in_place(
             if 0 not in tensor.stride():  # several positions of an expanded tensor are one number
                 tensor.copy_(remove_marks(tensor))
 
-    def after(_: nn.Module, args: Inputs, output: Any) -> Any:
-        same = all(isinstance(t, Tensor) and t.is_floating_point() for t in (*args[:1], output))
-        if args and same and output.shape == args[0].shape and bool(args[0].isnan().any()):
-            return remove_marks(output).masked_fill(args[0].isnan(), torch.nan)
-        return output
+    def after(_: nn.Module, args: Inputs, output: object) -> object:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+            return output
+        marked = x.isnan()
+        is_float = x.is_floating_point() and output.is_floating_point()
+        if not is_float or not bool(marked.any()):
+            return output
+        return remove_marks(output).masked_fill(marked, torch.nan)
 
     yield module.register_forward_pre_hook(before)
     yield module.register_forward_hook(after)

@@ -108,9 +108,9 @@ def _has_cache(net: nn.Module) -> bool:
     return not is_script and "past_key_values" in signature(net.forward).parameters
 
 
-def _span(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int | None]:
+def _span(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, int | None]:
     """The position after the cache of keys and values, and the end if few logits are requested."""
-    past: Any = kwargs.get("past_key_values")
+    past = kwargs.get("past_key_values")
     start = int(past.get_seq_length()) if hasattr(past, "get_seq_length") else 0
     tokens = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
     length = next((t.shape[1] for t in tokens if isinstance(t, Tensor)), 0)
@@ -160,7 +160,7 @@ _ATTENTION_DROPOUT = ("dropout", "attn_dropout", "attention_dropout")
 register_functional_dropout(_Transformers, _dropout_rates)
 
 
-def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
+def save_pretrained(model: Any, path: str | os.PathLike[str], **options: object) -> None:
     """Write a noisy model as a checkpoint of transformers or PEFT, with its noise in another file.
 
     The weights are the posterior means, so `from_pretrained` of the model class loads the plain
@@ -191,26 +191,38 @@ def save_pretrained(model: Any, path: str | os.PathLike[str], **options: Any) ->
     write_noise(model, path)
 
 
-def means(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def means(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The part of a state dict for the `save_pretrained` of a model: without the noise.
 
     PEFT reads every tensor of a module that it saves, so an adapter keeps its noise. A plain
     adapter ignores it.
+
+    Args:
+        model: the noisy model.
+        state: its state dict.
+
+    Returns:
+        The tensors to save.
     """
     noise = set() if is_adapted(model) else noise_names(model)
     return {name: tensor for name, tensor in state.items() if name not in noise}
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: nn.Module) -> bool:
     """Whether a model is a PEFT model."""
     peft = sys.modules.get("peft")  # without an import there are no such models
     return peft is not None and isinstance(model, peft.PeftModel)
 
 
-def write_noise(model: Any, path: str | os.PathLike[str], **extra: Any) -> None:
+def write_noise(model: nn.Module, path: str | os.PathLike[str], **extra: object) -> None:
     """Write the noise of a model next to its means, with the checksums of their files.
 
-    The checksums reveal an interrupted save. `extra` are further values to store.
+    The checksums reveal an interrupted save.
+
+    Args:
+        model: the noisy model.
+        path: the directory of the means.
+        extra: further values to store.
     """
     tensors, description = contents(model, noise_alone=True)
     folder = Path(path)
@@ -224,7 +236,7 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: object) -> Any:
     """Load a noisy model of `save_pretrained`, with its means, posteriors and ties.
 
     Args:
@@ -247,9 +259,17 @@ def from_pretrained(kind: Any, path: str | os.PathLike[str], **options: Any) -> 
 
 
 def read_noise(
-    path: str | os.PathLike[str], **options: Any
+    path: str | os.PathLike[str], **options: object
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The noise tensors of a checkpoint by name, and the recipes of its modules."""
+    """Read the noise of a checkpoint.
+
+    Args:
+        path: the directory, or a name on the Hub.
+        options: for the download from the Hub.
+
+    Returns:
+        The noise tensors by name, and the description with the recipes of the modules.
+    """
     tensors, description = read_tensors(_file_in(path, NOISE, options))
     if not is_description(description) or not isinstance(description.get("weights"), dict):
         raise VardropError(
@@ -265,7 +285,7 @@ def read_noise(
     return tensors, description
 
 
-def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, Any]) -> Path:
+def _file_in(path: str | os.PathLike[str], name: str, options: Mapping[str, object]) -> Path:
     """The path of a file of a checkpoint, downloaded from the Hub if necessary."""
     hub_options = {option: options[option] for option in _HUB if option in options}
     try:
@@ -294,7 +314,7 @@ _HEADS = {
 }
 
 
-def fit_config(model: Any) -> Any:
+def fit_config(model: PreTrainedModel) -> PreTrainedModel:
     """Set the sizes in the config of a shrunken model, so that `from_pretrained` can load it.
 
     A config has one number of feed-forward units for all layers. If it has the width of a head
@@ -333,7 +353,7 @@ def fit_config(model: Any) -> Any:
     return model
 
 
-def _sizes(model: Any, kind: str) -> dict[str, int]:
+def _sizes(model: PreTrainedModel, kind: str) -> dict[str, int]:
     """The sizes for the config, from the first layer with each size."""
 
     def first_size(layers: str, size: str) -> int:

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from vardrop._core.calls import Batch
 from vardrop._core.checks import check_number, check_type
 from vardrop._core.rng import process_noise
 from vardrop.noisy import log_alpha, relevance
@@ -20,6 +21,7 @@ from vardrop.objective import ELBO, parameter_groups
 from vardrop.objective.schedules import Schedule
 from vardrop.prediction import predict
 
+LabelledBatch = tuple[Batch, Tensor] | tuple[Batch, Tensor, Tensor]
 Optimizers = Callable[[list[dict[str, Any]]], Any]
 
 
@@ -62,11 +64,11 @@ class LightningELBO(LightningModule):
         self.elbo, self.lr, self.noise_lr = elbo, lr, noise_lr
         self.optimizers_of, self.samples = optimizers, samples
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Batch) -> Any:
         """The output of the model for a batch."""
         return self.elbo.outputs(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
         """The negative ELBO of a batch."""
         # Processes with different batches draw different noise, even if they have the same seed.
         strategy = getattr(self._trainer, "strategy", None)
@@ -77,19 +79,19 @@ class LightningELBO(LightningModule):
         self.log_dict({k: v.detach() for k, v in logs.items()}, batch_size=len(batch[1]))
         return parts.loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
         self._log_nll("val_nll", *batch[:2])
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """The NLL of a batch without noise."""
         self._log_nll("test_nll", *batch[:2])
 
-    def _log_nll(self, name: str, x: Any, y: Any) -> None:
+    def _log_nll(self, name: str, x: Batch, y: Tensor) -> None:
         nll = self.elbo(x, y).nll  # in evaluation mode
         self.log(name, nll, batch_size=len(y), sync_dist=True, prog_bar=True)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The probabilities or means of a batch, and their uncertainty.
 
         Lightning moves tensors between devices, so the result is a dictionary of tensors.
@@ -123,7 +125,7 @@ class KLWarmUp(Callback):
         self.schedule = schedule
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Set the weight before each step."""
         done = batch_idx / max(trainer.num_training_batches, 1)

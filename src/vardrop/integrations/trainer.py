@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from vardrop._core.calls import output_tensor
+from vardrop._core.calls import Pick, output_tensor
 from vardrop._core.checks import check_integer, check_number
 from vardrop._core.rng import process_noise
 from vardrop.conversion import noise_names
@@ -61,13 +61,13 @@ class ELBOTrainer(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         likelihood: Callable[[Any, Any], Tensor] | None = None,
         num_data: int | None = None,
         beta: float | Callable[[float], float] = 1.0,
-        output: Callable[[Any], Tensor] = output_tensor,
+        output: Pick = output_tensor,
         next_token: bool = False,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(*args, **options)
         noisy_modules(self.model)  # raises if there are none
@@ -99,8 +99,8 @@ class ELBOTrainer(Trainer):
         model: nn.Module,
         inputs: Mapping[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, object]:
         """The negative ELBO of a batch in training mode, its NLL in evaluation mode."""
         batch = dict(inputs)
         labels = batch.pop(_LABELS, None)
@@ -110,10 +110,10 @@ class ELBOTrainer(Trainer):
                 "example `label`, or a data collator that makes them."
             )
         batch = _add_decoder_inputs(self.accelerator.unwrap_model(model), batch, labels)
-        returned: list[Any] = []
+        returned: list[object] = []
         elbo = self._elbo(model, labels)
 
-        def select(model_output: Any) -> Tensor:
+        def select(model_output: object) -> Tensor:
             returned.append(model_output)
             tensor = self._output(model_output)
             if self._next:
@@ -141,7 +141,10 @@ class ELBOTrainer(Trainer):
         """The objective of the model with its current wrapper."""
         if self._objective is None or self._objective.net is not model:
             if self.likelihood is None:
-                self.likelihood = _class_likelihood(self.model, labels)
+                kind, is_binary = _problem_type(self.model), labels.is_floating_point()
+                is_binary = is_binary if kind is None else kind == "multi_label_classification"
+                classes = Categorical(class_axis=-1 if labels.dim() > 1 else 1)
+                self.likelihood = Bernoulli() if is_binary else classes
             self._objective = ELBO(model, self.likelihood, self._num_data)
             self._objective.beta = self._objective.beta.to(labels.device)
         self._objective.set_beta(self.beta)
@@ -153,10 +156,10 @@ class ELBOTrainer(Trainer):
         names = {name for name, p in model.named_parameters() if id(p) in noise}
         return [name for name in super().get_decay_parameter_names(model) if name not in names]
 
-    def create_optimizer(self, *args: Any, **options: Any) -> Any:
+    def create_optimizer(self, *args: object, **options: object) -> torch.optim.Optimizer:
         """The optimizer of the Trainer, with the parameters of the likelihood."""
         is_custom = self.optimizer is not None
-        optimizer: Any = super().create_optimizer(*args, **options)
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **options)
         optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
         learned = [p for p in _parameters(self.likelihood).values() if id(p) not in optimized]
         if learned and is_custom:
@@ -169,14 +172,16 @@ class ELBOTrainer(Trainer):
             optimizer.add_param_group({"params": learned, "weight_decay": 0.0, "lr": lr})
         return optimizer
 
-    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+    def log(self, logs: dict[str, float], *args: object, **options: object) -> None:
         """Log the values of the Trainer, and the parts of the loss of the latest step."""
         if "loss" in logs:
             parts = {name: part.item() for name, part in self._parts.items()}
             logs = {**logs, **parts, "beta": self.beta}
         super().log(logs, *args, **options)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None
+    ) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         model = self.accelerator.unwrap_model(self.model)
         state = model.state_dict() if state_dict is None else state_dict
@@ -185,7 +190,9 @@ class ELBOTrainer(Trainer):
             learned = {name: p.tolist() for name, p in _parameters(self.likelihood).items()}
             write_noise(model, folder, likelihood=learned)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         checkpoint = read_noise(resume_from_checkpoint)  # raises before anything is loaded
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_noise(
@@ -242,13 +249,17 @@ class _StepCallback(TrainerCallback):
     def __init__(self, trainer: ELBOTrainer, schedule: Callable[[float], float]) -> None:
         self.trainer, self.schedule = trainer, schedule
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
+    ) -> None:
         """Set beta for the current epoch, and the gradients to zero."""
         self.trainer.beta = self.schedule(state.epoch or 0.0)
         for parameter in _parameters(self.trainer.likelihood).values():
             parameter.grad = None
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
+    ) -> None:
         """Average gradients over processes."""
         for parameter in _parameters(self.trainer.likelihood).values():
             if args.world_size > 1 and parameter.grad is not None:
@@ -256,20 +267,20 @@ class _StepCallback(TrainerCallback):
                 parameter.grad /= args.world_size
 
 
-def _parameters(likelihood: Any) -> dict[str, nn.Parameter]:
+def _parameters(likelihood: object) -> dict[str, nn.Parameter]:
     return dict(likelihood.named_parameters()) if isinstance(likelihood, nn.Module) else {}
 
 
-def _generates(model: Any) -> bool:
+def _generates(model: nn.Module) -> bool:
     """Whether a model is a language model, for which `num_labels` has no meaning."""
     return bool(getattr(model, "can_generate", bool)())
 
 
-def _problem_type(model: Any) -> str | None:
+def _problem_type(model: nn.Module) -> str | None:
     return getattr(getattr(model, "config", None), "problem_type", None)
 
 
-def _is_regression(model: Any) -> bool:
+def _is_regression(model: nn.Module) -> bool:
     """Whether the Trainer would treat the labels of a model as numbers."""
     if _problem_type(model) is not None:
         return _problem_type(model) == "regression"
@@ -278,15 +289,9 @@ def _is_regression(model: Any) -> bool:
     )
 
 
-def _class_likelihood(model: Any, labels: Tensor) -> Bernoulli | Categorical:
-    """The likelihood of class labels, or of a zero or one for each class."""
-    is_float = _problem_type(model) is None and labels.is_floating_point()
-    if is_float or _problem_type(model) == "multi_label_classification":
-        return Bernoulli()
-    return Categorical(class_axis=-1 if labels.dim() > 1 else 1)
-
-
-def _add_decoder_inputs(model: Any, batch: dict[str, Any], labels: Tensor) -> dict[str, Any]:
+def _add_decoder_inputs(
+    model: nn.Module, batch: dict[str, object], labels: Tensor
+) -> dict[str, object]:
     """The batch with labels shifted to the right for a decoder, as the model itself would do."""
     has_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if not has_decoder or not _generates(model) or not _DECODER_INPUTS.isdisjoint(batch):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import labelled_batches
+from vardrop._core.calls import LabelledData, labelled_batches
 from vardrop._core.checks import check_number
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.eval_copy import is_stochastic
@@ -41,7 +40,8 @@ def apply_temperature(probs: Tensor | Prediction, temperature: float) -> Tensor:
     if isinstance(probs, Prediction):
         scaled = probs.likelihood.apply_temperature(probs.log_probs, temperature).exp()
         return scaled if scaled.shape == probs.probs.shape else scaled[..., 1]
-    return torch.softmax(_log(probs) / temperature, 1)
+    log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
+    return torch.softmax(log_probs / temperature, 1)
 
 
 def fit_temperature(p: Prediction, y: Tensor) -> float:
@@ -84,7 +84,7 @@ def fit_temperature(p: Prediction, y: Tensor) -> float:
 
 def calibrate(
     net: nn.Module | Objective,
-    data: tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]],
+    data: LabelledData,
     likelihood: Likelihood | None = None,
     samples: int = 32,
     seed: int | None = None,
@@ -137,7 +137,14 @@ def calibrate(
 
 
 def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]]) -> float:
-    """The c of `calibrate` from predictions that kept their draws, their targets and weights."""
+    """The c of `calibrate` from predictions.
+
+    Args:
+        held_out: predictions with all their draws, each with its targets and their weights.
+
+    Returns:
+        The logarithm of the factor of the temperature or the standard deviation.
+    """
     # A minimum is known to the root of the precision of its values.
     exact = [(replace(p, draws=p.draws.double()), y, w) for p, y, w in held_out]
 
@@ -162,7 +169,3 @@ def fit_log_scale(held_out: Sequence[tuple[Prediction, Tensor, Tensor | float]])
             right = low + ratio * (high - low)
             at_right = loss(right)
     return 0.5 * (low + high)
-
-
-def _log(probs: Tensor) -> Tensor:
-    return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()

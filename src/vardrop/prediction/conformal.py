@@ -19,8 +19,12 @@ class Conformal:
 
     Classification: the set of classes with 1 - p <= quantile. Regression: mean +- quantile * std.
     If an example has several targets (outputs, pixels), the sets contain all of them together with
-    the given probability. The rule is valid for predictions of the mode it was fitted on: moments
-    if `analytic`, else draws.
+    the given probability. The rule is valid for predictions of the mode it was fitted on.
+
+    Args:
+        level: the coverage.
+        quantile: the largest score.
+        analytic: whether the rule was fitted on predictions of mode="moments".
     """
 
     level: float
@@ -28,7 +32,11 @@ class Conformal:
     analytic: bool = False
 
     def check_mode(self, analytic: bool) -> None:
-        """Raise unless predictions are of the mode that the rule was fitted on."""
+        """Raise an error unless predictions are of the mode that the rule was fitted on.
+
+        Args:
+            analytic: whether the mode is "moments".
+        """
         if analytic != self.analytic:
             modes = ("moments", "sample") if self.analytic else ("sample", "moments")
             raise VardropError(
@@ -38,12 +46,26 @@ class Conformal:
             )
 
     def classes(self, p: Prediction) -> Tensor:
-        """The prediction sets of new examples, (N, C, ...), True for the classes inside."""
+        """The prediction sets of new examples.
+
+        Args:
+            p: a prediction of classes.
+
+        Returns:
+            A mask (N, C, ...), True for the classes in the set.
+        """
         self.check_mode(p.analytic)
         return 1 - p.probs <= self.quantile
 
     def interval(self, p: Prediction) -> Interval:
-        """The prediction intervals of new examples."""
+        """The prediction intervals of new examples.
+
+        Args:
+            p: a prediction of values.
+
+        Returns:
+            The bounds.
+        """
         self.check_mode(p.analytic)
         if p.classifies:
             raise VardropError("Expected a regression for `interval`, but got classes.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from vardrop._core.calls import Batch
 from vardrop._core.errors import VardropError
 from vardrop.prediction.eval_copy import is_stochastic, make_eval_copy
 from vardrop.prediction.predictor import Predictor
@@ -48,19 +49,19 @@ class Ensemble(Predictor):
     def _check_net(self) -> None:
         """Plain members need no noise."""
 
-    def _check_dropout(self, x: Any) -> None:
+    def _check_dropout(self, x: Batch) -> None:
         """The predictors of noisy members check them."""
 
     def _make_strategy(self) -> DrawStrategy:
         members = [self._make_member(member) for member in self._model.children()]
         return MemberDraws(members, self.pick, self.each)
 
-    def _make_member(self, member: nn.Module) -> nn.Module | Callable[[Any], DrawStrategy]:
+    def _make_member(self, member: nn.Module) -> nn.Module | Callable[[Batch], DrawStrategy]:
         if not _has_noise(member):
             return make_eval_copy(member, noise=False)
         predictor = Predictor(member, self.each, memory=self.memory, output=self.pick)
 
-        def make_strategy(x: Any) -> DrawStrategy:
+        def make_strategy(x: Batch) -> DrawStrategy:
             predictor._check_dropout(x)
             return predictor.strategy_for(x)
 

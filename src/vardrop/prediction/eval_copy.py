@@ -10,7 +10,6 @@ import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +179,7 @@ def _may_draw(module: nn.Module) -> bool:
     )
 
 
-def per_axis(value: Any, axes: int) -> tuple[int, ...]:
+def per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     """A size as one number per axis, from one number for all axes or one for each."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     return sizes * axes if len(sizes) == 1 else sizes

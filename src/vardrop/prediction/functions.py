@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import call_net, clone_batch
+from vardrop._core.calls import Batch, call_net, clone_batch
 from vardrop._core.checks import check_integer, check_net
 from vardrop._core.errors import VardropError
 from vardrop._core.integrations import position_span
@@ -117,7 +117,7 @@ def track_positions(net: nn.Module) -> None:
     if span is None:
         return
 
-    def start(net: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def start(net: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         _set_span(net, *span(args, kwargs))
 
     _set_span(net, 0, None)
@@ -188,14 +188,14 @@ class FunctionSampler:
             module.redraw()
         return self.net
 
-    def prepare(self, x: Any) -> Any:
+    def prepare(self, x: Batch) -> Batch:
         """Run the part of the model that is the same in every function; `x` if there is none."""
         if self.channels_last and isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         self.split, _ = attempt(lambda: self._split(x))
         return x if self.split is None else self.split.prefix(clone_batch(x))
 
-    def _split(self, x: Any) -> Split:
+    def _split(self, x: Batch) -> Split:
         """Split the model at the first module that differs between functions."""
         drawn = set(map(id, self._weights.values()))
         leaves = {
@@ -206,7 +206,7 @@ class FunctionSampler:
         sources = {m for m in self.net.modules() if not leaves.isdisjoint(m.modules())}
         return split_at_noise(self.net, trace_model(self.net, x, leaves), sources)
 
-    def __call__(self, values: Any) -> Any:
+    def __call__(self, values: Batch) -> Any:
         """The output of the current function for the values of `prepare`."""
         if self.split is None:
             return call_net(self.net, clone_batch(values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vardrop.prediction.predictor import Predictor
 
 NoiseInput = Literal["runtime", "input"]
+GraphInput = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 class Graph(nn.Module):
@@ -28,6 +29,13 @@ class Graph(nn.Module):
 
     It takes the inputs of the model and, with `takes_noise`, standard normal numbers (samples, N,
     F) as the last argument. It returns the tensors of `output_names`.
+
+    Args:
+        predictor: the predictor.
+        strategy: how it draws.
+        x: an example input.
+        names: the outputs.
+        takes_noise: whether the noise is an argument, if the strategy draws any.
     """
 
     normal: Tensor
@@ -41,7 +49,7 @@ class Graph(nn.Module):
         self,
         predictor: Predictor,
         strategy: DrawStrategy,
-        x: Any,
+        x: GraphInput,
         names: tuple[str, ...],
         takes_noise: bool,
     ) -> None:
@@ -58,13 +66,15 @@ class Graph(nn.Module):
             self.model = nn.ModuleList(p for p in self.plan.split if isinstance(p, nn.Module))
             self.takes_noise = takes_noise
         elif isinstance(strategy, MemberDraws):
-            self.model = nn.ModuleList(_check_members(strategy, x))
+            self.model = nn.ModuleList(_check_members(strategy))
         elif isinstance(strategy, LoopDraws) and not strategy.noise:
             self.model = nn.ModuleList([strategy.net])
         elif isinstance(strategy, MomentDraws):
             self.model = nn.ModuleList([strategy.net])
-            shape = (predictor.samples, 1, *strategy.propagate(x).mean.shape[1:])
-            self.register_buffer("normal", torch.randn(shape, generator=_seeded(x)))
+            mean = strategy.propagate(x).mean
+            shape, generator = (predictor.samples, 1, *mean.shape[1:]), torch.Generator(mean.device)
+            normal = torch.randn(shape, generator=generator.manual_seed(0), device=mean.device)
+            self.register_buffer("normal", normal)
         else:
             raise VardropError(
                 f"Export is not supported for {strategy.describe(x)}. "
@@ -77,11 +87,11 @@ class Graph(nn.Module):
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
         self.register_buffer("unit", torch.tensor(unit, dtype=torch.float64))
 
-    def arguments(self, x: Any) -> tuple[Tensor, ...]:
+    def arguments(self, x: GraphInput) -> tuple[Tensor, ...]:
         """An example of the graph's inputs."""
         return (*to_tensors(x), *([self.noise_like(x)] if self.takes_noise else []))
 
-    def noise_like(self, x: Any) -> Tensor:
+    def noise_like(self, x: GraphInput) -> Tensor:
         """Standard normal noise for a batch, (samples, N, F)."""
         first = tensors_in(x)[0]
         return torch.randn(self._noise_shape(first), device=first.device)
@@ -92,8 +102,8 @@ class Graph(nn.Module):
 
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         """The tensors of `output_names`."""
-        *inputs, noise = args if self.takes_noise else (*args, None)
-        x: Any = inputs[0] if len(inputs) == 1 else tuple(inputs)
+        inputs, noise = (args[:-1], args[-1]) if self.takes_noise else (args, None)
+        x: GraphInput = inputs[0] if len(inputs) == 1 else inputs
         if self.names is not None:
             x = dict(zip(self.names, inputs, strict=True))
         output: Moments | None = None
@@ -116,7 +126,7 @@ class Graph(nn.Module):
             return tensor.double() * self.unit + self.shift
         return tensor.double() * self.unit ** (1 if name == "std" else 2)
 
-    def _draw_rows(self, x: Any, first: Tensor, noise: Tensor | None) -> Tensor:
+    def _draw_rows(self, x: GraphInput, first: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of all draws as further examples of one pass, (samples, N, ...)."""
         assert isinstance(self.strategy, RowDraws)
         if noise is None:
@@ -135,7 +145,7 @@ class Graph(nn.Module):
         return y.unflatten(0, noise.shape[:2])
 
 
-def _check_members(strategy: MemberDraws, x: Any) -> list[nn.Module]:
+def _check_members(strategy: MemberDraws) -> list[nn.Module]:
     for member in strategy.members:
         if not isinstance(member, nn.Module):
             raise VardropError(
@@ -145,13 +155,9 @@ def _check_members(strategy: MemberDraws, x: Any) -> list[nn.Module]:
     return list(strategy.members)  # type: ignore[arg-type]
 
 
-def to_tensors(x: Any) -> tuple[Tensor, ...]:
+def to_tensors(x: GraphInput) -> tuple[Tensor, ...]:
     """The tensors of a batch in the order of the model's arguments."""
     return tuple(x.values()) if isinstance(x, Mapping) else x if isinstance(x, tuple) else (x,)
-
-
-def _seeded(x: Tensor) -> torch.Generator:
-    return torch.Generator(x.device).manual_seed(0)
 
 
 def _check_plan(plan: RowPlan) -> RowPlan:

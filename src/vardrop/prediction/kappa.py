@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,6 +13,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from vardrop._core.calls import (
+    Batch,
+    LabelledData,
     call_arguments,
     clone_batch,
     labelled_batches,
@@ -25,8 +27,6 @@ from vardrop.functional.curvature import diagonal_hessian, hutchinson_diagonal, 
 from vardrop.functional.random import GeneratorNoise, draw_from, restore_state_on_error
 from vardrop.noisy import NoisyTensor, evaluating, noisy_weights, sampling
 from vardrop.prediction.functions import resolve_seed
-
-Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
 
 
 def example_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 @restore_state_on_error
 def kappa(
     net: nn.Module,
-    data: Data,
+    data: LabelledData,
     loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy,
     probes: int | None = None,
     samples: int = 16,
@@ -103,7 +103,7 @@ def kappa(
 def _curvature(
     net: nn.Module,
     keys: list[str],
-    x: Tensor,
+    x: Batch,
     y: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
     probes: int | None,
@@ -131,7 +131,7 @@ def _weights(net: nn.Module) -> dict[str, tuple[str, NoisyTensor]]:
     return dict(weights.values())
 
 
-def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
+def call_with_tensors(net: nn.Module, tensors: dict[str, Tensor], x: Batch) -> Any:
     """Call a model with other tensors in place of its parameters; returns its `logits`, if any."""
     args, kwargs = call_arguments(net, clone_batch(plain_batch(x)))
     output = functional_call(net, tensors, args, kwargs)

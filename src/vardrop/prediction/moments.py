@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import output_tensor, tensors_in
+from vardrop._core.calls import Batch, Pick, tensors_in
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop.functional import (
@@ -46,6 +46,9 @@ from vardrop.prediction.eval_copy import (
     track_active_module,
 )
 
+_Function = Callable[..., Tensor]
+_Kwargs = dict[str, object]
+_AveragePool = nn.AvgPool1d | nn.AvgPool2d | nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d
 _PASS_BYTES = 1024  # per input element, that activations of a pass may take
 
 
@@ -84,9 +87,9 @@ class RandomTensor:
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        cls, func: _Function, types: object, args: Sequence[Any] = (), kwargs: _Kwargs | None = None
     ) -> RandomTensor:
-        return _apply(getattr(function, "__name__", repr(function)), args, kwargs or {})
+        return _apply(getattr(func, "__name__", repr(func)), args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -104,22 +107,19 @@ class RandomTensor:
         return len(self.raw.mean)
 
 
-def _operator(name: str) -> Callable[..., RandomTensor]:
-    return lambda self, *args: _apply(name, (self, *args), {})
-
-
 for _name in (
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv",
     "itruediv", "matmul", "rmatmul", "pow", "rpow", "neg", "abs", "getitem", "setitem", "lt", "le",
     "gt", "ge", "eq", "ne", "bool", "float", "int", "floordiv", "mod", "invert",
 ):  # fmt: skip
-    setattr(RandomTensor, f"__{_name}__", _operator(f"__{_name}__"))
+    call = lambda self, *args, name=f"__{_name}__": _apply(name, (self, *args), {})  # noqa: E731
+    setattr(RandomTensor, f"__{_name}__", call)
 
 _IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 _ALIASES = {"radd": "add", "rmul": "mul", "truediv": "div"}
 
 
-def _apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RandomTensor:
+def _apply(name: str, args: Sequence[Any], kwargs: _Kwargs) -> RandomTensor:
     """Apply one torch function by its name, in place if the name or an option asks for it."""
     bare = name.strip("_")
     in_place = bool(kwargs.pop("inplace", False)) or bare in _IN_PLACE or name == f"{bare}_"
@@ -150,41 +150,38 @@ def _relu(x: Moments) -> Moments:
 def _leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
     mean, second = relu_moments(*x)
     leaky = negative_slope * x.mean + (1 - negative_slope) * mean
-    second_moment = x.mean.square() + x.variance
-    square = (1 - negative_slope**2) * second + negative_slope**2 * second_moment
+    square = (1 - negative_slope**2) * second + negative_slope**2 * (x.mean.square() + x.variance)
     return Moments(leaky, (square - leaky.square()).clamp(min=0))
 
 
-def _activate(function: Callable[..., Tensor], x: Moments, *args: Any, **kwargs: Any) -> Moments:
+def _activate(function: _Function, x: Moments, *args: object, **kwargs: object) -> Moments:
     return Moments(*function_moments(lambda t: function(t, *args, **kwargs), *x))
 
 
-def _move(function: Callable[..., Tensor], x: Moments, *args: Any, **kwargs: Any) -> Moments:
-    """Elements change their places, and so do their variances."""
+def _move(function: _Function, x: Moments, *args: object, **kwargs: object) -> Moments:
+    """Move elements to other places, with their variances."""
     return Moments(*(function(t, *args, **kwargs) for t in x))
 
 
 def _multiply(
-    op: Callable[..., Tensor],
+    op: _Function,
     x: Moments,
     weight: Tensor,
-    bias: Any = None,
-    *args: Any,
-    **options: Any,
+    bias: Tensor | None = None,
+    *args: object,
+    **options: object,
 ) -> Moments:
     """y = op(x, w) + b for a certain w: the variance passes through w^2 and takes no bias."""
     mean = op(x.mean, weight, bias, *args, **options)
     return Moments(mean, op(x.variance, weight.square(), None, *args, **options))
 
 
-def _batch_norm(
-    x: Moments, mean: Tensor | None, variance: Tensor | None, **options: Any
-) -> Moments:
-    if variance is None or options.get("training"):
+def _batch_norm(x: Moments, mean: Tensor | None, variance: Tensor | None, **kwargs: Any) -> Moments:
+    if variance is None or kwargs.get("training"):
         raise UnsupportedError("batch_norm with the statistics of the batch")
-    scale, weight = (variance + options.get("eps", 1e-5)).reciprocal(), options.get("weight")
+    scale, weight = (variance + kwargs.get("eps", 1e-5)).reciprocal(), kwargs.get("weight")
     scale = scale if weight is None else scale * weight.square()
-    y = functional.batch_norm(x.mean, mean, variance, **options)
+    y = functional.batch_norm(x.mean, mean, variance, **kwargs)
     return Moments(y, x.variance * along(1, y, scale))
 
 
@@ -194,22 +191,20 @@ def _add(a: Any, b: Any, *, alpha: float = 1) -> Moments:
     return Moments(mean, torch.broadcast_to(v + alpha**2 * w, mean.shape))
 
 
-def _subtract(a: Any, b: Any, *, alpha: float = 1) -> Moments:
-    return _add(a, b, alpha=-alpha)
-
-
 def _scale(a: Any, b: Any) -> Moments:
     x, factor = (a, b) if isinstance(a, Moments) else (b, a)
     return Moments(x.mean * factor, x.variance * factor**2)
 
 
-def _mean(x: Moments, dim: Any = None, keepdim: bool = False) -> Moments:
+def _mean(x: Moments, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Moments:
     dims = tuple(range(x.mean.dim())) if dim is None else per_axis(dim, 1)
     mean, variance = (t.mean(dims, keepdim) for t in x)
     return Moments(mean, variance / math.prod(x.mean.shape[d] for d in dims))
 
 
-def _average_pool(kind: Any, axes: int, x: Moments, *args: Any, **kwargs: Any) -> Moments:
+def _average_pool(
+    kind: Callable[..., _AveragePool], axes: int, x: Moments, *args: object, **kwargs: object
+) -> Moments:
     """A mean of d elements has the mean of their variances, divided by d once more."""
     pool = kind(*args, **kwargs)
     mean, variance = (pool(t) for t in x)
@@ -221,9 +216,9 @@ def _average_pool(kind: Any, axes: int, x: Moments, *args: Any, **kwargs: Any) -
     return Moments(mean, variance)
 
 
-def _window_sizes(pool: Any, axes: int, axis: int, size: int, count: int) -> list[int]:
+def _window_sizes(pool: _AveragePool, axes: int, axis: int, size: int, count: int) -> list[int]:
     """By how much each of `count` windows is divided, along an axis of this size."""
-    if hasattr(pool, "output_size"):  # adaptive
+    if isinstance(pool, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
         return [-(-(i + 1) * size // count) - i * size // count for i in range(count)]
     values = (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
     kernel, step, pad = (per_axis(value, axes)[axis] for value in values)
@@ -279,7 +274,8 @@ _PRODUCTS = (
 
 RULES: dict[str, Callable[..., Moments]] = {
     "relu": _relu, "leaky_relu": _leaky_relu, "batch_norm": _batch_norm, "mean": _mean,
-    "max_pool2d": _max_pool, "add": _add, "sub": _subtract, "rsub": lambda a, b: _subtract(b, a),
+    "max_pool2d": _max_pool, "add": _add, "rsub": lambda a, b: _add(b, a, alpha=-1),
+    "sub": lambda a, b, *, alpha=1: _add(a, b, alpha=-alpha),
     "mul": _scale, "div": lambda x, d: _scale(x, 1 / d), "neg": partial(_scale, -1),
     "dropout": _dropout,
     **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d"), partial(_dropout, together=True)),
@@ -293,10 +289,10 @@ RULES: dict[str, Callable[..., Moments]] = {
 }  # fmt: skip
 
 
-class Analytic:
+class Analytic(nn.Module):
     """A module with noise whose forward gives the moments of its output."""
 
-    def forward(self: Any, x: Tensor | RandomTensor, *args: Any, **kwargs: Any) -> RandomTensor:
+    def forward(self, x: Tensor | RandomTensor, *args: object, **kwargs: object) -> RandomTensor:
         """Mean and variance of the noisy module's output."""
         if args or kwargs:
             raise UnsupportedError("a noisy module with several inputs")
@@ -305,14 +301,14 @@ class Analytic:
 
 
 @cache
-def _analytic_kind(kind: Any) -> Any:
-    """A class of this name, so that code may ask for the class of its modules."""
+def _analytic_kind(kind: type) -> type:
+    """A class with this name, because code may ask for the class of its modules."""
     return type(kind.__name__, (Analytic, kind), {"__module__": kind.__module__})
 
 
 @singledispatch
 def through(module: nn.Module, mean: Tensor, variance: Tensor | None) -> Moments:
-    """The moments of the output of a module with noise; certain inputs have no variance."""
+    """The moments of the output of a noisy module. Without `variance` the input is certain."""
     raise UnsupportedError("noise without known moments")
 
 
@@ -323,19 +319,16 @@ def _(layer: Variational, mean: Tensor, variance: Tensor | None) -> Moments:
         raise UnsupportedError("a noisy product without known moments")
     if gate is not None and gate.side == "input":
         mean, variance = through(gate, mean, variance)
-    if layer.posterior is not None:
-        y = _noisy_product(layer, mean, variance)
-    else:
+    if layer.posterior is None:
         y = _multiply(op, _pair(mean, variance), layer.weight, layer.bias)
+    else:
+        affine = layer.affine()
+        if not affine.weight.adds_variances():
+            raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
+        center, spread = affine.moments((mean,), affine.variances(), variance)
+        center = torch.zeros_like(spread) if center is None else center.expand_as(spread)
+        y = Moments(center, spread)
     return through(gate, *y) if gate is not None and gate.side == "output" else y
-
-
-def _noisy_product(layer: Variational, mean: Tensor, variance: Tensor | None) -> Moments:
-    affine = layer.affine()
-    if not affine.weight.adds_variances():
-        raise UnsupportedError(f"weights that share noise, {layer.posterior!r}")
-    y, spread = affine.moments((mean,), affine.variances(), variance)
-    return Moments(torch.zeros_like(spread) if y is None else y.expand_as(spread), spread)
 
 
 def _pair(mean: Tensor, variance: Tensor | None) -> Moments:
@@ -361,27 +354,6 @@ def _(module: nn.Dropout, mean: Tensor, variance: Tensor | None) -> Moments:
     return _dropout(_pair(mean, variance), module.p)
 
 
-def analytic(quiet: nn.Module) -> nn.Module:
-    """A network that carries moments, from a prepared one without noise."""
-    twin = clone_modules(quiet)
-    for module in twin.modules():
-        if is_stochastic(module):
-            kind: Any = type(module)
-            module.__class__ = _analytic_kind(kind)
-    return twin
-
-
-def propagate(net: nn.Module, x: Tensor) -> Moments:
-    """Mean and variance of a noisy network's output, in one pass.
-
-    >>> import torch, vardrop as vd
-    >>> net = vd.convert(torch.nn.Linear(2, 1, bias=False), vd.bayes_by_backprop(log_sigma2=0.0))
-    >>> propagate(net, torch.ones(1, 2)).variance
-    tensor([[2.]])
-    """
-    return MomentDraws(net, output_tensor, 2**28).propagate(x)
-
-
 class MomentDraws:
     """Normal draws at the output, from a mean and a variance that one pass carries there.
 
@@ -389,20 +361,30 @@ class MomentDraws:
         net: the model.
         pick: takes the tensor out of what the model returns.
         memory: bytes that activations may take at once.
+
+    >>> import torch, vardrop as vd
+    >>> net = vd.convert(torch.nn.Linear(2, 1, bias=False), vd.bayes_by_backprop(log_sigma2=0.0))
+    >>> MomentDraws(net, lambda output: output, memory=2**28).propagate(torch.ones(1, 2)).variance
+    tensor([[2.]])
     """
 
-    def __init__(self, net: nn.Module, pick: Callable[[Any], Any], memory: int) -> None:
+    def __init__(self, net: nn.Module, pick: Pick, memory: int) -> None:
         copy = compute_variances(make_eval_copy(net, noise=False), draws_outputs=False)
-        self.net, self.pick, self.memory = analytic(copy), pick, memory
+        self.net, self.pick, self.memory = clone_modules(copy), pick, memory
+        for module in self.net.modules():
+            if is_stochastic(module):
+                kind: type = type(module)
+                module.__class__ = _analytic_kind(kind)
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         return "one pass that carries mean and variance"
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         elements = sum(t[:1].numel() for t in tensors_in(x))
         return max(1, self.memory // (elements * _PASS_BYTES))
 
-    def propagate(self, x: Tensor) -> Moments:
+    @torch.no_grad()
+    def propagate(self, x: Batch) -> Moments:
         """Mean and variance of the output."""
         if not isinstance(x, Tensor):
             raise VardropError(
@@ -416,19 +398,18 @@ class MomentDraws:
             )
         if x.dim() == 4:  # convolutions are faster with the channels last
             x = x.contiguous(memory_format=torch.channels_last)
-        with torch.no_grad():
-            try:
-                output = _run(self.net, x)
-                if not isinstance(output, Tensor | RandomTensor):
-                    output = self.pick(output)
-            except UnsupportedError as error:
-                raise VardropError(
-                    f"Expected modules with known moments, but got {_failing(self.net, x)}, which "
-                    f'calls {error}. Predict with mode="sample".'
-                ) from None
+        try:
+            output = _run(self.net, x)
+            if not isinstance(output, Tensor | RandomTensor):
+                output = self.pick(output)
+        except UnsupportedError as error:
+            raise VardropError(
+                f"Expected modules with known moments, but got {_failing(self.net, x)}, which "
+                f'calls {error}. Predict with mode="sample".'
+            ) from None
         return output.moments if isinstance(output, RandomTensor) else _pair(output, None)
 
-    def draws(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         yield self.draw_output(self.propagate(x), samples)
 
     def draw_output(self, output: Moments, samples: int) -> Tensor:
@@ -436,24 +417,23 @@ class MomentDraws:
 
         So the prediction of an example does not depend on other examples.
         """
-        mean, std = output.mean, output.variance.sqrt()
+        mean, variance = output
         with draw_from(GeneratorNoise(noise_source().seed or 0)):
             noise = standard_normal((samples, 1, *mean.shape[1:]), mean)
-        return torch.addcmul(mean, std, noise)
+        return torch.addcmul(mean, variance.sqrt(), noise)
 
 
 def _run(net: nn.Module, x: Tensor) -> Any:
-    with RandomOpMode(_refuse_draw) if has_untracked_randomness(net) else nullcontext():
+    def raise_unsupported(function: Any, *_: object) -> NoReturn:
+        raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
+
+    with RandomOpMode(raise_unsupported) if has_untracked_randomness(net) else nullcontext():
         try:
             return net(x.clone())  # which the network may overwrite
         except (RuntimeError, TypeError) as error:
             if RandomTensor.__name__ not in str(error):
                 raise
             raise UnsupportedError(f"code that takes only tensors: {error}") from error
-
-
-def _refuse_draw(function: Any, *_: Any) -> NoReturn:
-    raise UnsupportedError(f"{function.overloadpacket.__name__}, a random function")
 
 
 def _failing(net: nn.Module, x: Tensor) -> str:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from vardrop._core.calls import Pick
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
 from vardrop.prediction.conformal import Conformal
 from vardrop.prediction.eval_copy import copy_tensors
 from vardrop.prediction.prediction import Prediction
-from vardrop.prediction.predictor import Draw, Mode, Predictor
+from vardrop.prediction.predictor import BatchOrLoader, Draw, Mode, Predictor
 
 
 def predict(
     net: nn.Module | Objective,
-    x: Tensor | Mapping[str, Any] | Iterable[object],
+    x: BatchOrLoader,
     samples: int = 32,
     *,
     mode: Mode = "sample",
@@ -29,7 +30,7 @@ def predict(
     memory: int = 2**28,
     tolerance: float | None = None,
     keep: int | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: Pick | None = None,
     progress: bool | None = None,
 ) -> Prediction:
     """The predictive distribution of a noisy model: p(y | x) = E_w p(y | x, w).
@@ -131,7 +132,7 @@ def freeze(
     conformal: Conformal | None = None,
     level: float = 0.95,
     memory: int = 2**28,
-    output: Callable[[Any], Tensor] | None = None,
+    output: Pick | None = None,
 ) -> Predictor:
     """Copy a trained model into a `Predictor` with constant tensors, to serve or to export.
 

@@ -22,7 +22,11 @@ _SAFE = 1e-30  # a sum of probabilities whose logarithm is right in single preci
 
 
 class Interval(NamedTuple):
-    """Lower and upper bounds, in the shape of the prediction."""
+    """An interval for every element of a prediction.
+
+    Args:
+        lower, upper: the bounds, in the shape of the prediction.
+    """
 
     lower: Tensor
     upper: Tensor
@@ -147,6 +151,12 @@ class Prediction:
 
         Regression: quantiles of 1/K sum_k N(mean_k, variance_k). Classification: quantiles of the
         probability over the draws.
+
+        Args:
+            level: the probability inside the interval.
+
+        Returns:
+            The bounds.
         """
         check_number("level", level, above=0, below=1)
         parts = self.likelihood.parts(self._require_draws())
@@ -158,10 +168,16 @@ class Prediction:
         return Interval(*(mixture_quantile(parts.location, std, level) for level in tails))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y | x) of every example, (N,): the logarithm of the mean density.
+        """log p(y | x) of every example: the logarithm of the mean density.
 
         An example with one class or one binary target uses all draws. Values, and several targets
         of an example together, use the draws that were kept: log 1/K sum_k prod_t p(y_t | draw k).
+
+        Args:
+            y: the targets.
+
+        Returns:
+            One number per example, (N,).
         """
         self.likelihood.check_target(self.mean, y)
         axis = self.likelihood.class_axis
@@ -170,7 +186,13 @@ class Prediction:
         return self.log_probs.gather(axis, y.long().unsqueeze(axis)).flatten()
 
     def select_valid(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The probabilities (M, C) and classes (M,) of targets that are not ignored, for metrics.
+        """Select the targets that are not ignored, for metrics.
+
+        Args:
+            y: classes (N, ...).
+
+        Returns:
+            The probabilities (M, C) and the classes (M,) of these targets.
 
         >>> import torch, vardrop as vd
         >>> likelihood = vd.Categorical(class_axis=-1)
@@ -190,7 +212,14 @@ class Prediction:
         return self.probs.movedim(axis, -1)[which], y[which]
 
     def rescale(self, factor: float) -> Prediction:
-        """The prediction of the same draws with `factor` times the noise (`Likelihood.scaled`)."""
+        """The prediction of the same draws with more or less noise of the targets.
+
+        Args:
+            factor: of the noise, as for `Likelihood.scaled`.
+
+        Returns:
+            The new prediction.
+        """
         if self.analytic:
             raise VardropError(
                 'Expected a sampled prediction to rescale, but got one of mode="moments", whose '
@@ -215,6 +244,9 @@ class Prediction:
         Args:
             mean, std: of the target before it was standardized.
             likelihood: of the prediction in these units, in double precision.
+
+        Returns:
+            The new prediction; the same one for classes.
         """
         if self.classifies:
             return self
@@ -373,11 +405,6 @@ class Summary:
             return False
         return bool(self._settling.standard_error.max() < tolerance)
 
-    def _draws(self, like: Tensor) -> Tensor:
-        if len(self.kept) == 1:
-            return self.kept[0]
-        return torch.cat(self.kept) if self.kept else like.new_zeros(0)
-
     def prediction(self) -> Prediction:
         """The prediction from the draws so far."""
         mean, count, variance = self.location.mean, self.location.count, self.location.variance
@@ -388,6 +415,7 @@ class Summary:
             variance = variance.nan_to_num(math.inf, math.inf)
         assert self.aleatoric is not None
         logs = None if self.log_sum is None else self.log_sum - math.log(count)
+        blocks = self.kept or [mean.new_zeros(0)]
         return Prediction(
             likelihood=self.likelihood,
             mean=mean,
@@ -395,7 +423,7 @@ class Summary:
             expected=self.aleatoric / count,
             standard_error=self._settling.standard_error,
             samples=torch.full((mean.shape[0],), count, device=mean.device),
-            draws=self._draws(mean),
+            draws=blocks[0] if len(blocks) == 1 else torch.cat(blocks),
             mean_log_probs=None if logs is None else logs.clamp_(max=0),
             mean_probs=self.probs.mean if self.probs.count else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
+    Batch,
+    Pick,
     call_net,
     check_named,
     map_tensors,
@@ -40,22 +42,23 @@ from vardrop.prediction.eval_copy import (
     check_noise,
     copy_tensors,
     has_untracked_randomness,
-    is_stochastic,
 )
 from vardrop.prediction.functions import draws, resolve_seed
-from vardrop.prediction.graph import Graph, NoiseInput
+from vardrop.prediction.graph import Graph, GraphInput, NoiseInput
 from vardrop.prediction.moments import MomentDraws, Moments
-from vardrop.prediction.prediction import Interval, Prediction, Summary, concatenate
-from vardrop.prediction.row_plan import NotRowwiseError, Pick
+from vardrop.prediction.prediction import Prediction, Summary, concatenate
+from vardrop.prediction.row_plan import NotRowwiseError
 from vardrop.prediction.strategies import (
     DrawStrategy,
     FunctionDraws,
     LoopDraws,
     MemberDraws,
     RowDraws,
+    draws_functions,
 )
 
 Mode = Literal["sample", "mean", "moments"]
+BatchOrLoader = Tensor | Mapping[str, object] | Iterable[Any]
 Draw = Literal["estimator", "local", "functions"]
 _SETTLING = 32  # draws between two checks of the tolerance
 _CLASS_OUTPUTS = ("probs", "aleatoric", "epistemic", "entropy", "lower", "upper")
@@ -109,7 +112,7 @@ class Predictor(nn.Module):
         memory: int = 2**28,
         tolerance: float | None = None,
         keep: int | None = None,
-        output: Callable[[Any], Tensor] | None = None,
+        output: Pick | None = None,
     ) -> None:
         super().__init__()
         check_choice("mode", mode, ("sample", "mean", "moments"))
@@ -163,29 +166,45 @@ class Predictor(nn.Module):
         """Do nothing: a predictor stays in evaluation mode."""
         return self
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Predictor:
         self.refresh()
-        return super()._apply(*args, **kwargs)
+        return super()._apply(fn, recurse)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         caches = ("_lock", "_strategy", "_fallback", "_snapshot")
         return {name: state for name, state in self.__dict__.items() if name not in caches}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self.refresh()
 
     def extra_repr(self) -> str:
         return f"mode={self.mode!r}, samples={self.samples}, draw={self.draw!r}"
 
-    def forward(self, x: Any, seed: int | None = None, progress: bool | None = False) -> Prediction:
-        """The predictive distribution of a batch, or of all batches of a loader."""
+    def forward(
+        self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
+    ) -> Prediction:
+        """The predictive distribution of a batch, or of all batches of a loader.
+
+        Args:
+            x, seed, progress: as for `vardrop.predict`.
+
+        Returns:
+            The prediction of all examples.
+        """
         return concatenate(list(self.batches(x, seed, progress)))
 
     def batches(
-        self, x: Any, seed: int | None = None, progress: bool | None = False
+        self, x: BatchOrLoader, seed: int | None = None, progress: bool | None = False
     ) -> Iterator[Prediction]:
-        """The predictive distributions of the batches of a loader, one after the other."""
+        """The predictive distributions of the batches of a loader, one after the other.
+
+        Args:
+            x, seed, progress: as for `vardrop.predict`.
+
+        Returns:
+            An iterator of predictions, one per batch.
+        """
         noise: AbstractContextManager[object] = nullcontext()  # the global generator is left alone
         if self.mode == "moments":
             noise = draw_from(GeneratorNoise(seed or 0))  # the same numbers for every example
@@ -198,7 +217,7 @@ class Predictor(nn.Module):
 
     @restore_state_on_error
     def _predict_batch(
-        self, x: Any, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
+        self, x: Batch, seed: int | None, noise: AbstractContextManager[object], line: ProgressLine
     ) -> Prediction:
         with noise, torch.no_grad():
             self._check_dropout(x)
@@ -209,7 +228,7 @@ class Predictor(nn.Module):
                 line.advance(len(predictions[-1]))
         return concatenate(predictions)
 
-    def _predict_part(self, strategy: DrawStrategy, x: Any) -> Prediction:
+    def _predict_part(self, strategy: DrawStrategy, x: Batch) -> Prediction:
         """Draw outputs until there are enough, and reduce them."""
         count = num_examples(x)
         if isinstance(strategy, MomentDraws):
@@ -244,40 +263,35 @@ class Predictor(nn.Module):
             p = replace(p, mean=mean, output_variance=variance, analytic=True)
         return p
 
-    def _check_dropout(self, x: Any) -> None:
+    def _check_dropout(self, x: Batch) -> None:
         """Raise an error at the first batch if the model has dropout that draws would lack."""
         if self._unchecked:
             check_functional_dropout(self.net, x)
             self._unchecked = False
 
-    def strategy_for(self, x: Any, seed: int | None = None) -> DrawStrategy:
+    def strategy_for(self, x: Batch, seed: int | None = None) -> DrawStrategy:
         """How inputs like x are drawn, with a seed of the user or without."""
         with self._lock:
             if self._strategy is None:
                 self._strategy = self._make_strategy()
             strategy = self._strategy
-            if isinstance(strategy, FunctionDraws) and seed is None and self._keeps_functions():
-                if self._fallback is None:
-                    functions = list(draws(self._model, self.samples))
-                    self._fallback = MemberDraws(functions, self.pick)
-                return self._fallback
+            if isinstance(strategy, FunctionDraws) and seed is None and self.is_kept:
+                weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
+                if self.samples * weights <= self.memory:
+                    self._fallback = self._fallback or MemberDraws(
+                        list(draws(self._model, self.samples)), self.pick
+                    )
+                    return self._fallback
         if isinstance(strategy, RowDraws):
             try:
                 strategy.plan(x)
             except NotRowwiseError as error:
                 with self._lock:
-                    if self._fallback is None:
-                        local = self.draw == "local"
-                        self._fallback = LoopDraws.of_copy(
-                            self._model, self.pick, str(error), local=local
-                        )
+                    self._fallback = self._fallback or LoopDraws.of_copy(
+                        self._model, self.pick, str(error), local=self.draw == "local"
+                    )
                     return self._fallback
         return strategy
-
-    def _keeps_functions(self) -> bool:
-        """Whether drawn functions are kept between calls."""
-        weights = sum(p.numel() * p.element_size() for p in self.net.parameters())
-        return self.is_kept and self.samples * weights <= self.memory
 
     @property
     def _model(self) -> nn.Module:
@@ -307,17 +321,18 @@ class Predictor(nn.Module):
                 "Expected mode='sample' or 'mean' with draw='estimator' for a model whose tensors "
                 f"are sharded over processes, but got mode={self.mode!r} with draw={self.draw!r}."
             )
-        net, source, noise = self.net, self.source, self.mode == "sample"
-        run = (
-            forward_method(source, "outputs")
-            if hasattr(source, "outputs")
-            else partial(call_net, net)
-        )
-        switch = contextmanager(partial(_switch_modules, net, noise))
+        net, noise, has_method = self.net, self.mode == "sample", hasattr(self.source, "outputs")
+        run = forward_method(self.source, "outputs") if has_method else partial(call_net, net)
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            with evaluating(net), sampling(net, noise):
+                yield
+
         reason = "its tensors are sharded over processes"
         return LoopDraws(net, lambda x: self.pick(run(x)), reason, noise, switch)
 
-    def plan(self, x: Any) -> str:
+    def plan(self, x: BatchOrLoader) -> str:
         """How inputs like x are run: what is shared by the draws, or why nothing is."""
         (batch,) = input_batches(device_of(self.net), x)
         return self.strategy_for(batch).describe(batch)
@@ -325,11 +340,11 @@ class Predictor(nn.Module):
     @property
     def output_names(self) -> tuple[str, ...]:
         """The names of `outputs`, in their order."""
-        names = _VALUE_OUTPUTS if self.likelihood.class_axis is None else _CLASS_OUTPUTS
-        has_sets = self.conformal is not None and names is _CLASS_OUTPUTS
-        return (*names, _SET) if has_sets else names
+        if self.likelihood.class_axis is None:
+            return _VALUE_OUTPUTS
+        return _CLASS_OUTPUTS if self.conformal is None else (*_CLASS_OUTPUTS, _SET)
 
-    def outputs(self, x: Any, seed: int | None = None) -> tuple[Tensor, ...]:
+    def outputs(self, x: BatchOrLoader, seed: int | None = None) -> tuple[Tensor, ...]:
         """The prediction as a tuple of tensors with the names `output_names`.
 
         The names are `probs` or `mean`, `aleatoric` and `epistemic` (nats for classes, variances
@@ -342,19 +357,17 @@ class Predictor(nn.Module):
         """Tensors of a prediction, by name."""
         tensors: dict[str, Tensor] = {}
         if {"lower", "upper"} & set(names):
-            tensors["lower"], tensors["upper"] = self._interval(p)
+            if self.conformal is not None and not p.classifies:
+                tensors["lower"], tensors["upper"] = self.conformal.interval(p)
+            else:
+                tensors["lower"], tensors["upper"] = p.interval(self.level)
         if _SET in names:
             assert self.conformal is not None
             tensors[_SET] = self.conformal.classes(p)
         return tuple(tensors[n] if n in tensors else getattr(p, n) for n in names)
 
-    def _interval(self, p: Prediction) -> Interval:
-        if self.conformal is not None and not p.classifies:
-            return self.conformal.interval(p)
-        return p.interval(self.level)
-
     def graph(
-        self, x: Any, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
+        self, x: GraphInput, outputs: Sequence[str] | None = None, noise: NoiseInput = "runtime"
     ) -> Graph:
         """The predictor as a module from tensors to tensors, for an exporter.
 
@@ -394,31 +407,13 @@ class Predictor(nn.Module):
         return entries if self.conformal is None else {**entries, "conformal": repr(self.conformal)}
 
 
-def draws_functions(net: nn.Module) -> bool:
-    """Whether every noise of a model is a draw of whole weight tensors.
-
-    A draw per example, or with signs per example (Flipout), has the distribution of a whole
-    function for every example, so functions are drawn instead.
-    """
-    stochastic = [m for m in net.modules() if is_stochastic(m)]
-    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
-    gated = any(m.gate is not None for m in weights)
-    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
-    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
-
-
-def _switch_modules(net: nn.Module, noise: bool) -> Iterator[None]:
-    with evaluating(net), sampling(net, noise):
-        yield
-
-
 def device_of(net: nn.Module) -> torch.device | None:
     """The device of the first tensor of a model; None if it has none."""
     tensor = next(chain(net.parameters(), net.buffers()), None)
     return None if tensor is None else tensor.device
 
 
-def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
+def input_batches(device: torch.device | None, data: BatchOrLoader) -> Iterator[Batch]:
     """Yield the checked inputs of one batch or of a loader, on a device."""
     count = 0
     for batch in [data] if isinstance(data, Tensor | Mapping) else data:
@@ -435,7 +430,7 @@ def input_batches(device: torch.device | None, data: Any) -> Iterator[Any]:
         raise VardropError("Expected `x` to give at least one batch, but got an empty loader.")
 
 
-def _check_values(x: Any) -> None:
+def _check_values(x: Batch) -> None:
     if isinstance(x, Tensor) and (x.dim() == 0 or x.shape[0] == 0):
         raise VardropError(f"Expected `x` to have rows, but got shape {tuple(x.shape)}.")
     if num_examples(x) == 0:

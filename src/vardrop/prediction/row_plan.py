@@ -12,7 +12,16 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, map_tensors, num_examples, tensors_in
+from vardrop._core.calls import (
+    Batch,
+    Pick,
+    call_net,
+    clone_batch,
+    map_tensors,
+    num_examples,
+    slice_batch,
+    tensors_in,
+)
 from vardrop._core.errors import VardropError
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import tree_map
@@ -37,7 +46,6 @@ from vardrop.prediction.split import (
     trace_model,
 )
 
-Pick = Callable[[Any], Tensor]
 _DISTINCT = 997  # different numbers in the noise of a recorded pass
 
 
@@ -65,7 +73,7 @@ class RowPlan(NamedTuple):
     note: str
 
 
-def make_plan(net: nn.Module, x: Any, pick: Pick) -> RowPlan:
+def make_plan(net: nn.Module, x: Batch, pick: Pick) -> RowPlan:
     """Split a model at its first noise, and verify on a few examples that draws can be examples.
 
     Outputs must not depend on other examples, noise must be drawn for every example, and the two
@@ -90,7 +98,7 @@ def make_plan(net: nn.Module, x: Any, pick: Pick) -> RowPlan:
     return RowPlan(split, has_examples, noise, max(passes.largest, outputs), outputs, note)
 
 
-def _take_examples(x: Any, indices: list[int]) -> Any:
+def _take_examples(x: Batch, indices: list[int]) -> Batch:
     last = num_examples(x) - 1
     index = [min(i, last) for i in indices]
     return map_tensors(lambda t: t[torch.tensor(index, device=t.device)] if t.dim() else t, x)
@@ -106,7 +114,7 @@ class _Pass(NamedTuple):
     largest: int
 
 
-def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
+def _run_few(net: nn.Module, two: Batch, four: Batch, pick: Pick) -> _Pass:
     """Run a model on four examples; raise an error if examples share noise or anything else."""
     _check_independent(make_eval_copy(net, noise=False), two, pick)
     few = _record_pass(net, lambda: pick(call_net(net, clone_batch(two))))
@@ -119,7 +127,7 @@ def _run_few(net: nn.Module, two: Any, four: Any, pick: Pick) -> _Pass:
     return many._replace(largest=many.largest // 4)
 
 
-def _check_independent(quiet: nn.Module, x: Any, pick: Pick) -> None:
+def _check_independent(quiet: nn.Module, x: Batch, pick: Pick) -> None:
     others = map_tensors(lambda t: 0.5 * t.flip(0) if t.is_floating_point() else t.flip(-1), x)
     both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, x, others)
     passes = [
@@ -152,7 +160,9 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
         repeats = -(-count // len(normal)) if normal else 1
         return torch.tensor(normal).repeat(repeats)[:count].reshape(tuple(shape))
 
-    def draw_untracked(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw_untracked(
+        function: Any, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         output = call_with_generator(function, args, kwargs)
         untracked.append(tensors_in(output)[0].numel())
         return output
@@ -175,7 +185,7 @@ def _record_pass(net: nn.Module, forward: Callable[[], Tensor]) -> _Pass:
 
 
 def _make_split(
-    net: nn.Module, two: Any, expected: Tensor, pick: Pick
+    net: nn.Module, two: Batch, expected: Tensor, pick: Pick
 ) -> tuple[Split, tuple[bool, ...]]:
     """Trace and split a model, and compare the parts with the whole for the same noise."""
     if isinstance(two, Tensor) and type(net) is not nn.Sequential:
@@ -191,7 +201,7 @@ def _make_split(
     return split, has_examples
 
 
-def run_suffix(plan: RowPlan, values: Sequence[Any], draws: int) -> Any:
+def run_suffix(plan: RowPlan, values: Sequence[object], draws: int) -> Any:
     """Run the part after the first noise for some draws of the examples in `values`."""
     arguments = [
         Examples(value) if plan.has_examples[i] and i not in plan.split.moments else value
@@ -200,21 +210,21 @@ def run_suffix(plan: RowPlan, values: Sequence[Any], draws: int) -> Any:
     return plan.split.suffix(draws, *arguments)
 
 
-def slice_values(plan: RowPlan, values: Sequence[Any], start: int, stop: int) -> list[Any]:
+def slice_values(plan: RowPlan, values: Sequence[object], start: int, stop: int) -> list[object]:
     """The values of some examples."""
     pairs = zip(values, plan.has_examples, strict=True)
     return [slice_batch(value, start, stop) if flag else value for value, flag in pairs]
 
 
-def slice_batch(x: Any, start: int, stop: int) -> Any:
-    """Some examples of a batch."""
-    return map_tensors(lambda t: t[start:stop] if t.dim() else t, x)
-
-
-def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
+def _find_examples(split: Split, two: Batch) -> tuple[bool, ...]:
     """Which values between the two parts have examples along axis 0, from two and three of them."""
+
+    def raise_on_draw(function: Any, *_: object) -> NoReturn:
+        name = function.overloadpacket.__name__
+        raise NotTraceableError(f"it calls {name} before the first noise")
+
     flags = []
-    with RandomOpMode(_raise_on_draw):
+    with RandomOpMode(raise_on_draw):
         runs = (split.prefix(clone_batch(two)), split.prefix(_take_examples(two, [0, 1, 0])))
     for few, many in zip(*runs, strict=True):
         if isinstance(few, Tensor) and (few.shape[:1], many.shape[:1]) == ((2,), (3,)):
@@ -224,10 +234,6 @@ def _find_examples(split: Split, two: Any) -> tuple[bool, ...]:
         else:
             raise NotTraceableError("its computations depend on the number of examples")
     return tuple(flags)
-
-
-def _raise_on_draw(function: Any, *_: Any) -> NoReturn:
-    raise NotTraceableError(f"it calls {function.overloadpacket.__name__} before the first noise")
 
 
 def _wrap_model(net: nn.Module) -> tuple[Split, tuple[bool, ...]]:

@@ -15,15 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import Target
 from torch.nn import functional
 
-from vardrop._core.calls import call_arguments, map_tensors, tensors_in
+from vardrop._core.calls import Batch, call_arguments, map_tensors, tensors_in
 from vardrop._core.modules import clone_modules
 from vardrop._core.torch_private import has_plain_forward, tree_map
 from vardrop.functional import GeneratorNoise, RandomOpMode, call_with_generator, draw_from
 from vardrop.prediction.eval_copy import is_stochastic
 from vardrop.prediction.gaussian_layer import GaussianLayer, sample_rows
 
+_Args = tuple[object, ...]
+_Kwargs = dict[str, object]
 BRANCHES = "its code branches on the values of tensors"
 
 
@@ -47,7 +50,7 @@ def attempt(run: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx.Graph:
+def trace_model(net: nn.Module, x: Batch, leaves: Container[nn.Module] = ()) -> fx.Graph:
     """Record the operations of a forward pass on the examples x.
 
     Noisy modules, `leaves`, modules with hooks and modules of torch are single operations. Sizes
@@ -55,12 +58,18 @@ def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx
     when it is given proxies. Nothing outside this call changes, so that other threads may run
     models meanwhile, which `torch.fx.symbolic_trace` does not allow.
     """
+
+    def is_leaf(module: nn.Module) -> bool:
+        kind = type(module)
+        of_torch = kind.__module__.startswith("torch.nn") and kind is not nn.Sequential
+        return of_torch or is_stochastic(module) or not has_plain_forward(module)
+
     inputs = _bind_inputs(net, x)
     recorder = _Recorder(net)
     stubs = {
         module: _LeafStub(module, name, recorder)
         for name, module in net.named_modules()
-        if module in leaves or _is_leaf(module)
+        if module in leaves or is_leaf(module)
     }
     with draw_from(GeneratorNoise(0)), RandomOpMode(recorder.draw):
         proxies = {
@@ -70,11 +79,6 @@ def trace_model(net: nn.Module, x: Any, leaves: Container[nn.Module] = ()) -> fx
         output = clone_modules(net, stubs)(**proxies)
     recorder.graph.output(recorder.create_arg(output))
     return recorder.graph
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    of_torch = type(module).__module__.startswith("torch.nn") and type(module) is not nn.Sequential
-    return of_torch or is_stochastic(module) or not has_plain_forward(module)
 
 
 class _Recorder(fx.Tracer):
@@ -97,32 +101,33 @@ class _Recorder(fx.Tracer):
         return _ValueProxy(node, self)
 
     def create_proxy(
-        self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any
-    ) -> Any:
+        self, kind: str, target: Target, args: _Args, kwargs: _Kwargs, *rest: Any, **options: Any
+    ) -> _ValueProxy:
         """Record an operation and compute its value."""
-        proxy: Any = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        assert isinstance(proxy, _ValueProxy)
         if kind in ("call_function", "call_method", "call_module"):
             proxy.value = self._compute(kind, target, args, kwargs)
         elif kind == "get_attr":
-            proxy.value = operator.attrgetter(target)(self.root)
+            proxy.value = operator.attrgetter(str(target))(self.root)
         return proxy
 
-    def _compute(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        def to_value(a: Any) -> Any:
+    def _compute(self, kind: str, target: Target, args: _Args, kwargs: _Kwargs) -> Any:
+        def to_value(a: object) -> object:
             return a.value if isinstance(a, _ValueProxy) else a
 
         args, kwargs = tree_map(to_value, args), tree_map(to_value, kwargs)
         self.is_computing, before = True, self.is_computing
         try:
+            if not isinstance(target, str):
+                return target(*args, **kwargs)
             if kind == "call_module":
                 return self.modules[target](*args, **kwargs)
-            if kind == "call_method":
-                return getattr(args[0], target)(*args[1:], **kwargs)
-            return target(*args, **kwargs)
+            return getattr(args[0], target)(*args[1:], **kwargs)
         finally:
             self.is_computing = before
 
-    def draw(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw(self, function: Any, args: _Args, kwargs: _Kwargs) -> object:
         """Noise of recorded operations; other noise would be a constant of the graph."""
         if not self.is_computing:
             name = function.overloadpacket.__name__
@@ -136,12 +141,12 @@ class _ValueProxy(fx.Proxy):
     value: Any
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[_ValueProxy | int, ...]:
         """Sizes, of which the first is a proxy, because it is the number of examples."""
         sizes = tuple(self.value.shape)
         return (self.tracer.create_proxy("call_method", "size", (self, 0), {}), *sizes[1:])
 
-    def size(self, dim: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> tuple[_ValueProxy | int, ...] | _ValueProxy | int:
         """One or all of the sizes."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -170,7 +175,7 @@ class _ValueProxy(fx.Proxy):
     def __len__(self) -> int:
         return len(self.value)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[fx.Proxy]:
         return (operator.getitem(self, i) for i in range(len(self.value)))
 
 
@@ -184,12 +189,12 @@ class _LeafStub(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["module"], name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> _ValueProxy:
         """Record a call of the module."""
         return self.recorder.create_proxy("call_module", self.name, args, kwargs)
 
 
-def _bind_inputs(net: nn.Module, x: Any) -> dict[str, Any]:
+def _bind_inputs(net: nn.Module, x: Batch) -> _Kwargs:
     """The arguments of a batch by the names that the forward of the model gives them."""
     if isinstance(net, torch.jit.ScriptModule):
         raise NotTraceableError("it is a TorchScript module")
@@ -211,7 +216,7 @@ class Split(NamedTuple):
     the model returns, for draws * N examples.
     """
 
-    prefix: Callable[[Any], Sequence[Any]]
+    prefix: Callable[[Batch], Sequence[Any]]
     suffix: Callable[..., Any]
     moments: frozenset[int] = frozenset()  # places of the values that are moments of a layer
 
@@ -250,19 +255,17 @@ class _SplitBuilder:
 
     def add(self, node: fx.Node) -> None:
         """Copy one node into the part it belongs to."""
+        layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
         if node not in self.marked:
             self.unmarked_nodes[node] = self.prefix.node_copy(node, self.unmarked_nodes.__getitem__)
-        elif self._is_first(node):
+        elif (
+            isinstance(layer, GaussianLayer)
+            and len(node.args) == 1
+            and node.args[0] not in self.marked
+        ):
             self.marked_nodes[node] = self._sample_first(node)
         else:
             self.marked_nodes[node] = self.suffix.node_copy(node, self._to_suffix)
-
-    def _is_first(self, node: fx.Node) -> bool:
-        """Whether a Gaussian layer has an input without noise."""
-        is_layer = node.op == "call_module" and isinstance(
-            self.modules[str(node.target)], GaussianLayer
-        )
-        return is_layer and len(node.args) == 1 and node.args[0] not in self.marked
 
     def _sample_first(self, node: fx.Node) -> fx.Node:
         """Compute the moments of a layer once, and draw from them for every draw."""
@@ -292,7 +295,7 @@ class _SplitBuilder:
         _overwrite_relu_inputs(self.suffix, self.modules)
         prefix, suffix = self._compile(self.prefix), self._compile(self.suffix)
 
-        def run_prefix(x: Any) -> Any:
+        def run_prefix(x: Batch) -> Sequence[Any]:
             inputs = _bind_inputs(self.net, x)
             return prefix(*(value for value in inputs.values() if isinstance(value, Tensor)))
 
@@ -321,10 +324,10 @@ class _Moments(nn.Module):
 class Examples(NamedTuple):
     """A value with examples along axis 0, next to values without."""
 
-    batch: Any
+    batch: object
 
 
-def repeat_rows(value: Any, draws: int) -> Any:
+def repeat_rows(value: object, draws: int) -> Any:
     """Repeat the examples of a value for every draw; other values are returned unchanged.
 
     The result is a new tensor, because code after it may write into it.
@@ -351,22 +354,20 @@ def _fold_batchnorm(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
     calls = [str(n.target) for n in graph.nodes if n.op == "call_module"]
     for node in list(graph.nodes):
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if type(norm) not in _BATCHNORMS or norm.running_mean is None:  # type: ignore[union-attr]
+        if not isinstance(norm, _BATCHNORMS) or type(norm) not in _BATCHNORMS:
+            continue
+        if norm.running_mean is None or norm.running_var is None:
             continue
         before = node.args[0]
         layer = modules.get(str(before.target)) if before.op == "call_module" else None
         once = len(before.users) == 1 and calls.count(str(before.target)) == 1
         if isinstance(layer, GaussianLayer) and layer.variance.dim() > 2 and once:
-            layer.scale_outputs(*_scale_and_shift(norm))
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            scale = scale if norm.weight is None else scale * norm.weight
+            shift = -norm.running_mean * scale
+            layer.scale_outputs(scale, shift if norm.bias is None else shift + norm.bias)
             node.replace_all_uses_with(before)
             graph.erase_node(node)
-
-
-def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean * scale
-    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 _RELU_FUNCTIONS = (torch.relu, functional.relu)

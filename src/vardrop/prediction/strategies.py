@@ -15,18 +15,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, example_shapes, num_examples, tensors_in
+from vardrop._core.calls import (
+    Batch,
+    Pick,
+    call_net,
+    clone_batch,
+    example_shapes,
+    num_examples,
+    tensors_in,
+)
 from vardrop._core.modules import clone_modules
 from vardrop.functional import GeneratorNoise, draw_from, noise_source
-from vardrop.prediction.eval_copy import compute_variances, make_eval_copy, use_call_generator
+from vardrop.layers import Variational
+from vardrop.prediction.eval_copy import (
+    compute_variances,
+    is_stochastic,
+    make_eval_copy,
+    use_call_generator,
+)
 from vardrop.prediction.functions import FunctionSampler, function_seeds
-from vardrop.prediction.row_plan import Pick, RowPlan, make_plan, run_suffix, slice_values
+from vardrop.prediction.row_plan import RowPlan, make_plan, run_suffix, slice_values
 
 _LIVE_TENSORS = 6  # of the largest activation's size, at one time
 _CACHE_ELEMENTS = 2**18  # of the largest activation that stay in the cache with what is made of it
@@ -38,13 +52,13 @@ _STACK = 8  # draws of a loop that are reduced together
 class DrawStrategy(Protocol):
     """One way to draw outputs."""
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         """The number of examples of a batch that are drawn together within the memory."""
 
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         """Yield blocks of outputs (s, N, ...), `samples` draws in all."""
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         """Describe how inputs like x are run, for `Predictor.plan`."""
 
 
@@ -81,7 +95,7 @@ class RowDraws:
         self.plans: dict[tuple[torch.Size, ...], RowPlan] = {}
         self._lock = threading.Lock()
 
-    def plan(self, x: Any) -> RowPlan:
+    def plan(self, x: Batch) -> RowPlan:
         """The plan for inputs of this shape; raises `NotRowwiseError` if there is none."""
         key = example_shapes(x)
         with self._lock:
@@ -89,25 +103,25 @@ class RowDraws:
                 self.plans[key] = make_plan(clone_modules(self.net), x, self.pick)
             return self.plans[key]
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         note = self.plan(x).note
         shared = f"no part is shared, because {note}" if note else "the noise-free part is shared"
         return f"draws as further examples; {shared}"
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         plan = self.plan(x)
         block = self._block_size(plan, x)
         fit = self.memory // (4 * samples * plan.outputs)
         return max(block, fit // block * block)
 
-    def _block_size(self, plan: RowPlan, x: Any) -> int:
+    def _block_size(self, plan: RowPlan, x: Batch) -> int:
         """The number of examples, of any draw, that are run at once."""
         limit = min(self.memory, _MAX_BLOCK_BYTES) // (4 * _LIVE_TENSORS * plan.largest)
         if tensors_in(x)[0].is_cpu:
             limit = min(limit, max(_MIN_BLOCK, _CACHE_ELEMENTS // plan.largest))
         return max(1, limit)
 
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         plan, count = self.plan(x), num_examples(x)
         block = self._block_size(plan, x)
         traced = not plan.note and plan.noise is not None
@@ -143,7 +157,7 @@ class LoopDraws:
         run: Pick,
         reason: str,
         noise: bool = True,
-        switch: Callable[[], Any] = nullcontext,
+        switch: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.net, self.run, self.reason, self.noise, self.switch = net, run, reason, noise, switch
 
@@ -156,18 +170,31 @@ class LoopDraws:
         copy = compute_variances(copy) if noise else copy
         return cls(copy, lambda x: pick(call_net(copy, x)), reason, noise)
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         return (
             f"one pass per draw, because {self.reason}" if self.noise else "one pass of the means"
         )
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         return num_examples(x)  # examples may depend on each other
 
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         with self.switch(), use_call_generator(self.net):
             for size in split_evenly(samples if self.noise else 1, _STACK):
                 yield torch.stack([self.run(clone_batch(x)) for _ in range(size)])
+
+
+def draws_functions(net: nn.Module) -> bool:
+    """Whether every noise of a model is a draw of whole weight tensors.
+
+    A draw per example, or with signs per example (Flipout), has the distribution of a whole
+    function for every example, so functions are drawn instead.
+    """
+    stochastic = [m for m in net.modules() if is_stochastic(m)]
+    weights = [m for m in stochastic if isinstance(m, Variational) and m.posterior is not None]
+    gated = any(m.gate is not None for m in weights)
+    draws_weights = all(m.estimator.whole_weights_per is not None for m in weights)
+    return len(weights) == len(stochastic) > 0 and draws_weights and not gated
 
 
 class FunctionDraws:
@@ -177,13 +204,13 @@ class FunctionDraws:
         self.net, self.pick = net, pick
         self._thread = threading.local()  # drawing a function writes into the sampler's tensors
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         return "whole functions, one set of weights per draw"
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         return num_examples(x)
 
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         if not hasattr(self._thread, "sampler"):
             self._thread.sampler = FunctionSampler(self.net)
         sampler = self._thread.sampler
@@ -193,7 +220,7 @@ class FunctionDraws:
             outputs = (self._draw(sampler, values, seed) for seed in seeds[start : start + _STACK])
             yield torch.stack(list(outputs))
 
-    def _draw(self, sampler: FunctionSampler, values: Any, seed: int) -> Tensor:
+    def _draw(self, sampler: FunctionSampler, values: Batch, seed: int) -> Tensor:
         with draw_from(GeneratorNoise(seed)), use_call_generator(sampler.net):
             sampler.redraw()
             return self.pick(sampler(values))
@@ -210,19 +237,19 @@ class MemberDraws:
 
     def __init__(
         self,
-        members: Sequence[nn.Module | Callable[[Any], DrawStrategy]],
+        members: Sequence[nn.Module | Callable[[Batch], DrawStrategy]],
         pick: Pick,
         each: int = 1,
     ) -> None:
         self.members, self.pick, self.each = members, pick, each
 
-    def describe(self, x: Any) -> str:
+    def describe(self, x: Batch) -> str:
         return f"{len(self.members)} members"
 
-    def max_examples(self, x: Any, samples: int) -> int:
+    def max_examples(self, x: Batch, samples: int) -> int:
         return num_examples(x)
 
-    def draws(self, x: Any, samples: int) -> Iterator[Tensor]:
+    def draws(self, x: Batch, samples: int) -> Iterator[Tensor]:
         for start in range(0, len(self.members), _STACK):
             blocks = []
             for member in self.members[start : start + _STACK]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardrop._core.calls import map_tensors, num_examples, plain_batch, tensors_in
+from vardrop._core.calls import Batch, map_tensors, num_examples, plain_batch, tensors_in
 from vardrop._core.checks import check_integer
 from vardrop._core.errors import VardropError
 from vardrop._core.processes import ALONE, World
@@ -18,10 +19,10 @@ _SEEDS = 2**62
 _END = object()
 
 
-class Batch(NamedTuple):
+class TrainBatch(NamedTuple):
     """The examples of one step in one process. `share` is their weight in the mean of processes."""
 
-    x: Any
+    x: Batch
     y: Tensor
     weight: Tensor | None
     share: float
@@ -44,19 +45,19 @@ class BatchSource:
         """The number of steps per epoch, or None if it is not known yet."""
         raise NotImplementedError
 
-    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+    def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         """The complete batches of an epoch from a position on, in the order of the generator."""
         raise NotImplementedError
 
-    def batches(self, generator: torch.Generator, position: int = 0) -> Iterator[Batch]:
+    def batches(self, generator: torch.Generator, position: int = 0) -> Iterator[TrainBatch]:
         """The batches of this process in an epoch from a position on."""
         for batch in self.read(generator, position):
             parts, share = check_batch(batch, f"batches of {type(self.source).__name__}"), 1.0
             if self.world.size > 1:
                 indices, share = self.world.slice(torch.arange(num_examples(parts)))
-                parts = map_tensors(lambda tensor, indices=indices: tensor[indices], parts)
+                parts = map_tensors(itemgetter(indices), parts)
             x, y, *weight = map_tensors(lambda tensor: tensor.to(self.device), parts)
-            yield Batch(x, y, weight[0] if weight else None, share)
+            yield TrainBatch(x, y, weight[0] if weight else None, share)
 
 
 class TensorBatches(BatchSource):
@@ -87,7 +88,7 @@ class TensorBatches(BatchSource):
         complete, rest = divmod(len(self.source[0]), self.batch_size)
         return complete if self.drop_last else complete + (rest > 0)
 
-    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+    def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         order = torch.randperm(len(self.source[0]), generator=generator)
         for indices in order.split(self.batch_size)[position : self.steps]:
             yield [tensor[indices] for tensor in self.source]
@@ -116,7 +117,7 @@ class StreamBatches(BatchSource):
         except TypeError:
             return self._steps_read
 
-    def read(self, generator: torch.Generator, position: int) -> Iterable[Any]:
+    def read(self, generator: torch.Generator, position: int) -> Iterable[object]:
         seed, step = int(torch.randint(_SEEDS, (), generator=generator)), 0
         for owner in (self.source, getattr(self.source, "sampler", None)):
             stream_generator = getattr(owner, "generator", None)
@@ -133,7 +134,7 @@ class StreamBatches(BatchSource):
         self._steps_read = step
 
 
-def _isolate_rng(source: Iterable[Any], seed: int) -> Iterator[Any]:
+def _isolate_rng(source: Iterable[object], seed: int) -> Iterator[object]:
     """Read an iterable with a separate state of torch's generator."""
     state, iterator = torch.Generator().manual_seed(seed).get_state(), None
     while True:
@@ -147,7 +148,7 @@ def _isolate_rng(source: Iterable[Any], seed: int) -> Iterator[Any]:
         yield batch
 
 
-def check_rereadable(name: str, data: Any) -> None:
+def check_rereadable(name: str, data: object) -> None:
     """Raise if training data cannot be read once per epoch."""
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
         raise VardropError(
@@ -156,9 +157,9 @@ def check_rereadable(name: str, data: Any) -> None:
         )
 
 
-def check_batch(batch: Any, name: str) -> tuple[Any, ...]:
+def check_batch(batch: object, name: str) -> tuple[Any, ...]:
     """The parts of a batch (x, y) or (x, y, weight)."""
-    x, *others = batch if isinstance(batch, tuple | list) and batch else [None]
+    x, *others = batch if isinstance(batch, tuple | list) and batch else [()]
     x, are_tensors = plain_batch(x), all(isinstance(p, Tensor) and p.dim() for p in others)
     if not tensors_in(x) or len(others) not in (1, 2) or not are_tensors:
         raise VardropError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from vardrop.noisy import named_modules_of
 
 
 @torch.no_grad()
-def reestimate_batchnorm(net: nn.Module, data: Iterable[Any]) -> nn.Module:
+def reestimate_batchnorm(net: nn.Module, data: Iterable[object]) -> nn.Module:
     """Measure the mean and variance of every BatchNorm again, averaged over batches, in place.
 
     Removing weights changes the inputs of BatchNorm. Modes and momenta are left unchanged. If a

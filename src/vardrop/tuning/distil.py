@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, output_tensor
+from vardrop._core.calls import Batch, call_net, clone_batch, output_tensor
 from vardrop._core.checks import check_integer, check_net, check_number
 from vardrop._core.errors import VardropError
 from vardrop.likelihoods import Likelihood, Objective, resolve_likelihood
@@ -71,7 +71,7 @@ def distil(
     check_integer("epochs", epochs)
     check_number("temperature", temperature, above=0)
 
-    def loss(x: Any, at: Position) -> Tensor:
+    def loss(x: Batch, at: Position) -> Tensor:
         draw_seed = None if seed is None else seed + at.epoch * _EPOCH_SEEDS + at.step
         target = predict(model, x, samples, likelihood=teacher_likelihood, seed=draw_seed, keep=0)
         logits = output_tensor(call_net(student, clone_batch(x)))

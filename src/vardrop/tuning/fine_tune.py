@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, labelled_batches, map_tensors, plain_batch
+from vardrop._core.calls import Batch, call_net, labelled_batches, map_tensors, plain_batch
 from vardrop._core.checks import check_integer, check_net, check_number, check_type
 from vardrop._core.errors import VardropError
 from vardrop.compression.probes import hooks
@@ -22,7 +22,7 @@ from vardrop.tuning.batches import check_batch, check_rereadable
 from vardrop.tuning.callbacks import NoiseCheck
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
 
-Batches = Iterable[tuple[Any, Tensor]]
+Batches = Iterable[tuple[Batch, Tensor]]
 Loss = Callable[[Any, Tensor], Tensor]
 _INITIAL_FACTOR = 50.0  # divides the initial variance of multiplicative noise
 _NOISE_LR_FACTOR = 100.0  # learning rate of the noise relative to the weights
@@ -47,7 +47,7 @@ def fine_tune(
     *,
     epochs: int = ...,
     likelihood: Likelihood | None = ...,
-    validation: tuple[Any, Tensor] | None = ...,
+    validation: tuple[Batch, Tensor] | None = ...,
     beta: float = ...,
     lr: float = ...,
     progress: bool | None = ...,
@@ -60,7 +60,7 @@ def fine_tune(
     epochs: int | None = None,
     *,
     likelihood: Likelihood | None = None,
-    validation: tuple[Any, Tensor] | None = None,
+    validation: tuple[Batch, Tensor] | None = None,
     beta: float = 0.01,
     lr: float = 1e-3,
     progress: bool | None = None,
@@ -151,7 +151,7 @@ def reduce_initial_noise(net: nn.Module) -> None:
         log_alpha.sub_(math.log(_INITIAL_FACTOR))
 
 
-def _limit_validation(x: Any, y: Tensor, trained: int) -> tuple[Batches, int]:
+def _limit_validation(x: Batch, y: Tensor, trained: int) -> tuple[Batches, int]:
     """Validation data and a number of draws that cost little next to the training.
 
     A draw costs about half as much as a training step on the same example. Draws times examples are

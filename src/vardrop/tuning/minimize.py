@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vardrop._core.calls import call_net, clone_batch, tensors_in
+from vardrop._core.calls import Batch, call_net, clone_batch, tensors_in
 from vardrop._core.errors import NotFiniteError, VardropError
 from vardrop._core.progress import ProgressLine
 from vardrop._core.rng import preserve_rng
@@ -25,9 +25,12 @@ from vardrop.objective.compile import descend
 
 
 class Position(NamedTuple):
-    """The progress of a training: finished epochs, steps of the current one, and whether it ended.
+    """The progress of a training.
 
-    `stopped` is True if a callback ended the training.
+    Args:
+        epoch: the number of finished epochs.
+        step: the number of finished steps of the current epoch.
+        stopped: whether a callback ended the training.
     """
 
     epoch: int = 0
@@ -39,13 +42,32 @@ class Callback:
     """Is called during a training. A method that returns True ends the training."""
 
     def on_epoch_start(self, at: Position) -> None:
-        """An epoch starts, or continues at `at.step`."""
+        """Called when an epoch starts, or continues at `at.step`.
+
+        Args:
+            at: the progress.
+        """
 
     def on_step(self, at: Position, loss: Tensor) -> bool | None:
-        """`at.step` steps of the epoch are done; `loss` is the detached loss of the last one."""
+        """Called after every step.
+
+        Args:
+            at: the progress, including this step.
+            loss: the detached loss of this step.
+
+        Returns:
+            True to end the training.
+        """
 
     def on_epoch_end(self, at: Position) -> bool | None:
-        """`at.epoch` epochs are done."""
+        """Called after every epoch.
+
+        Args:
+            at: the progress, including this epoch.
+
+        Returns:
+            True to end the training.
+        """
 
 
 class ShowProgress(ProgressLine, Callback):
@@ -55,9 +77,12 @@ class ShowProgress(ProgressLine, Callback):
         self.advance(text=f"epoch {at.epoch + 1}, loss {float(loss):.4g}")
 
 
+_Batch = TypeVar("_Batch")
+
+
 def minimize(
-    loss: Callable[[Any, Position], Tensor],
-    batches: Callable[[Position], Iterable[Any]],
+    loss: Callable[[_Batch, Position], Tensor],
+    batches: Callable[[Position], Iterable[_Batch]],
     optimizer: torch.optim.Optimizer,
     *,
     epochs: int,
@@ -65,7 +90,7 @@ def minimize(
     callbacks: Sequence[Callback] = (),
     start: Position = Position(),  # noqa: B008  a constant
     max_norm: float | None = None,
-    explain: Callable[[Any], str] | None = None,
+    explain: Callable[[_Batch], str] | None = None,
 ) -> Position:
     """Minimize a loss over batches, in place.
 
@@ -134,7 +159,7 @@ def find_nonfinite(module: nn.Module) -> str | None:
 
 
 @torch.no_grad()
-def explain_nonfinite(elbo: ELBO, x: Any, y: Tensor) -> str:
+def explain_nonfinite(elbo: ELBO, x: Batch, y: Tensor) -> str:
     """The cause of a loss that is not finite: the data, a parameter, a layer's output or its KL."""
     for name, tensors in (("inputs", tensors_in(x)), ("targets", [y])):
         if not all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()):
@@ -143,7 +168,7 @@ def explain_nonfinite(elbo: ELBO, x: Any, y: Tensor) -> str:
         return f"parameter '{parameter}'"
     layers: list[str] = []
 
-    def check(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             layers.append(name or "(net)")
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vardrop._core.calls import (
+    LabelledData,
     call_net,
     clone_batch,
     labelled_batches,
@@ -33,10 +34,11 @@ from vardrop.compression.costs import layer_costs
 from vardrop.compression.mask import decompose_layers
 from vardrop.compression.unit_gates import Quantity, UnitGates
 from vardrop.tuning import slim_report
-from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.batchnorm import reestimate_batchnorm
+from vardrop.tuning.fine_tune import Loss
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, minimize
-from vardrop.tuning.slim_report import RUNTIMES, Cost, Loss, Slimmed
+from vardrop.tuning.slim_report import RUNTIMES, Cost, Slimmed
 
 _GATE_STEPS, _MOST_GATE_STEPS = 0.15, 0.4  # fraction of the steps with gates: per halving, at most
 _ANNEALED = 0.7  # fraction of those in which the budget tightens
@@ -54,8 +56,8 @@ _BATCH_SIZE = 128
 
 def slim(
     net: nn.Module,
-    data: probes.Data,
-    validation: probes.Data,
+    data: LabelledData,
+    validation: LabelledData,
     *,
     macs: float | None = None,
     latency: float | None = None,
@@ -160,12 +162,13 @@ def _choose_budget(**budgets: float | None) -> tuple[str, float]:
     return kind, float(limit)
 
 
-def _make_source(data: probes.Data, device: torch.device) -> BatchSource:
+def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
     """Batches of the training data. Of two tensors, examples that fill no batch are left out."""
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
-        size = max(2, min(_BATCH_SIZE, len(data[1]) // 8))
-        return TensorBatches(data, size, device, drop_last=len(data[1]) >= size)
-    return StreamBatches(data, device, name="train")
+        x, y = data
+        size = max(2, min(_BATCH_SIZE, len(y) // 8))
+        return TensorBatches((x, y), size, device, drop_last=len(y) >= size)
+    return StreamBatches(data, device, name="data")
 
 
 class _Price(Callback):
@@ -202,8 +205,8 @@ class _Slimming:
     """A model, its data and its training to a budget. The fields are the arguments of `slim`."""
 
     net: nn.Module
-    train: probes.Data
-    held_out: probes.Data
+    train: LabelledData
+    held_out: LabelledData
     epochs: int | None
     lr: float
     loss: Loss | None
@@ -258,7 +261,10 @@ class _Slimming:
                 at = self._minimize(net, line, Position(), price)
             small, plan = self._cut(net, gates, gates.choose(fits, self.multiple))
             self._minimize(small, line, at)
-        self._measure_batchnorm(small)
+        norms = [m for m in small.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+        if norms and len(self.example) == 1:  # measure the statistics for the final weights
+            some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
+            reestimate_batchnorm(small, (probes.to_arguments(batch.x)[0] for batch in some))
         return Shrunk(small.eval(), dataclasses.replace(plan, notes=(*gates.notes, *plan.notes)))
 
     def _minimize(
@@ -271,11 +277,11 @@ class _Slimming:
             groups.append({"params": list(price.gates.parameters())})
             callbacks.append(price)
 
-        def loss(batch: Batch, at: Position) -> Tensor:
+        def loss(batch: TrainBatch, at: Position) -> Tensor:
             task_loss = self.score.loss(output_tensor(call_net(net, clone_batch(batch.x))), batch.y)
             return task_loss if price is None else task_loss + price.penalty()
 
-        def continue_epoch(at: Position) -> Iterable[Batch]:
+        def continue_epoch(at: Position) -> Iterable[TrainBatch]:
             if at.step == 0:
                 self._epoch = self.source.batches(self.generator)
             return self._epoch
@@ -300,13 +306,6 @@ class _Slimming:
             return self.lr * (_FIRST + (1 - _FIRST) * rise)
         return self.lr * (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))) / 2
 
-    def _measure_batchnorm(self, net: nn.Module) -> None:
-        """Measure the statistics for the final weights, if the model has one argument."""
-        norms = [m for m in net.modules() if isinstance(m, _NORMS) and m.track_running_stats]
-        if norms and len(self.example) == 1:
-            some = islice(self.source.batches(self.generator), _BATCHNORM_BATCHES)
-            reestimate_batchnorm(net, (probes.to_arguments(batch.x)[0] for batch in some))
-
     def _time(self, net: nn.Module, gates: UnitGates, mask: Tensor) -> float:
         """The measured time of a cut model, as a fraction of the time of the given model."""
         nets = {"before": self.net, "after": self._cut(net, gates, mask).net}
@@ -327,7 +326,8 @@ class _Slimming:
         folded = copy.deepcopy(net)
         gates.fold(folded, mask)
         small, plan = shrink(folded, self.example, progress=False)
-        if any(p.dim() == 4 and _is_channels_last(p) for p in net.parameters()):
+        kernels = [p for p in net.parameters() if p.dim() == 4 and not p.is_contiguous()]
+        if any(p.is_contiguous(memory_format=torch.channels_last) for p in kernels):
             small = small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Shrunk(small, plan)
 
@@ -371,8 +371,3 @@ class _Slimming:
         for text in texts:
             warnings.warn(text, stacklevel=3)
         return dataclasses.replace(slimmed, notes=(*notes, *texts))
-
-
-def _is_channels_last(weight: Tensor) -> bool:
-    last = weight.is_contiguous(memory_format=torch.channels_last)
-    return last and not weight.is_contiguous()

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.calls import call_net, tensors_in
+from vardrop._core.calls import LabelledData, call_net, tensors_in
 from vardrop._core.checks import check_choice
 from vardrop._core.errors import VardropError, import_optional
 from vardrop.compression import ShrinkPlan
-from vardrop.compression.probes import CODE_ERRORS, Data, Inputs, outputs, time_interleaved
+from vardrop.compression.probes import CODE_ERRORS, Inputs, outputs, time_interleaved
 from vardrop.export import export_onnx
 from vardrop.likelihoods import Categorical
+from vardrop.tuning.fine_tune import Loss
 
-Loss = Callable[[Any, Tensor], Tensor]
 RUNTIMES = ("torch", "compiled", "onnxruntime")
 _COLLAPSE = {"accuracy": 0.05, "rmse": 0.25}  # a larger drop of the score is a warning
 _TIME_TOLERANCE = 1.1  # a measured budget may be missed by this factor
@@ -45,7 +45,7 @@ class Score:
         return after / max(before, 1e-12) - 1 if self.name == "rmse" else after - before
 
 
-def make_score(net: nn.Module, data: Data, loss: Loss | None) -> Score:
+def make_score(net: nn.Module, data: LabelledData, loss: Loss | None) -> Score:
     """The loss and the score for a model and its data."""
     output, target = outputs(net, data, "validation")
     score = _choose_score(loss, output, target)
@@ -122,9 +122,14 @@ class Slimmed:
     rows: int
 
     def left(self, quantity: str) -> float:
-        """The fraction left of `macs`, `weights`, `bytes` or of the time in a runtime (`torch`).
+        """The cost of the slim model as a fraction of the cost before.
 
-        The time in torch is also called `latency`.
+        Args:
+            quantity: `macs`, `weights`, `bytes`, or a runtime for the time in it. `latency` is the
+                time in torch.
+
+        Returns:
+            The fraction.
         """
         quantity = "torch" if quantity == "latency" else quantity
         check_choice("quantity", quantity, (*_UNITS, *self.before.latency))
@@ -163,6 +168,9 @@ def latencies(
         inputs: the arguments of each of them.
         runtimes: "torch", "compiled" (by `torch.compile`, which takes a while), "onnxruntime".
 
+    Returns:
+        The seconds by runtime, then by model.
+
     >>> seconds = latencies({"net": nn.Linear(4, 2)}, (torch.zeros(8, 4),), ("torch",))
     >>> seconds["torch"]["net"] > 0
     True
@@ -177,7 +185,7 @@ def latencies(
     return seconds
 
 
-def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], Any]:
+def _make_call(runtime: str, net: nn.Module, inputs: Inputs) -> Callable[[], object]:
     """A call of a model in a runtime."""
     if runtime != "onnxruntime":
         compiled = torch.compile(net) if runtime == "compiled" else net

@@ -94,7 +94,9 @@ class StackedTraining(Callback):
     def losses(self, batch: Tensor, buffers: dict[str, Tensor]) -> Tensor:
         """The loss of every model on its own examples, whose indices are (models, batch)."""
 
-        def one(parameters: Any, buffers: Any, *examples: Tensor) -> Tensor:
+        def one(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], *examples: Tensor
+        ) -> Tensor:
             loss: Tensor = functional_call(self.elbo, (parameters, buffers), examples).loss
             return loss
 
@@ -123,7 +125,7 @@ class StackedTraining(Callback):
         self.elbo.train()
         self.buffers["beta"].copy_(torch.tensor([beta(at.epoch) for beta in self.betas]))
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[dict[str, Tensor]]:
         """The state dict of every objective."""
         tensors = (*self.elbo.named_parameters(), *self.elbo.named_buffers())
         stacked = {id(t): (self.parameters | self.buffers)[name] for name, t in tensors}

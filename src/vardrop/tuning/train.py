@@ -15,7 +15,7 @@ from vardrop._core.processes import ALONE, World
 from vardrop._core.rng import generator_states, seed_generators, set_generator_states
 from vardrop.objective import ELBO
 from vardrop.objective.schedules import Schedule
-from vardrop.tuning.batches import Batch, BatchSource, StreamBatches, TensorBatches
+from vardrop.tuning.batches import BatchSource, StreamBatches, TensorBatches, TrainBatch
 from vardrop.tuning.callbacks import NoiseCheck, ParameterAverage
 from vardrop.tuning.minimize import Callback, Position, ShowProgress, explain_nonfinite, minimize
 
@@ -24,7 +24,15 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class Epoch(NamedTuple):
-    """The loss and its parts in one epoch, averaged over its batches."""
+    """The loss and its parts in one epoch, averaged over its batches.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+        loss: the negative ELBO per example.
+        nll: the negative log-likelihood per example.
+        kl: the KL divergence.
+        beta: the weight of the KL.
+    """
 
     epoch: int
     loss: float
@@ -60,7 +68,7 @@ class Loop(Callback):
         self,
         elbo: ELBO,
         optimizer: torch.optim.Optimizer,
-        x: Tensor | Iterable[Any],
+        x: Tensor | Iterable[object],
         y: Tensor | None,
         epochs: int,
         batch_size: int = 100,
@@ -111,7 +119,15 @@ class Loop(Callback):
         return self.source.steps
 
     def run(self, *callbacks: Callback, progress: bool | None = False) -> Iterator[Epoch]:
-        """Train to the last epoch, yielding after every one."""
+        """Train to the last epoch.
+
+        Args:
+            callbacks: called during the training, in this order.
+            progress: show a progress line on standard error; None shows it on a terminal.
+
+        Returns:
+            An iterator that trains one epoch per item, and yields its losses.
+        """
         steps = self.epochs * self.steps if self.steps else None
         checks = [NoiseCheck(self.elbo, self.epochs)] if self.epoch == 0 else []
         averages = [] if self.average is None else [self.average]
@@ -139,13 +155,28 @@ class Loop(Callback):
         factors = factor if isinstance(factor, Sequence) else [factor] * len(self._rates)
         return [lr * factor for lr, factor in zip(self._rates, factors, strict=True)]
 
-    def batches(self, at: Position) -> Iterable[Batch]:
-        """The remaining batches of the current epoch."""
+    def batches(self, at: Position) -> Iterable[TrainBatch]:
+        """The remaining batches of the current epoch.
+
+        Args:
+            at: the progress.
+
+        Returns:
+            The batches of this process.
+        """
         self._generator.set_state(self._shuffle)
         return self.source.batches(self._generator, at.step)
 
-    def loss(self, batch: Batch, at: Position) -> Tensor:
-        """The loss of the part of a batch for this process."""
+    def loss(self, batch: TrainBatch, at: Position) -> Tensor:
+        """The loss of the part of a batch for this process.
+
+        Args:
+            batch: the examples of this process.
+            at: the progress.
+
+        Returns:
+            The loss, a scalar.
+        """
         x, y, weight, share = batch
         mixed, device = self.precision == "bfloat16", self.elbo.beta.device
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
@@ -180,9 +211,13 @@ class Loop(Callback):
         return tensors | generator_states(self.elbo.beta.device) | averages, values | counts
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from a stored state; sets the global generators, which draw the noise.
+        """Continue from a stored state.
 
-        If the batches have another size now, the interrupted epoch starts again.
+        It sets the global generators, which draw the noise. If the batches have another size now,
+        the interrupted epoch starts again.
+
+        Args:
+            tensors, values: the two parts of `state`.
         """
         self.epoch, self.position = values["epoch"], values["position"]
         self.sums = self.sums.copy_(tensors["sums"].view(3))
@@ -204,7 +239,7 @@ class Loop(Callback):
 def train(
     elbo: ELBO,
     optimizer: torch.optim.Optimizer,
-    x: Tensor | Iterable[Any],
+    x: Tensor | Iterable[object],
     y: Tensor | None,
     epochs: int,
     batch_size: int = 100,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +118,10 @@ class SlimAttention(Heads, nn.Module):
         )
         return y, averaged(weights, average_attn_weights)
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: Any) -> Triple:
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor, noise: object) -> Triple:
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
-    def _output(self, heads: Tensor, noise: Any) -> Tensor:
+    def _output(self, heads: Tensor, noise: object) -> Tensor:
         y: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         return y
 

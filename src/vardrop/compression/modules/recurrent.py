@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from vardrop.layers.dense import dense
 from vardrop.layers.recurrent import run_steps
+
+State = Tensor | tuple[Tensor, Tensor]
+RecurrentOutput = tuple[Tensor | PackedSequence, State]
 
 
 class Recurring(nn.Linear):
@@ -55,7 +58,7 @@ class Unrolled(nn.Module):
 
     def recompose(self) -> nn.RNNBase:
         """Torch's layer with these weights."""
-        parts: dict[str, Any] = dict(self.named_children())
+        parts = {n: part for n, part in self.named_children() if isinstance(part, nn.Linear)}
         layer = resize_recurrent(
             self,
             input_size=parts["ih_l0"].in_features,
@@ -70,13 +73,13 @@ class Unrolled(nn.Module):
                 setattr(layer, f"bias_{name}", zeros if part.bias is None else part.bias)
         return layer.train(self.training)
 
-    def steps(self, output: Any) -> int:
+    def steps(self, output: Tensor | PackedSequence) -> int:
         """The number of steps of its outputs."""
         if isinstance(output, PackedSequence):
             return len(output.batch_sizes)
         return output.shape[1 if self.batch_first and output.dim() == 3 else 0]
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Tensor | PackedSequence, hx: State | None = None) -> RecurrentOutput:
         """The outputs and the last state."""
         parts = [
             (enter, read, self._modules.get(f"hr{end}") or nn.Identity())
@@ -100,17 +103,17 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}  # rows of a weight
 
 
 def resize_recurrent(
-    like: Any, *, input_size: int, hidden_size: int, proj_size: int, bias: bool
+    like: nn.RNNBase | Unrolled, *, input_size: int, hidden_size: int, proj_size: int, bias: bool
 ) -> nn.RNNBase:
     """A recurrent layer of torch with other sizes, and its tensors on the meta device.
 
     `like` is a recurrent layer or an unrolled one.
     """
-    kind: Any = like.kind if isinstance(like, Unrolled) else type(like)
-    options: dict[str, Any] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
+    kind: Callable[..., nn.RNNBase] = like.kind if isinstance(like, Unrolled) else type(like)
+    options: dict[str, int | str] = {"proj_size": proj_size} if like.mode == "LSTM" else {}
     if like.mode.startswith("RNN"):
         options = {"nonlinearity": like.mode.removeprefix("RNN_").lower()}
-    layer: nn.RNNBase = kind(
+    return kind(
         input_size,
         hidden_size,
         like.num_layers,
@@ -121,4 +124,3 @@ def resize_recurrent(
         device="meta",
         **options,
     )
-    return layer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor, nn
+
+_Kind = TypeVar("_Kind", bound=nn.Module)
 
 
 class Select(nn.Module):
@@ -88,8 +90,10 @@ class Scale(nn.Module):
         return f"units={len(self.factor)}, axis={self.axis}"
 
 
-def selecting(module: nn.Module, kind: type[nn.Module]) -> tuple[Any, Any] | None:
+def selecting(module: nn.Module, kind: type[_Kind]) -> tuple[_Kind, nn.Module] | None:
     """The `Select` or `Lookup` and its layer, if a module consists of the two."""
-    if type(module) is nn.Sequential and len(module) == 2 and type(module[0]) is kind:
-        return module[0], module[1]
+    if type(module) is nn.Sequential and len(module) == 2:
+        first, layer = module
+        if isinstance(first, kind) and type(first) is kind:
+            return first, layer
     return None
