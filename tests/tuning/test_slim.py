@@ -298,7 +298,7 @@ def test_an_interrupt_leaves_the_net_unchanged(capsys):
 def test_bad_data_are_refused():
     net, (x, y) = case("mlp")
     start = lambda train, held=(x, y): vd.slim(net, train, held, macs=0.5, epochs=1)
-    assert_refused("`train` to be tensors, or .* in every epoch.*list_iter", start, iter([(x, y)]))
+    assert_refused("`data` to be tensors, or .* in every epoch.*list_iter", start, iter([(x, y)]))
     assert_refused("Expected at least 1 batches from list, but got 0", start, [])
     assert_refused("same positive length in all tensors, but got 64 and 3", start, (x, y[:3]))
     numbers = x, y.float()

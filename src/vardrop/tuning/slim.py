@@ -164,8 +164,8 @@ def _choose_budget(**budgets: float | None) -> tuple[str, float]:
 
 def _make_source(data: LabelledData, device: torch.device) -> BatchSource:
     """Batches of the training data. Of two tensors, examples that fill no batch are left out."""
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
-        x, y = data
+    x, y = data if isinstance(data, tuple) and len(data) == 2 else (None, None)
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
         size = max(2, min(_BATCH_SIZE, len(y) // 8))
         return TensorBatches((x, y), size, device, drop_last=len(y) >= size)
     return StreamBatches(data, device, name="data")
