@@ -16,17 +16,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number
+from vardrop._core.checks import check_number, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
 from vardrop.functional import gaussian_output, keep_layout, normal_like, random_signs
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
+
+WeightNoise = tuple[Tensor, Tensor | None]  # of the weight, and of the bias if it is noisy
+FlipoutNoise = tuple[WeightNoise | None, Tensor | None, Tensor | None]  # and the signs r and s
+Noise = Tensor | WeightNoise | FlipoutNoise  # each estimator takes one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +118,7 @@ class AffineMap:
             bias = bias + self.bias.variance()
         return keep_layout(variance, self.weight.mean) if self.trailing else variance, bias
 
-    def draw(self, batch: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+    def draw(self, batch: tuple[int, ...] = ()) -> WeightNoise:
         """Standard noise for the weight, and for the bias if it is noisy."""
         noise = self.weight.draw(batch)
         return noise, self.bias.draw(batch) if isinstance(self.bias, NoisyTensor) else None
@@ -139,7 +143,9 @@ class Estimator(Value, ABC):
         return None
 
     @abstractmethod
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+    ) -> Tensor:
         """Draw the output. With `noise=None` the noise is drawn as well."""
 
 
@@ -150,8 +156,10 @@ class WeightSample(Estimator):
     Blundell et al. 2015, sec. 3.2.
     """
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        noise_w, noise_b = affine.draw() if noise is None else noise
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+    ) -> Tensor:
+        noise_w, noise_b = affine.draw() if noise is None else _weight_noise(noise)
         return affine.op(*inputs, *affine.sample(noise_w, noise_b))
 
 
@@ -164,8 +172,12 @@ class PerExample(Estimator):
 
     whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "example"
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
-        noise_w, noise_b = affine.draw((inputs[0].shape[0],)) if noise is None else noise
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+    ) -> Tensor:
+        if noise is None:
+            noise = affine.draw((inputs[0].shape[0],))
+        noise_w, noise_b = _weight_noise(noise)
         weight, bias = affine.sample(noise_w, noise_b)
 
         def one(weight: Tensor, bias: Tensor | None, *example: Tensor) -> Tensor:
@@ -218,7 +230,11 @@ class LocalReparameterization(Estimator):
             "them as normal, which a large fan-in justifies"
         )
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+    ) -> Tensor:
+        if not isinstance(noise, Tensor | None):
+            raise _wrong_noise("a tensor in the shape of the output", noise)
         mean, variance = affine.moments(inputs, affine.variances(self.floor))
         noise = normal_like(variance) if noise is None else noise.to(variance.dtype)
         if mean is None:
@@ -242,7 +258,11 @@ class Flipout(Estimator):
             return None
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
 
-    def __call__(self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Any = None) -> Tensor:
+    def __call__(
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+    ) -> Tensor:
+        if noise is not None and (isinstance(noise, Tensor) or len(noise) != 3):
+            raise _wrong_noise("((noise of the weight, noise of the bias or None), r, s)", noise)
         mean = affine.mean_output(inputs)
         draw, sign_in, sign_out = (None, None, None) if noise is None else noise
         noise_w, noise_b = affine.draw() if draw is None else draw
@@ -261,6 +281,16 @@ class Flipout(Estimator):
     def _signs(x: Tensor, trailing: int) -> Tensor:
         signed = (0, x.dim() - 1 - trailing)  # one sign per example and channel
         return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
+
+
+def _weight_noise(noise: Noise) -> WeightNoise:
+    if isinstance(noise, Tensor) or len(noise) != 2:
+        raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
+    return noise
+
+
+def _wrong_noise(wanted: str, noise: Noise) -> VardropError:
+    return VardropError(f"Expected `noise` to be {wanted}, but got {describe_value(noise)}.")
 
 
 def check_estimator(estimator: Estimator, posterior: Posterior) -> None:

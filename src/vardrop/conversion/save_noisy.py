@@ -14,7 +14,7 @@ from vardrop._core.checks import check_net, check_type
 from vardrop._core.encoder import update_encoder_fastpath
 from vardrop._core.errors import VardropError
 from vardrop._core.files import read_tensors, write_tensors
-from vardrop._core.values import from_json, to_json
+from vardrop._core.values import Json, from_json, to_json
 from vardrop.conversion.convert import all_or_nothing
 from vardrop.conversion.plan import rule_of
 from vardrop.conversion.rules import ConversionRule, join_names
@@ -56,7 +56,9 @@ def save_noisy(net: nn.Module, path: PathLike) -> None:
     write_tensors(Path(path), *contents(net))
 
 
-def contents(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def contents(
+    net: nn.Module, noise_alone: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Json]]:
     """The tensors of a noisy model and its description, as `restore` takes them.
 
     With `noise_alone` the means, and all tensors without noise, are left out.
@@ -152,7 +154,7 @@ def _entries(net: nn.Module) -> dict[str, Entry]:
     return entries
 
 
-def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Any]] | None:
+def _method(name: str, module: Noisy) -> tuple[BaseRecipe, dict[str, Json]] | None:
     """The recipe of a noisy module and its other numbers, or None for a layer without a method."""
     if isinstance(module, Variational):
         gate = None if module.gate is None else module.gate.noise

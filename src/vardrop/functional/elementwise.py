@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop._core.torch_private import backward_hooks, in_forward_mode, in_transform
+from vardrop._core.torch_private import (
+    FunctionContext,
+    backward_hooks,
+    in_forward_mode,
+    in_transform,
+)
 
 _LOG_HALF = -0.6931471805599453
 
@@ -87,11 +91,11 @@ class _Project(torch.autograd.Function):
         return x.clamp(low, high)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: _Bounds, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, None, None]:
         x, low, high = ctx.saved_tensors
         return _stopped(x, grad, low, high), None, None
 
@@ -100,7 +104,7 @@ class _Straight(_Project):
     """The whole gradient goes on, to where the sum of all is stopped."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
 
@@ -119,12 +123,12 @@ class _ForwardProject(_Project):
     """In forward mode the derivative is that of the value: none outside of the range."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: _Bounds, output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: _Bounds, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+    def jvp(ctx: FunctionContext, tangent: Tensor, *_: None) -> Tensor:
         x, low, high = ctx.saved_tensors
         return tangent.masked_fill((x < low) | (x > high), 0.0)
 

@@ -19,12 +19,11 @@ shorter fits with 6e-6 (R) and 1.5e-5 (S). Sums over float32 weights have the fi
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardrop._core.torch_private import in_forward_mode, in_transform
+from vardrop._core.torch_private import FunctionContext, in_forward_mode, in_transform
 from vardrop.functional.elementwise import log_square, to_float32_or_wider
 from vardrop.functional.fast import switch
 from vardrop.functional.fast.additive import (
@@ -105,23 +104,23 @@ class _LogUniformKL(torch.autograd.Function):
         return _value(u)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: FunctionContext, grad: Tensor) -> Tensor:
         (u,) = ctx.saved_tensors
         return grad * _slope(u)
 
 
 class _ForwardLogUniformKL(_LogUniformKL):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: FunctionContext, inputs: tuple[Tensor], output: Tensor) -> None:
         _LogUniformKL.setup_context(ctx, inputs, output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(ctx: FunctionContext, tangent: Tensor) -> Tensor:
         (u,) = ctx.saved_tensors
         return tangent * _slope(u)
 

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from vardrop._core.sharding import common_seed, is_sharded, shard_like
 from vardrop._core.torch_private import (
+    OpOverload,
     TorchDispatchMode,
     in_transform,
     overload_name,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _Shape = tuple[int, ...] | torch.Size
-_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+# Calls a random function of torch with these arguments.
+Answer = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Source(NamedTuple):
@@ -108,14 +112,14 @@ class draw_from(AbstractContextManager[None]):
         _thread.source = self.before
 
 
-def restore_state_on_error(verb: _Verb) -> _Verb:
+def restore_state_on_error(verb: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a function to restore the modes and the noise of the thread after an error.
 
     An interrupt may come inside a context manager, before it restores the state.
     """
 
     @wraps(verb)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         grad, source, restore_modes = torch.is_grad_enabled(), _thread.source, save_modes()
         try:
             return verb(*args, **kwargs)
@@ -125,7 +129,7 @@ def restore_state_on_error(verb: _Verb) -> _Verb:
             _thread.source = source
             raise
 
-    return cast(_Verb, call)
+    return call
 
 
 def noise_is_given() -> bool:
@@ -236,12 +240,16 @@ class RandomOpMode(TorchDispatchMode):
     unchanged.
     """
 
-    def __init__(self, answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.answer = answer
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        function: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in function.tags and _may_draw(function, args, named):
@@ -249,7 +257,7 @@ class RandomOpMode(TorchDispatchMode):
         return function(*args, **named)
 
 
-def _may_draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _may_draw(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Attention without dropout does not draw, although torch marks it as random."""
     arguments = enumerate(schema(function).arguments)
     place = next((i for i, a in arguments if a.name == "dropout_p"), None)
@@ -283,7 +291,7 @@ _WITH_GENERATOR = {
 _fused = threading.Lock()
 
 
-def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_with_generator(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a random function of torch with the generator of this thread, for `RandomOpMode`."""
     tensors = (a for a in args if isinstance(a, Tensor))
     device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
@@ -300,7 +308,7 @@ def call_with_generator(function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return _with_temporary_seed(source, partial(function, *args, **kwargs))
 
 
-def _with_temporary_seed(source: torch.Generator, function: Callable[[], Any]) -> Any:
+def _with_temporary_seed(source: torch.Generator, function: Callable[[], _R]) -> _R:
     """Call a function with a seed from `source` in the global generator, and restore its state."""
     device, shared = source.device, torch.default_generator
     if device.type != "cpu":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, ClassVar
+from typing import ClassVar, SupportsIndex, TypeVar
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from vardrop._core.checks import check_type
 from vardrop._core.integrations import load_integration, package_of
 from vardrop.gates.switchable_dropout import DROPOUT_TYPES
 from vardrop.noisy import Noisy
+
+_Kind = TypeVar("_Kind")  # a module, or an abstract class without `nn.Module` as its base
 
 
 class SwitchedMode(Noisy):
@@ -39,7 +41,9 @@ class SwitchedMode(Noisy):
     def training(self, mode: bool) -> None:
         self.__dict__["training"] = mode
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[Callable[..., SwitchedMode], tuple[type[nn.Module]], object]:
         return _new, (self.plain,), self.__getstate__()
 
 
@@ -68,7 +72,9 @@ def _rates_of(module: nn.Module) -> dict[str, float]:
     return {}
 
 
-def register_functional_dropout(kind: type, rates: Callable[[Any], dict[str, float]]) -> None:
+def register_functional_dropout(
+    kind: type[_Kind], rates: Callable[[_Kind], dict[str, float]]
+) -> None:
     """Say with which rates the code of a class draws dropout while `self.training`.
 
     `convert(net, mc_dropout())` then puts its modules under the switch, which answers for
@@ -104,7 +110,7 @@ def functional_dropout_rates(module: nn.Module) -> dict[str, float]:
     return {name: rate for name, rate in _rates_of(module).items() if rate > 0}
 
 
-def _recurrent_rates(module: Any) -> dict[str, float]:
+def _recurrent_rates(module: nn.RNNBase) -> dict[str, float]:
     return {"dropout": module.dropout if module.num_layers > 1 else 0.0}
 
 

@@ -7,7 +7,7 @@ there noise now?" is asked of the switch instead of `training`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -64,40 +64,40 @@ class Dropout(SwitchableDropout, nn.Dropout):
     False
     """
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout)
 
 
 class Dropout1d(SwitchableDropout, nn.Dropout1d):
     """`nn.Dropout1d` under the sampling switch."""
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout1d)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout1d)
     spatial: ClassVar[int | None] = 1
 
 
 class Dropout2d(SwitchableDropout, nn.Dropout2d):
     """`nn.Dropout2d` under the sampling switch."""
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout2d)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout2d)
     spatial: ClassVar[int | None] = 2
 
 
 class Dropout3d(SwitchableDropout, nn.Dropout3d):
     """`nn.Dropout3d` under the sampling switch."""
 
-    drop: ClassVar[Any] = staticmethod(functional.dropout3d)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.dropout3d)
     spatial: ClassVar[int | None] = 3
 
 
 class AlphaDropout(_SwitchableAlphaDropout, nn.AlphaDropout):
     """`nn.AlphaDropout` under the sampling switch."""
 
-    drop: ClassVar[Any] = staticmethod(functional.alpha_dropout)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.alpha_dropout)
 
 
 class FeatureAlphaDropout(_SwitchableAlphaDropout, nn.FeatureAlphaDropout):
     """`nn.FeatureAlphaDropout` under the sampling switch."""
 
-    drop: ClassVar[Any] = staticmethod(functional.feature_alpha_dropout)
+    drop: ClassVar[Callable[..., Tensor]] = staticmethod(functional.feature_alpha_dropout)
     spatial: ClassVar[int | None] = None
 
 

@@ -19,7 +19,13 @@ from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
 from vardrop.divergence import check_kl
-from vardrop.estimators import AffineMap, Estimator, check_estimator, local_reparameterization
+from vardrop.estimators import (
+    AffineMap,
+    Estimator,
+    Noise,
+    check_estimator,
+    local_reparameterization,
+)
 from vardrop.functional import to_float32_or_wider
 from vardrop.gates import FeatureNoise, Gate, Side
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
@@ -329,7 +335,7 @@ class Variational(Noisy):
         self,
         op: _Map,
         inputs: tuple[Tensor, ...],
-        noise: Any = None,
+        noise: Noise | None = None,
         weight: str = "weight",
         bias: str = "bias",
     ) -> Tensor:
@@ -351,7 +357,7 @@ class Variational(Noisy):
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
-    def product_with_gate(self, op: _Map, x: Tensor, noise: Any) -> Tensor:
+    def product_with_gate(self, op: _Map, x: Tensor, noise: Noise | None) -> Tensor:
         """Apply `product` to one input, with the gate before or after it.
 
         The input may be a single example without a batch axis.

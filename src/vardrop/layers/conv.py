@@ -7,11 +7,12 @@ x^2 exactly as the mean product pads x, so local reparameterisation is exact for
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vardrop.estimators import Noise
 from vardrop.layers.base import Variational
 from vardrop.posteriors import Axes
 
@@ -27,7 +28,7 @@ class _Conv(Variational):
     def op(self) -> Callable[..., Tensor] | None:
         return self._op
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: Noise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         return self.product_with_gate(self._op, input, noise)
 
@@ -40,7 +41,7 @@ class _ConvTranspose(_Conv):
         return None  # its padding depends on the requested output size
 
     def forward(  # type: ignore[override]
-        self, input: Tensor, output_size: list[int] | None = None, noise: Any = None
+        self, input: Tensor, output_size: list[int] | None = None, noise: Noise | None = None
     ) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         stride, padding, dilation = self.stride, self.padding, self.dilation

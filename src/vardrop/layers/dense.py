@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
+from vardrop.estimators import Noise
 from vardrop.functional.noise import linear
 from vardrop.gates import FeatureNoise
 from vardrop.layers.base import Variational
@@ -34,7 +35,7 @@ class Linear(Variational, nn.Linear):
     def op(self) -> Callable[..., Tensor] | None:
         return linear
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: Noise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         return self.product_with_gate(linear, input, noise)
 
@@ -45,7 +46,7 @@ class Bilinear(Variational, nn.Bilinear):
     axes: ClassVar[Axes] = Axes(input=(1, 2), output=(0,))
     sizes: ClassVar[tuple[str, str]] = ("in1_features", "out_features")
 
-    def forward(self, input1: Tensor, input2: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input1: Tensor, input2: Tensor, noise: Noise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         input1 = self.apply_gate("input", input1)
         noisy = self.is_sampling or noise is not None
@@ -91,7 +92,7 @@ class Embedding(Variational, nn.Embedding):
         )
         return rows if bias is None else rows + bias
 
-    def forward(self, input: Tensor, noise: Any = None) -> Tensor:
+    def forward(self, input: Tensor, noise: Noise | None = None) -> Tensor:
         """Return a draw while sampling or for given noise, else the output of the torch layer."""
         y = self.product(self._look_up, (input,), noise)
         if self.padding_idx is None or self.posterior is None:

@@ -20,13 +20,18 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vardrop._core.torch_private import in_checkpoint, in_forward_mode, in_transform
+from vardrop._core.torch_private import (
+    FunctionContext,
+    in_checkpoint,
+    in_forward_mode,
+    in_transform,
+)
 from vardrop.functional.elementwise import log_square
 from vardrop.functional.fast import switch
 
@@ -177,11 +182,13 @@ class _CompiledKL(torch.autograd.Function):
         return _kl_from_logs(weight, _variance(log_sigma2), log_sigma2).sum()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    def setup_context(
+        ctx: FunctionContext, inputs: tuple[Tensor, Tensor, bool], output: Tensor
+    ) -> None:
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionContext, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weight, log_sigma2 = ctx.saved_tensors
         return *_kl_gradients(weight, _variance(log_sigma2), grad), None
 
@@ -232,7 +239,9 @@ class _AdditiveWeights(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: FunctionContext, weight: Tensor, log_sigma2: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         variance = log_sigma2.exp()
         ctx.save_for_backward(weight, variance)
         ctx.set_materialize_grads(False)
@@ -240,7 +249,10 @@ class _AdditiveWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, to_mean: Tensor | None, to_variance: Tensor | None, to_kl: Tensor | None
+        ctx: FunctionContext,
+        to_mean: Tensor | None,
+        to_variance: Tensor | None,
+        to_kl: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         weight, variance = ctx.saved_tensors
         if to_kl is None:
