@@ -30,7 +30,7 @@ from vardrop.posteriors import Posterior
 
 WeightNoise = tuple[Tensor, Tensor | None]  # of the weight, and of the bias if it is noisy
 FlipoutNoise = tuple[WeightNoise | None, Tensor | None, Tensor | None]  # and the signs r and s
-Noise = Tensor | WeightNoise | FlipoutNoise  # each estimator takes one of them
+ExplicitNoise = Tensor | WeightNoise | FlipoutNoise  # each estimator takes one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Estimator(Value, ABC):
 
     @abstractmethod
     def __call__(
-        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
         """Draw the output. With `noise=None` the noise is drawn as well."""
 
@@ -157,7 +157,7 @@ class WeightSample(Estimator):
     """
 
     def __call__(
-        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
         noise_w, noise_b = affine.draw() if noise is None else _weight_noise(noise)
         return affine.op(*inputs, *affine.sample(noise_w, noise_b))
@@ -173,7 +173,7 @@ class PerExample(Estimator):
     whole_weights_per: ClassVar[Literal["batch", "example"] | None] = "example"
 
     def __call__(
-        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
         if noise is None:
             noise = affine.draw((inputs[0].shape[0],))
@@ -193,13 +193,16 @@ class LocalReparameterization(Estimator):
 
     Exact for Gaussian weights of a dense layer on inputs (N, features). If a weight serves several
     positions of an example (a kernel, a dense layer over tokens, a tied weight), it keeps the
-    marginals and drops the covariance between positions. `floor` is added to the variance so that
-    its square root has a gradient at x = 0.
+    marginals and drops the covariance between positions.
 
     With other noise (signs, masks) outputs are normal only in the limit of a large fan-in: with
     three inputs a sum of signs takes four values. Such a posterior raises an error, unless
     `central_limit=True` requests that approximation, which keeps mean and variance. One mask for
     several weights of an output always raises an error, because the variance would be wrong too.
+
+    Args:
+        floor: added to the variance, so that its square root has a gradient at x = 0.
+        central_limit: whether weights that are not normal are treated as normal.
 
     Kingma, Salimans & Welling 2015, eq. 6; Wang & Manning 2013, "Fast dropout training", sec. 3
     (the limit).
@@ -231,7 +234,7 @@ class LocalReparameterization(Estimator):
         )
 
     def __call__(
-        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
         if not isinstance(noise, Tensor | None):
             raise _wrong_noise("a tensor in the shape of the output", noise)
@@ -259,7 +262,7 @@ class Flipout(Estimator):
         return f"flipout flips signs, and the noise of {posterior!r} is not symmetric"
 
     def __call__(
-        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: Noise | None = None
+        self, affine: AffineMap, inputs: tuple[Tensor, ...], noise: ExplicitNoise | None = None
     ) -> Tensor:
         if noise is not None and (isinstance(noise, Tensor) or len(noise) != 3):
             raise _wrong_noise("((noise of the weight, noise of the bias or None), r, s)", noise)
@@ -283,13 +286,13 @@ class Flipout(Estimator):
         return random_signs(tuple(n if i in signed else 1 for i, n in enumerate(x.shape)), x)
 
 
-def _weight_noise(noise: Noise) -> WeightNoise:
+def _weight_noise(noise: ExplicitNoise) -> WeightNoise:
     if isinstance(noise, Tensor) or len(noise) != 2:
         raise _wrong_noise("(noise of the weight, noise of the bias or None)", noise)
     return noise
 
 
-def _wrong_noise(wanted: str, noise: Noise) -> VardropError:
+def _wrong_noise(wanted: str, noise: ExplicitNoise) -> VardropError:
     return VardropError(f"Expected `noise` to be {wanted}, but got {describe_value(noise)}.")
 
 

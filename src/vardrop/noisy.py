@@ -46,7 +46,11 @@ _NO_KL = (
 class Relevance:
     """The relevance of each weight or unit of a module, and the rule to retain it.
 
-    `score` has the shape of the weight (`kind` is "weight"), or one entry per input or output unit.
+    Args:
+        score: in the shape of the weight, or one entry per unit.
+        threshold: of the score.
+        keep_above: whether scores above the threshold are retained, else scores below.
+        kind: "weight", or the side of the units: "input" or "output".
     """
 
     score: Tensor
@@ -65,9 +69,14 @@ class Relevance:
 class NoisyTensor:
     """One noisy tensor of a layer: a view of the current tensors, made at each call.
 
-    w ~ q with E w = `mean`. `noise` and `hyper` are the tensors of posterior and prior by name.
-    `axes` are the axes of inputs and outputs (a bias has no inputs). `cached_variance` is Var w if
-    a training step has already computed it.
+    Args:
+        mean: E w.
+        posterior: q(w).
+        prior: p(w), or None.
+        noise: the tensors of the posterior by name.
+        hyper: the tensors of the prior by name.
+        axes: of inputs and outputs. A bias has no inputs.
+        cached_variance: Var w if a training step has already computed it.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.Linear(3, 2), vd.sparse_vd(log_sigma2=0.0))
@@ -334,6 +343,9 @@ def sampling(net: nn.Module, on: bool = True) -> Iterator[nn.Module]:
     Args:
         net: a model with noisy modules.
         on: whether noise is drawn.
+
+    Returns:
+        A context, which yields the model.
 
     >>> import torch, vardrop as vd
     >>> net = vd.convert(torch.nn.Linear(2, 1), vd.bayes_by_backprop()).eval()

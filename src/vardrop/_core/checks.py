@@ -85,6 +85,13 @@ def check_type(
 ) -> None:
     """Raise an error unless a value has a type, which `wanted` describes.
 
+    Args:
+        name: of the argument, for the message.
+        value: the argument.
+        kind: the type or types.
+        wanted: describes them in the message.
+        remedy: the end of the message.
+
     >>> check_type("on", True, bool, "True or False")
     """
     if not isinstance(value, kind):
@@ -111,7 +118,14 @@ def check_tensor(name: str, value: object, remedy: str = "") -> None:
 
 
 def describe_value(value: object) -> str:
-    """Describe a value in an error message, in at most 80 characters."""
+    """Describe a value in an error message, in at most 80 characters.
+
+    Args:
+        value: any value.
+
+    Returns:
+        The description.
+    """
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)

@@ -99,6 +99,11 @@ class Plan:
 
     In a large model, modules with equal entries whose names differ only in numbers are printed as
     one pattern with their count. `include` takes such a pattern. `steps` has all modules.
+
+    Args:
+        recipe: the method.
+        steps: one entry per module.
+        rule: how modules are converted.
     """
 
     recipe: BaseRecipe

@@ -61,7 +61,12 @@ def contents(
 ) -> tuple[dict[str, Tensor], dict[str, Json]]:
     """The tensors of a noisy model and its description, as `restore` takes them.
 
-    With `noise_alone` the means, and all tensors without noise, are left out.
+    Args:
+        net: a noisy model.
+        noise_alone: whether to leave out the means and all tensors without noise.
+
+    Returns:
+        The tensors and the description.
     """
     noisy_modules(net)  # raises if there are none
     tensors, tied = _tensors(net, noise_alone)
@@ -75,6 +80,12 @@ def contents(
 
 def noise_names(net: nn.Module) -> set[str]:
     """The names of noise tensors in the state dict of a model: all but means and plain tensors.
+
+    Args:
+        net: a model.
+
+    Returns:
+        The names.
 
     >>> import vardrop as vd
     >>> sorted(noise_names(vd.convert(nn.Sequential(nn.Linear(2, 1)), vd.sparse_vd())))
@@ -118,7 +129,15 @@ def restore(
     path: PathLike,
     noise_alone: bool = False,
 ) -> None:
-    """Make a plain model noisy as `contents` described. `noise_alone` keeps its plain tensors."""
+    """Make a plain model noisy as `contents` described.
+
+    Args:
+        into: the plain model.
+        tensors: as `contents` returned them.
+        description: as `contents` returned it.
+        path: the file, for messages.
+        noise_alone: whether the model keeps its plain tensors.
+    """
     entries, tied = description["modules"], description["tied"]
     recipes = {name: _recipe(entry, path) for name, entry in entries.items()}
     modules, noisy = dict(into.named_modules()), _entries(into)
@@ -198,7 +217,14 @@ def _tensors(net: nn.Module, noise_alone: bool = False) -> tuple[dict[str, Tenso
 
 
 def is_description(values: Any) -> bool:
-    """Whether a value has the outline of a description by `contents`."""
+    """Whether a value has the outline of a description by `contents`.
+
+    Args:
+        values: as read from a file.
+
+    Returns:
+        Whether it can be passed to `restore`.
+    """
     has_format = isinstance(values, dict) and values.get("format") == _FORMAT
     types = {"modules": dict, "tied": dict, "frozen": list}
     complete = has_format and all(isinstance(values.get(k), t) for k, t in types.items())

@@ -18,7 +18,12 @@ from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMea
 
 @dataclass(frozen=True)
 class Swap:
-    """KL(N(mu, sigma^2) || N(0, sigma^2)) of every replaced layer. Print it."""
+    """KL(N(mu, sigma^2) || N(0, sigma^2)) of every replaced layer. Print it.
+
+    Args:
+        weights: the number of weights by layer.
+        kl: the KL in nats by layer.
+    """
 
     weights: dict[str, int]
     kl: dict[str, float]  # in nats, summed over the layer

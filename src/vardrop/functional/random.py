@@ -69,6 +69,10 @@ class GeneratorNoise:
     """Noise from generators made from a seed, one per device. Global generators are unchanged.
 
     With the same `generators` a later block continues the sequence.
+
+    Args:
+        seed: of the generators.
+        generators: generators by device, to which new ones are added.
     """
 
     seed: int
@@ -77,7 +81,11 @@ class GeneratorNoise:
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """Standard normal numbers from a function of their shape. Uniform numbers are made of them."""
+    """Standard normal numbers from a function of their shape. Uniform numbers are made of them.
+
+    Args:
+        take: a function from a shape to standard normal numbers.
+    """
 
     take: Callable[[_Shape], Tensor]
 
@@ -86,6 +94,9 @@ class draw_from(AbstractContextManager[None]):
     """Draw from another source in a block of this thread.
 
     It is a class, because a generator function that an interrupt abandons ends late.
+
+    Args:
+        noise: the source.
 
     >>> import torch
     >>> with draw_from(GeneratorNoise(0)):
@@ -116,6 +127,12 @@ def restore_state_on_error(verb: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a function to restore the modes and the noise of the thread after an error.
 
     An interrupt may come inside a context manager, before it restores the state.
+
+    Args:
+        verb: the function.
+
+    Returns:
+        The decorated function.
     """
 
     @wraps(verb)
@@ -138,7 +155,14 @@ def noise_is_given() -> bool:
 
 
 def generator(device: torch.device) -> torch.Generator | None:
-    """The generator of this thread for a device, or None for the global generator."""
+    """The generator of this thread for a device, or None for the global generator.
+
+    Args:
+        device: of the tensors to draw.
+
+    Returns:
+        The generator, or None.
+    """
     seed, generators, _ = noise_source()
     if seed is None:
         return None
@@ -149,6 +173,13 @@ def generator(device: torch.device) -> torch.Generator | None:
 
 def uniform(shape: _Shape, like: Tensor) -> Tensor:
     """Uniform noise strictly inside (0, 1), in at least single precision.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The numbers.
 
     >>> import torch
     >>> uniform((2,), torch.zeros(1, dtype=torch.bfloat16)).dtype
@@ -176,6 +207,13 @@ def standard_normal(shape: _Shape, like: Tensor) -> Tensor:
     """Independent standard normal numbers, in the dtype and device of `like`.
 
     Many float32 numbers on a CPU are looked up in a table, see `functional.fast.normal`.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The numbers.
 
     >>> import torch
     >>> standard_normal((2, 3), torch.zeros(())).shape
@@ -208,6 +246,12 @@ def normal_like(x: Tensor) -> Tensor:
     For channels-last tensors `torch.randn_like` fills element by element, nine times slower than
     flat noise viewed in that layout.
 
+    Args:
+        x: the tensor to imitate.
+
+    Returns:
+        The noise.
+
     >>> import torch
     >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     >>> normal_like(x).stride() == x.stride()
@@ -223,7 +267,15 @@ def normal_like(x: Tensor) -> Tensor:
 
 
 def random_signs(shape: _Shape, like: Tensor) -> Tensor:
-    """Independent +1 and -1, each with probability one half, in the dtype and device of `like`."""
+    """Independent +1 and -1, each with probability one half, in the dtype and device of `like`.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor with the dtype and device.
+
+    Returns:
+        The signs.
+    """
     if noise_is_given():
         return torch.where(_take(shape) < 0, -1.0, 1.0).to(like.dtype)
     if is_sharded(like):
@@ -236,8 +288,10 @@ def random_signs(shape: _Shape, like: Tensor) -> Tensor:
 class RandomOpMode(TorchDispatchMode):
     """Passes every random function that torch calls in this thread to `answer`.
 
-    `answer(function, args, kwargs)` returns the result instead. Functions that cannot draw run
-    unchanged.
+    Functions that cannot draw run unchanged.
+
+    Args:
+        answer: `answer(function, args, kwargs)` returns the result of the call.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -292,7 +346,16 @@ _fused = threading.Lock()
 
 
 def call_with_generator(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a random function of torch with the generator of this thread, for `RandomOpMode`."""
+    """Call a random function of torch with the generator of this thread, for `RandomOpMode`.
+
+    Args:
+        function: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The result of the call.
+    """
     tensors = (a for a in args if isinstance(a, Tensor))
     device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
     source = generator(torch.device(device))

@@ -66,6 +66,10 @@ def check_functional_dropout(net: nn.Module, x: Any) -> None:
     """Raise an error for custom code with dropout in training mode only: predictions lack it.
 
     A model is checked once, and again after a class or a number among the attributes has changed.
+
+    Args:
+        net: a model.
+        x: a batch.
     """
     net = (
         net.net if isinstance(net, PickOutput) else net

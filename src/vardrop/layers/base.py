@@ -22,7 +22,7 @@ from vardrop.divergence import check_kl
 from vardrop.estimators import (
     AffineMap,
     Estimator,
-    Noise,
+    ExplicitNoise,
     check_estimator,
     local_reparameterization,
 )
@@ -47,7 +47,13 @@ class _Stored(NamedTuple):
 
 
 def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
-    """Raise an error unless posterior, prior and estimator fit together."""
+    """Raise an error unless posterior, prior and estimator fit together.
+
+    Args:
+        posterior: of the weights, or None.
+        prior: of the weights, or None.
+        estimator: how the noise of the weights is drawn.
+    """
     check_type("posterior", posterior, Posterior | None, "a Posterior or None")
     check_type("prior", prior, Prior | None, "a Prior or None")
     check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
@@ -65,12 +71,14 @@ def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Es
 class Variational(Noisy):
     """A torch layer whose weights have a posterior, and whose input may pass a gate.
 
-    It takes the arguments of the torch layer, and by keyword `posterior`, `prior`, `estimator`,
-    `gate` and `noisy_bias`.
-
     A custom layer derives from this class and the torch layer. It declares its weights (`axes`, or
     `weights_of` for several) and its units (`sizes`, or `num_inputs` and `num_outputs`), and calls
     `product` in its forward. `vardrop.register_layer` makes it available to `convert`.
+
+    Args:
+        *args: the arguments of the torch layer.
+        **kwargs: its keyword arguments, and the arguments of `add_noise`: `posterior`, `prior`,
+            `estimator`, `gate` and `noisy_bias`.
     """
 
     axes: ClassVar[Axes]
@@ -335,7 +343,7 @@ class Variational(Noisy):
         self,
         op: _Map,
         inputs: tuple[Tensor, ...],
-        noise: Noise | None = None,
+        noise: ExplicitNoise | None = None,
         weight: str = "weight",
         bias: str = "bias",
     ) -> Tensor:
@@ -357,7 +365,7 @@ class Variational(Noisy):
             self.warn_if_kl_unused()
         return self.estimator(self.affine(op, weight, bias), inputs, noise)
 
-    def product_with_gate(self, op: _Map, x: Tensor, noise: Noise | None) -> Tensor:
+    def product_with_gate(self, op: _Map, x: Tensor, noise: ExplicitNoise | None) -> Tensor:
         """Apply `product` to one input, with the gate before or after it.
 
         The input may be a single example without a batch axis.
@@ -452,7 +460,17 @@ def _tie(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> d
 
 
 def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
-    """View one number per input or output unit in a shape that multiplies a weight."""
+    """View one number per input or output unit in a shape that multiplies a weight.
+
+    Args:
+        factor: one number per unit.
+        weight: the weight to multiply.
+        side: whether the units are inputs or outputs.
+        axes: the axes of the weight.
+
+    Returns:
+        A view of the factor that broadcasts to the weight.
+    """
     axis = axes.input[0] if side == "input" else axes.output[0]
     shape = [1] * weight.dim()
     shape[axis] = weight.shape[axis]

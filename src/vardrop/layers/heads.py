@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from vardrop._core.errors import VardropError
-from vardrop.estimators import Noise
+from vardrop.estimators import ExplicitNoise
 
 Triple = tuple[Tensor, Tensor, Tensor]
-InputNoise = Sequence[Noise | None]  # of each input projection
+InputNoise = Sequence[ExplicitNoise | None]  # of each input projection
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -31,7 +31,7 @@ class Heads:
         """Queries, keys and values, (N, length, heads x width of a head)."""
         raise NotImplementedError
 
-    def _output(self, heads: Tensor, noise: Noise | None) -> Tensor:
+    def _output(self, heads: Tensor, noise: ExplicitNoise | None) -> Tensor:
         """The output of heads (N, heads, length, width of a head)."""
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class Heads:
         causal: bool,
         need_weights: bool,
         rate: float,
-        noise: tuple[InputNoise, Noise | None] | None = None,
+        noise: tuple[InputNoise, ExplicitNoise | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights of every head if `need_weights`."""
         batched, first = inputs[0].dim() == 3, self.batch_first

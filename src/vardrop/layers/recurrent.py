@@ -296,13 +296,24 @@ class _Recurrent(Variational):
 
 
 class RNN(_Recurrent, nn.RNN):
-    """`nn.RNN` with posteriors on its weights."""
+    """`nn.RNN` with posteriors on its weights.
+
+    Args:
+        *args: the arguments of `nn.RNN`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.RNN
 
 
 class LSTM(_Recurrent, nn.LSTM):
     """`nn.LSTM` with posteriors on its weights: layers, directions, projections, packed sequences.
+
+    Args:
+        *args: the arguments of `nn.LSTM`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
 
     >>> import torch, vardrop as vd
     >>> layer = vd.convert(torch.nn.LSTM(4, 3, batch_first=True), vd.sparse_vd())
@@ -315,24 +326,48 @@ class LSTM(_Recurrent, nn.LSTM):
 
 
 class GRU(_Recurrent, nn.GRU):
-    """`nn.GRU` with posteriors on its weights."""
+    """`nn.GRU` with posteriors on its weights.
+
+    Args:
+        *args: the arguments of `nn.GRU`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.GRU
 
 
 class RNNCell(_Recurrent, nn.RNNCell):
-    """`nn.RNNCell` with posteriors on its weights, drawn at every call."""
+    """`nn.RNNCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.RNNCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.RNNCell
 
 
 class LSTMCell(_Recurrent, nn.LSTMCell):
-    """`nn.LSTMCell` with posteriors on its weights, drawn at every call."""
+    """`nn.LSTMCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.LSTMCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.LSTMCell
 
 
 class GRUCell(_Recurrent, nn.GRUCell):
-    """`nn.GRUCell` with posteriors on its weights, drawn at every call."""
+    """`nn.GRUCell` with posteriors on its weights, drawn at every call.
+
+    Args:
+        *args: the arguments of `nn.GRUCell`.
+        **kwargs: its keyword arguments, and `posterior`, `prior`, `estimator`, `gate` and
+            `noisy_bias`, as in `Variational`.
+    """
 
     plain: ClassVar[type[nn.Module]] = nn.GRUCell

@@ -366,6 +366,11 @@ CHECKS: dict[str, Check] = {
 def check_layer(make: Make, inputs: Inputs, recipe: BaseRecipe) -> None:
     """Run every check on one plain layer under one recipe.
 
+    Args:
+        make: makes the plain layer.
+        inputs: of the layer.
+        recipe: the method.
+
     >>> import torch, vardrop as vd
     >>> from vardrop.testing import check_layer
     >>> check_layer(lambda: torch.nn.Linear(4, 3), (torch.randn(5, 4),), vd.sparse_vd())

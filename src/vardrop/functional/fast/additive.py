@@ -59,6 +59,13 @@ def keep_layout(x: Tensor, like: Tensor) -> Tensor:
 
     With one channel two layouts have the same strides, and torch may pick the other one. A
     convolution follows the layout of its arguments, and sums of two layouts are slow.
+
+    Args:
+        x: a tensor with the shape of `like`.
+        like: the tensor with the memory layout.
+
+    Returns:
+        x, or a view of it.
     """
     if x.dim() == 4 and x.shape[1] == 1 and like.stride(1) == 1 != x.stride(1):
         return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
@@ -202,6 +209,11 @@ class AdditiveWeights(NamedTuple):
     """The mean and the variance of weights, and a zero with the gradient of their KL.
 
     Use the tensors in products only, because the backward pass writes into their gradients.
+
+    Args:
+        mean: of the weights.
+        variance: of the weights.
+        kl_gradient: a zero with the gradient of the KL.
     """
 
     mean: Tensor
@@ -313,6 +325,13 @@ def shared_weights(weight: Tensor, log_sigma2: Tensor) -> AdditiveWeights | None
 
     A pass without gradients uses stored tensors but stores none, because a later pass with
     gradients would use them. Activation checkpointing runs the layer again after the step.
+
+    Args:
+        weight: the means.
+        log_sigma2: the log variances.
+
+    Returns:
+        The shared tensors, or None.
     """
     if _step.computed is None or in_checkpoint():
         return None
