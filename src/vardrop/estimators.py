@@ -21,12 +21,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vardrop._core.checks import check_number, describe_value
+from vardrop._core.checks import check_number, check_type, describe_value
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
+from vardrop.divergence import check_kl
 from vardrop.functional import gaussian_output, keep_layout, normal_like, random_signs
 from vardrop.noisy import NoisyTensor
 from vardrop.posteriors import Posterior
+from vardrop.priors import Prior
 
 WeightNoise = tuple[Tensor, Tensor | None]  # of the weight, and of the bias if it is noisy
 FlipoutNoise = tuple[WeightNoise | None, Tensor | None, Tensor | None]  # and the signs r and s
@@ -303,6 +305,28 @@ def check_estimator(estimator: Estimator, posterior: Posterior) -> None:
             f"Expected an estimator that fits the posterior, but {reason}. "
             "Use per_example or weight_sample."
         )
+
+
+def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
+    """Raise an error unless posterior, prior and estimator fit together.
+
+    Args:
+        posterior: of the weights, or None.
+        prior: of the weights, or None.
+        estimator: how the noise of the weights is drawn.
+    """
+    check_type("posterior", posterior, Posterior | None, "a Posterior or None")
+    check_type("prior", prior, Prior | None, "a Prior or None")
+    check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
+    if prior is not None and posterior is None:
+        raise VardropError(
+            f"Expected `posterior` where there is a prior, but got None with {prior!r}. "
+            "Give a posterior, or leave out the prior."
+        )
+    if posterior is not None:
+        check_estimator(estimator, posterior)
+        if prior is not None:
+            check_kl(posterior, prior)
 
 
 weight_sample = WeightSample()

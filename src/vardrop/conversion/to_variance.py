@@ -11,7 +11,8 @@ from vardrop._core.checks import describe_value
 from vardrop._core.errors import VardropError
 from vardrop.conversion.plan import Selection, check_selection, selects
 from vardrop.conversion.rules import join_names
-from vardrop.layers import Variational, check_method
+from vardrop.estimators import check_method
+from vardrop.layers import Variational
 from vardrop.noisy import named_modules_of, noisy_modules
 from vardrop.posteriors import AdditiveGaussian, MultiplicativeGaussian, ZeroMean
 

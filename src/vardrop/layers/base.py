@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from vardrop._core.checks import check_type
 from vardrop._core.errors import VardropError
 from vardrop._core.torch_private import own_parameters
-from vardrop.divergence import check_kl
 from vardrop.estimators import (
     AffineMap,
     Estimator,
     ExplicitNoise,
-    check_estimator,
+    check_method,
     local_reparameterization,
 )
 from vardrop.functional import to_float32_or_wider
-from vardrop.gates import FeatureNoise, Gate, Side
+from vardrop.gates import FeatureNoise, Gate, Side, per_unit
 from vardrop.noisy import KLTerms, Noisy, NoisyTensor
 from vardrop.posteriors import Axes, Posterior
 from vardrop.priors import Prior
@@ -44,28 +43,6 @@ class _Stored(NamedTuple):
     noise: dict[str, str]
     hyper: dict[str, str]
     axes: Axes
-
-
-def check_method(posterior: Posterior | None, prior: Prior | None, estimator: Estimator) -> None:
-    """Raise an error unless posterior, prior and estimator fit together.
-
-    Args:
-        posterior: of the weights, or None.
-        prior: of the weights, or None.
-        estimator: how the noise of the weights is drawn.
-    """
-    check_type("posterior", posterior, Posterior | None, "a Posterior or None")
-    check_type("prior", prior, Prior | None, "a Prior or None")
-    check_type("estimator", estimator, Estimator, "an Estimator such as vardrop.flipout")
-    if prior is not None and posterior is None:
-        raise VardropError(
-            f"Expected `posterior` where there is a prior, but got None with {prior!r}. "
-            "Give a posterior, or leave out the prior."
-        )
-    if posterior is not None:
-        check_estimator(estimator, posterior)
-        if prior is not None:
-            check_kl(posterior, prior)
 
 
 class Variational(Noisy):
@@ -457,27 +434,3 @@ def _tie(start: dict[str, Tensor], there: dict[str, Tensor], learned: bool) -> d
                 "Use per='weight' or per='layer', or leave one out with `exclude`."
             )
     return tensors
-
-
-def per_unit(factor: Tensor, weight: Tensor, side: Side, axes: Axes) -> Tensor:
-    """View one number per input or output unit in a shape that multiplies a weight.
-
-    Args:
-        factor: one number per unit.
-        weight: the weight to multiply.
-        side: whether the units are inputs or outputs.
-        axes: the axes of the weight.
-
-    Returns:
-        A view of the factor that broadcasts to the weight.
-    """
-    axis = axes.input[0] if side == "input" else axes.output[0]
-    shape = [1] * weight.dim()
-    shape[axis] = weight.shape[axis]
-    if factor.numel() == shape[axis]:
-        return factor.view(shape)
-    # Grouped convolution: the rows of the kernel (axis 0) use only the units of their group.
-    groups = factor.numel() // shape[axis]
-    shape[0] = weight.shape[0]
-    rows = factor.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
-    return rows.view(shape)

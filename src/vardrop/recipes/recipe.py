@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from vardrop._core.errors import VardropError
 from vardrop._core.values import Value
-from vardrop.estimators import Estimator, local_reparameterization
+from vardrop.estimators import Estimator, check_method, local_reparameterization
 from vardrop.gates import FeatureNoise
 from vardrop.heads import ClassRule
-from vardrop.layers.base import check_method
 from vardrop.posteriors import Posterior
 from vardrop.priors import Prior
 
